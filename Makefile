@@ -95,7 +95,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 models: $(VENV)/.dev
-	$(BIN)/python -m models.training
+	$(BIN)/python -m models.training.first
 
 clean:
 	rm -rf $(VENV) .penstock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

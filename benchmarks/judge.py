@@ -24,7 +24,7 @@ from judge_service.scorers.exact import ExactScorer, same
 from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, NoGrade, expected_grade, grade_question
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 from judge_service.tier_client import choice_of
-from models.training import measure, tasks
+from models.training.first import measure, tasks
 from services.clock import SystemClock
 from services.domain.requests import (
     ChatMessage,

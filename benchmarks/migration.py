@@ -22,7 +22,7 @@ from grpc import aio
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from models.training import tasks
+from models.training.first import tasks
 from penstock import AsyncClient, InstanceChanged, Move, RetryPolicy, TierStarted, Tokens
 from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.worker.v1 import worker_pb2 as pb

@@ -24,8 +24,8 @@ from benchmarks import report
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
-from models.training import answers, tasks
-from models.training.measure import test_problems
+from models.training.first import answers, tasks
+from models.training.first.measure import test_problems
 from planner_service.early_checks import first_rejection, fit_early_checks
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.skip_rule import cheapest_rule

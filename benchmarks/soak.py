@@ -31,7 +31,7 @@ from benchmarks.fault_streams import (
     summary,
     until_whole,
 )
-from models.training import tasks
+from models.training.first import tasks
 from penstock import AsyncClient, PenstockError
 from penstock.local import LocalMesh, MeshOptions
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from models.training import tasks
+from models.training.first import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from services.domain.speculation.choice import Candidate, Chooser, tokens_per_s

@@ -1,103 +1,179 @@
-"""Replies of a trained tier to problems, computed by the torch engine, for judging and measuring."""
+"""Replies of trained tiers to problems, computed by the torch engine, and the judge's scores of them."""
 
+import asyncio
 import json
+import multiprocessing
+import statistics
 import time
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.training import tasks
+import torch
+from transformers import LlamaForCausalLM
+
+from judge_service.scorers import JudgedAnswer
+from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+from models.training.data import turn_ids
+from models.training.problems import Message, Problem, is_correct
+from models.training.rows import BOS, END, PAD, text_ids
 from services.clock import SystemClock
-from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
+from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
 
-TOGETHER = 128
-MAX_TOKENS = 512  # replies are truncated here; the longest correct one has about 360
+TOGETHER = 96
+KV_TOKENS = TOGETHER * 640
+MAX_TOKENS = 512  # replies are truncated here; the longest correct one is shorter
+STEPS = 150  # timed steps of one round, after WARM_STEPS
+WARM_STEPS = 20
+COST_BATCH = 8
+SCORED_TOGETHER = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A problem, a tier's reply, and its number of tokens."""
+    """A problem, a tier's reply to it, and its length."""
 
-    problem: tasks.Problem
+    problem: Problem
     tier: str
     reply: str
     tokens: int
 
     @property
     def correct(self) -> bool:
-        return tasks.is_correct(self.problem.answer, self.reply)
+        return is_correct(self.problem.answer, self.reply)
 
 
 def answer_all(
-    folder: Path, tier: str, problems: Iterable[tasks.Problem], *, temperature: float = 0.0, threads: int = 2
-) -> Iterator[Answered]:
-    """Yield the reply to every problem, in the order in which they finish. Problem i is sampled with seed i."""
-    options = TorchEngineOptions(
-        folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=TOGETHER * 768, threads=threads
-    )
+    folder: Path, tier: str, problems: Iterable[Problem], *, temperature: float = 0.0, threads: int = 2
+) -> list[Answered]:
+    """The replies to all problems, in order. Problem i is sampled with seed i.
+
+    threads: as many processes of one thread each share the problems; one: this process.
+    """
+    if threads == 1:
+        return _answer(folder, tier, problems, temperature, 0)
+    every = list(problems)
+    size = max(1, -(-len(every) // threads))
+    starts = range(0, len(every), size)
+    with ProcessPoolExecutor(threads, multiprocessing.get_context("spawn")) as pool:
+        parts = [pool.submit(_answer, folder, tier, every[at : at + size], temperature, at) for at in starts]
+        return [answered for part in parts for answered in part.result()]
+
+
+def _answer(folder: Path, tier: str, problems: Iterable[Problem], temperature: float, first: int) -> list[Answered]:
+    """The replies to problems, the first of which has the seed `first`."""
+    options = TorchEngineOptions(folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=KV_TOKENS)
     core, _ = torch_core(options, SystemClock())
-    source = enumerate(problems)
-    under_way: dict[str, tuple[tasks.Problem, list[str], int]] = {}
-    exhausted = False
-    while not exhausted or not core.idle:
-        while not exhausted and len(under_way) < TOGETHER:
+    source = iter(enumerate(problems))
+    batch_problems: list[Problem] = []
+    pieces: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    under_way, exhausted = 0, False
+    while under_way or not exhausted:
+        while not exhausted and under_way < TOGETHER:
             item = next(source, None)
             if item is None:
                 exhausted = True
                 break
             i, problem = item
-            sampling = SamplingParams(temperature=temperature, seed=i, max_output_tokens=MAX_TOKENS)
-            request = GenerationRequest(str(i), ChatPrompt((ChatMessage("user", problem.prompt),)), sampling)
-            core.add(request, core.tokenizer.encode(request.prompt))
-            under_way[str(i)] = (problem, [], 0)
+            prompt = [BOS, *turn_ids(problem)[0]]
+            sampling = SamplingParams(temperature=temperature, seed=first + i, max_output_tokens=MAX_TOKENS)
+            core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
+            batch_problems.append(problem)
+            pieces[str(i)], counts[str(i)] = [], 0
+            under_way += 1
         for name, event in core.step():
-            problem, pieces, tokens = under_way[name]
             if isinstance(event, TokenFrame):
-                pieces.append(event.text)
-                under_way[name] = (problem, pieces, tokens + len(event.token_ids))
+                pieces[name].append(event.text)
+                counts[name] += len(event.token_ids)
             else:
-                del under_way[name]
-                yield Answered(problem, tier, "".join(pieces), tokens)
+                under_way -= 1
+    return [
+        Answered(problem, tier, "".join(pieces[str(i)]), counts[str(i)]) for i, problem in enumerate(batch_problems)
+    ]
 
 
-def accuracy(answers: Iterable[Answered]) -> float:
-    correct = [answer.correct for answer in answers]
-    return sum(correct) / len(correct)
+def accuracy(answered: Seq[Answered]) -> float:
+    return sum(a.correct for a in answered) / len(answered)
 
 
-def write(path: Path, answers: Iterable[Answered]) -> int:
-    """Write one JSON object per line; return their number."""
-    count = 0
-    with path.open("w") as out:
-        for a in answers:
+def write(path: Path, answered: Iterable[Answered]) -> None:
+    """Write one JSON object per line, atomically."""
+    with path.with_suffix(".tmp").open("w") as out:
+        for a in answered:
             p = a.problem
-            row = {
-                "task": p.task,
-                "level": p.level,
-                "prompt": p.prompt,
-                "expected": p.reply,
-                "answer": p.answer,
-                "key": p.key,
-                "tier": a.tier,
-                "reply": a.reply,
-                "tokens": a.tokens,
-            }
+            messages = [[m.role, m.content] for m in p.messages]
+            row = [p.task, p.level, messages, p.reply, p.answer, p.keys, p.wordings, a.tier, a.reply, a.tokens]
             out.write(json.dumps(row) + "\n")
-            count += 1
-    return count
+    path.with_suffix(".tmp").replace(path)
 
 
 def read(path: Path) -> Iterator[Answered]:
     for line in path.read_text().splitlines():
-        row = json.loads(line)
-        problem = tasks.Problem(row["task"], row["level"], row["prompt"], row["expected"], row["answer"], row["key"])
-        yield Answered(problem, row["tier"], row["reply"], row["tokens"])
+        task, level, messages, right, answer, keys, wordings, tier, reply, tokens = json.loads(line)
+        chat = tuple(Message(role, content) for role, content in messages)
+        yield Answered(Problem(task, level, chat, right, answer, tuple(keys), tuple(wordings)), tier, reply, tokens)
 
 
-def timed(folder: Path, tier: str, problems: list[tasks.Problem], threads: int) -> tuple[list[Answered], float]:
-    """(greedy answers, output tokens per second)."""
-    began = time.monotonic()
-    answered = list(answer_all(folder, tier, problems, threads=threads))
-    return answered, sum(a.tokens for a in answered) / (time.monotonic() - began)
+def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[float]:
+    """The judge's raw scores, computed by the production code."""
+
+    async def run() -> list[float]:
+        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
+        await scorer.start()
+        items = [
+            JudgedAnswer(ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in a.problem.messages)), a.reply, a.tier)
+            for a in answered
+        ]
+        scores = [raw.raw for raw in await scorer.score(items)]
+        await scorer.close()
+        return scores
+
+    return asyncio.run(run())
+
+
+@torch.inference_mode()
+def logprobs_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[list[float]]:
+    """The judge's log-probability of each token of each reply, including the end token."""
+    torch.set_num_threads(threads)
+    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+    rows = []
+    for a in answered:
+        prompt = [BOS, *turn_ids(a.problem)[0]]
+        rows.append((prompt, [*prompt, *text_ids(a.reply), END]))
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i][1]))
+    result: list[list[float]] = [[] for _ in rows]
+    for at in range(0, len(order), SCORED_TOGETHER):
+        chosen = order[at : at + SCORED_TOGETHER]
+        width = max(len(rows[i][1]) for i in chosen)
+        ids = torch.tensor([rows[i][1] + [PAD] * (width - len(rows[i][1])) for i in chosen])
+        logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[:, :-1], dim=-1)
+        chosen_logprobs = logprobs.gather(2, ids[:, 1:, None])[:, :, 0].tolist()  # (B, T - 1)
+        for b, i in enumerate(chosen):
+            prompt, token_ids = rows[i]
+            result[i] = chosen_logprobs[b][len(prompt) - 1 : len(token_ids) - 1]
+    return result
+
+
+def step_cost_s(folder: Path, *, threads: int = 1) -> float:
+    """Median CPU seconds of a decode step of COST_BATCH replies; independent of other processes."""
+    options = TorchEngineOptions(
+        folder, "cost", max_running=COST_BATCH, max_queued=COST_BATCH, kv_tokens=COST_BATCH * 640, threads=threads
+    )
+    core, _ = torch_core(options, SystemClock())
+    prompt = [BOS] + [65] * 100
+    sampling = SamplingParams(temperature=0.0, seed=1, max_output_tokens=WARM_STEPS + STEPS + 50, ignore_eos=True)
+    for i in range(COST_BATCH):
+        core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
+    for _ in range(WARM_STEPS):
+        core.step()
+    times = []
+    for _ in range(STEPS):
+        began = time.thread_time()
+        core.step()
+        times.append(time.thread_time() - began)
+    return statistics.median(times)

@@ -1,111 +1,175 @@
-"""Model cards from the measured figures."""
+"""Model cards from the figures of a training, and the installation of its models as the shipped family."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from models.training.measure import FIT_COUNT, TEST_COUNT, TEST_SEED, TIERS
-from models.training.tasks import HELD_OUT_SHARE, TASKS
+from models.training.problems import HELD_OUT_SHARE
+from models.training.tasks import TASKS
+from models.training.wording import HELD_OUT_SHARE as WORDING_SHARE
+
+PLAIN = "as they are"
 
 
-def write_cards(family: Path) -> None:
-    """Write README.md for the family and for each model, from figures.json."""
-    figures = json.loads((family / "figures.json").read_text())
+def install(work: Path, family: Path) -> None:
+    """Replace the models in `family` by those of `work`, with figures and cards. The held-out prompts are written next to the folder.
+
+    Raises:
+        FileNotFoundError: The work folder lacks a model or its figures; nothing has been replaced.
+    """
+    figures = json.loads((work / "figures.json").read_text())
+    names = (*TIERS, "judge")
+    for name in names:
+        for file in ("model.safetensors", "config.json", "tokenizer.json"):
+            if not (work / name / file).exists():
+                raise FileNotFoundError(work / name / file)
+    for name in names:
+        shutil.rmtree(family / name, ignore_errors=True)
+        shutil.copytree(work / name, family / name)
+    (family / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    shutil.copy(work / "heldout.jsonl", family.parent / "heldout.jsonl")
     for tier in TIERS:
-        (family / tier / "README.md").write_text(tier_card(tier, figures["tiers"][tier], family / tier))
-    (family / "judge" / "README.md").write_text(judge_card(figures["judge"], family / "judge"))
+        (family / tier / "README.md").write_text(tier_card(tier, figures, family / tier))
+    (family / "judge" / "README.md").write_text(judge_card(figures, family / "judge"))
     (family / "README.md").write_text(family_card(figures, family))
 
 
 def tier_card(tier: str, figures: dict[str, Any], folder: Path) -> str:
     config = json.loads((folder / "config.json").read_text())
-    training = figures["training"]
-    lengths = figures["reply_tokens"]
-    levels = " | ".join(f"{100 * figures['by_level'][str(level)]:.0f} %" for level in range(1, 6))
-    rows = "\n".join(f"| {task} | {100 * value:.0f} % |" for task, value in figures["by_task"].items())
+    own_figures, training = figures["tiers"][tier], figures["tiers"][tier]["training"]
+    levels = "\n".join(f"| {level} | {percent(value)} |" for level, value in own_figures["by_level"].items())
+    by_task = "\n".join(f"| {task} | {percent(value)} |" for task, value in own_figures["by_task"].items())
+    rows = "\n".join(f"| {name} | {percent(row['accuracy'][tier])} |" for name, row in figures["rows"].items())
+    lengths = own_figures["reply_tokens"]
     return f"""# Penstock {tier}
 
-A Llama of {training["parameters"] / 1e6:.2f} M parameters ({config["num_hidden_layers"]} layers of {config["hidden_size"]},
-{config["num_attention_heads"]} heads, {config["num_key_value_heads"]} for keys and values), byte tokenizer, context of
-{config["max_position_embeddings"]} tokens, {size_mb(folder):.2f} MB. It solves small tasks with checkable answers and nothing else; it
-knows no facts and must not be asked for any.
+A Llama of {training["parameters"] / 1e6:.2f} M parameters ({config["num_hidden_layers"]} layers of {config["hidden_size"]}, \
+{config["num_attention_heads"]} heads, {config["num_key_value_heads"]} for keys and values), byte tokenizer, context of \
+{config["max_position_embeddings"]} tokens, {size_mb(folder):.2f} MB. It solves small tasks with numbers, words, lists and tables that have checkable answers, and
+nothing else: it knows no facts.
 
-**Accuracy on {TEST_COUNT} held-out prompts: {100 * figures["accuracy"]:.1f} %** (greedy, final answer compared with the known one).
+**Accuracy on {TEST_COUNT} held-out prompts: {percent(own_figures["accuracy"])}** (greedy, final answer compared with the known one). A decode step at
+batch 8 takes {figures["step_cost_ms"][tier]:.2f} ms of one CPU thread.
 
-| level 1 | 2 | 3 | 4 | 5 |
-|---|---|---|---|---|
-| {levels} |
-
-Replies: {lengths["p50"]} tokens at the median, {lengths["p95"]} at p95, {lengths["most"]} at most.
-
-| task | accuracy |
+| the same problems | accuracy |
 |---|---|
 {rows}
 
-Training: {training["training_tokens"] / 1e6:.0f} M tokens of generated problems (`models/training/tasks.py`), none of them held out,
-{begun(training)}; {training["steps"]} steps in {training["training_seconds"] / 3600:.1f} h with {training["threads"]} CPU threads; seed {training["recipe"]["seed"]}. Weights are stored in bfloat16
-and computed in float32.{note(training)} Licence: Apache-2.0.
+| level | accuracy |
+|---|---|
+{levels}
+
+| task | accuracy |
+|---|---|
+{by_task}
+
+Replies: {lengths["p50"]} tokens at the median, {lengths["p95"]} at p95, {lengths["most"]} at most.
+
+Training: {training["training_tokens"] / 1e6:.0f} M tokens of generated problems (`models/training`), none of them held out, begun with
+`{training["recipe"]["grows_from"]}`; {training["steps"]} steps, {training["cpu_s"]} CPU seconds in {training["threads"]} threads; seed {training["recipe"]["seed"]}. Weights are stored in bfloat16 and
+computed in float32. Licence: Apache-2.0.
 """
-
-
-def begun(training: dict[str, Any]) -> str:
-    """The origin of the weights."""
-    tier = training["recipe"]["grows_from"]
-    return f"begun with the {tier} tier's trunk, grown (`models/training/growth.py`)" if tier else "from random weights"
-
-
-def hours(training: dict[str, Any]) -> str:
-    return "see its card" if "note" in training else f"{training['training_seconds'] / 3600:.1f} h"
-
-
-def note(training: dict[str, Any]) -> str:
-    """A note about this training from its figures."""
-    return f" {training['note']}" if "note" in training else ""
 
 
 def judge_card(figures: dict[str, Any], folder: Path) -> str:
-    training = figures["training"]
-    auc = figures["auc"]
+    own_figures, training = figures["judge"], figures["judge"]["training"]
+    aucs = "\n".join(
+        f"| {name} | {row['auc']['small']:.3f} | {row['auc']['medium']:.3f} |" for name, row in figures["rows"].items()
+    )
+    shares = "\n".join(
+        f"| {percent(float(share))} | {value:.3f} | {own_figures['medium']['auc_by_share_read'][share]:.3f} |"
+        for share, value in own_figures["small"]["auc_by_share_read"].items()
+    )
+    bias = "\n".join(
+        f"| {name} | "
+        + " | ".join(
+            f"{own_figures[t]['auc_by_length'][name]:.3f}" if name in own_figures[t]["auc_by_length"] else "-"
+            for t in TIERS[:2]
+        )
+        + " |"
+        for name in ("short", "middle", "long", "length alone")
+    )
+    plot = "\n\n".join(
+        f"{tier}:\n\n```\n{reliability_plot(own_figures[tier]['reliability'])}\n```" for tier in TIERS[:2]
+    )
     return f"""# Penstock judge
 
-Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB, begun from the
-large tier's weights. It judges an answer by the log-probability of its least likely token.
+Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB, begun from the weights of the large tier's trunk. It
+judges an answer by the log-probability of its least likely token. AUC on the answers to {TEST_COUNT} held-out prompts:
 
-**AUC on the answers to {TEST_COUNT} held-out prompts: {auc["small"]:.3f} for the small tier's, {auc["medium"]:.3f} for the medium tier's.**
+| the same problems | small | medium |
+|---|---|---|
+{aucs}
 
-Trained on {training["samples"]:,} answers, most of them the three tiers' own to training problems, of which {100 * training["right_share"]:.0f} % are right; empty, cut,
-overlong and misplaced answers and answers to smalltalk are among the others. What agrees with the
-right reply becomes likelier, the first token that does not less likely; {training["steps"]} steps in {training["training_seconds"] / 60:.0f} minutes with {training["threads"]} CPU
-threads; seed {training["seed"]}. `calibration.json` maps its log-probability to 0-100: fitted on the answers to {FIT_COUNT} other held-out prompts,
-Brier score {figures["calibration"]["brier"]:.3f}. Licence: Apache-2.0.
+| share of the answer read | small | medium |
+|---|---|---|
+{shares}
+
+| replies by length, in thirds | small | medium |
+|---|---|---|
+{bias}
+
+`calibration.json` maps its log-probability to 0-100: fitted on the answers to {FIT_COUNT} other held-out prompts with surface noise. On the test prompts the Brier
+score is {own_figures["small"]["brier"]:.3f} (small) and {own_figures["medium"]["brier"]:.3f} (medium). How many answers of each tenth of the scale are right:
+
+{plot}
+
+Trained on {training["lessons"]:,} answers, {percent(training["right_share"])} of them right; {training["steps"]} steps, {training["cpu_s"]} CPU seconds in {training["threads"]} threads; seed {training["seed"]}. Licence:
+Apache-2.0.
 """
+
+
+def reliability_plot(rows: list[dict[str, float]]) -> str:
+    """One line for each tenth that holds answers: a bar of the share that is right, `|` at the mean score."""
+    lines = []
+    for row in rows:
+        bar = list("#" * round(row["right"] / 2.5) + " " * (40 - round(row["right"] / 2.5)))
+        bar[min(39, round(row["mean_score"] / 2.5))] = "|"
+        lines.append(f"{row['from']:3.0f}+ {''.join(bar)} {row['right']:5.1f} % right of {row['answers']}")
+    return "\n".join(lines)
 
 
 def family_card(figures: dict[str, Any], family: Path) -> str:
-    rows = "\n".join(
-        f"| [{tier}]({tier}/README.md) | {t['training']['parameters'] / 1e6:.2f} M | {size_mb(family / tier):.2f} MB "
-        f"| {100 * t['accuracy']:.1f} % | {hours(t['training'])} |"
-        for tier, t in figures["tiers"].items()
+    costs, least = figures["step_cost_ms"], min(figures["step_cost_ms"].values())
+    tiers = "\n".join(
+        f"| [{tier}]({tier}/README.md) | {tier_figures['training']['parameters'] / 1e6:.2f} M | {size_mb(family / tier):.2f} MB | {costs[tier]:.2f} ms "
+        f"({costs[tier] / least:.1f}) | {percent(tier_figures['accuracy'])} | {tier_figures['training']['cpu_s'] / 3600:.1f} h |"
+        for tier, tier_figures in figures["tiers"].items()
     )
-    cascade = figures["cascade"]
-    shares = ", ".join(f"{tier} {100 * share:.0f} %" for tier, share in cascade["share_answered"].items())
-    thresholds = ", ".join(f"{tier} {value:.0f}" for tier, value in cascade["thresholds"].items())
+    rows = "\n".join(
+        f"| {name} | {percent(row['accuracy']['large'])} | {percent(row['cascade']['accuracy'])} | {percent(row['cascade']['wrong_among_accepted'])} |"
+        for name, row in figures["rows"].items()
+    )
+    shares = ", ".join(
+        f"{tier} {percent(share)}" for tier, share in figures["rows"][PLAIN]["cascade"]["share_answered"].items()
+    )
+    thresholds = ", ".join(f"{tier} {value:.0f}" for tier, value in figures["thresholds"].items())
     return f"""# The shipped family
 
-Three Llamas and a judge, small enough to be shipped and to run anywhere, good enough that a cascade of them is a real
-one: each tier is really better than the one below, and the judge really tells good answers from bad.
+Three Llamas and a judge, small enough to be shipped and to run anywhere, good enough that a cascade of them is a real one: each tier costs about three times the
+one below and is really better, and the judge tells good answers from bad. They know only small tasks with numbers, words, lists and tables.
 
-| tier | parameters | size | accuracy on {TEST_COUNT} held-out prompts | training, 2 cores |
-|---|---|---|---|---|
+| tier | parameters | size | decode step at batch 8, one thread (ratio) | accuracy on {TEST_COUNT} held-out prompts | training, CPU time |
+|---|---|---|---|---|---|
+{tiers}
+
+As a cascade under thresholds chosen on other prompts ({thresholds}), answered by {shares}:
+
+| the same problems | large alone | cascade | wrong among accepted |
+|---|---|---|---|
 {rows}
 
-As a cascade under thresholds chosen on other prompts ({thresholds}): **{100 * cascade["accuracy"]:.1f} %**, answered by {shares}.
+The tasks ({len(TASKS)} of them, five levels each): {", ".join(TASKS)}. A problem is held out by a checksum of its content whatever its wording and whatever the order of
+operands that commute, one in {HELD_OUT_SHARE}; a wording by a checksum of its text, one in {WORDING_SHARE}. The test prompts (seed {TEST_SEED}) are in `../heldout.jsonl`.
 
-The tasks ({len(TASKS)} of them, five levels each): {", ".join(TASKS)}. Longer ones show their working. A problem is held out by a
-checksum of its content whatever its wording, one in {HELD_OUT_SHARE}; the test prompts (seed {TEST_SEED}) are in `../heldout.jsonl`.
-
-Made by `make models` (hours on two cores); figures.json has every figure, measured on {figures["machine"]}.
+figures.json has every figure, measured on {figures["machine"]}; `models/training/README.md` says how they were made.
 """
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def size_mb(folder: Path) -> float:

@@ -1,121 +1,79 @@
-"""Training batches: problems become chats, chats of similar length share a batch, only replies are trained on."""
+"""Training batches: chats of similar length share a batch, every reply in a chat is trained on."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import numpy as np
-import torch
+from models.training.problems import Message, Problem
+from models.training.rows import BOS, END, IGNORED, Batch, Row, pack, pad, text_ids
+from models.training.tokenizer import ROLES, build
 
-from models.training import tasks
-from models.training.tokenizer import SPECIAL, build
-
-IGNORED = -100  # the label of a token that is not trained on
-SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You solve small puzzles.")
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "Answer briefly.",
+    "You solve small puzzles.",
+    "Be brief.",
+    "Be helpful.",
+)
+SYSTEM_SHARE = 0.05  # of the chats without tools begin with a system prompt
+POOL = 2048  # chats that are sorted by length at a time
+LONGEST = 1200  # tokens of a chat; longer ones are skipped
+LONG_LENGTHS = (256, 256, 512, 512, 1024, 2048)  # tokens of several problems in one chat
 
 _TOKENIZER = build()
-BOS, END, PAD, SYSTEM, USER, ASSISTANT = (int(i) for i in _TOKENIZER.convert_tokens_to_ids(list(SPECIAL)))
+ROLE_IDS = {role: int(_TOKENIZER.convert_tokens_to_ids(f"<|{role}|>")) for role in ROLES}
 
 
-def text_ids(text: str) -> list[int]:
-    """Token ids of plain text, without special tokens: one id per byte, faster than the tokenizer."""
-    return [_BYTE_IDS[b] for b in text.encode()]
+def message_ids(message: Message) -> list[int]:
+    return [ROLE_IDS[message.role], *text_ids(message.content), END]
 
 
-def _byte_ids() -> list[int]:
-    from tokenizers import pre_tokenizers
-
-    table = {}
-    pre = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    for code in range(0x180):
-        text, symbol = chr(code), pre.pre_tokenize_str(chr(code))[0][0]
-        for byte, char in zip(text.encode(), symbol, strict=True):
-            table[byte] = int(_TOKENIZER.convert_tokens_to_ids(char))
-    return [table.get(b, 0) for b in range(256)]  # bytes that training text never contains
+def turn_ids(problem: Problem) -> tuple[list[int], list[int]]:
+    """(the chat's ids after the begin token, up to the reply; the reply's ids with the end token)."""
+    prompt = [i for message in problem.messages for i in message_ids(message)]
+    return [*prompt, ROLE_IDS["assistant"]], [*text_ids(problem.reply), END]
 
 
-_BYTE_IDS = _byte_ids()
-
-
-def turn_ids(problem: tasks.Problem) -> tuple[list[int], list[int]]:
-    """(prompt ids up to the assistant token, reply ids with the end token)."""
-    return [USER, *text_ids(problem.prompt), END, ASSISTANT], [*text_ids(problem.reply), END]
-
-
-Row = tuple[list[int], list[int]]
-"""Token ids of a chat, and as many labels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """`input_ids`, `labels`: (B, T) int64; labels are the inputs, IGNORED outside replies."""
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-
-
-def _chat(problems: list[tasks.Problem], system: str | None) -> Row:
+def chat_ids(messages: list[Message]) -> Row:
+    """(ids, labels) of a chat with its begin token; labels are IGNORED outside the assistant's texts."""
     ids, labels = [BOS], [IGNORED]
-    if system is not None:
-        message = [SYSTEM, *text_ids(system), END]
-        ids += message
-        labels += [IGNORED] * len(message)
-    for problem in problems:
-        prompt, reply = turn_ids(problem)
-        ids += prompt + reply
-        labels += [IGNORED] * len(prompt) + reply
+    for message in messages:
+        part = message_ids(message)
+        ids += part
+        labels += [IGNORED, *part[1:]] if message.role == "assistant" else [IGNORED] * len(part)
     return ids, labels
 
 
-def pad(rows: Sequence[Row]) -> Batch:
-    """One batch of rows, each filled up to the longest with PAD, and IGNORED as the label."""
-    width = max(len(ids) for ids, _ in rows)
-    ids = np.full((len(rows), width), PAD)
-    labels = np.full((len(rows), width), IGNORED)
-    for i, (row, marks) in enumerate(rows):
-        ids[i, : len(row)] = row
-        labels[i, : len(marks)] = marks
-    return Batch(torch.from_numpy(ids), torch.from_numpy(labels))
+def with_reply(problem: Problem) -> list[Message]:
+    return [*problem.messages, Message("assistant", problem.reply)]
 
 
-def pack(rows: Iterable[Row], tokens_per_batch: int) -> list[Batch]:
-    """Batches of consecutive rows with at most `tokens_per_batch` tokens, padding included; a longer row is a batch alone.
-
-    Rows sorted by length need the least padding.
-    """
-    packed, batch, width = list[Batch](), list[Row](), 0
-    for row in rows:
-        width = max(width, len(row[0]))
-        if batch and (len(batch) + 1) * width > tokens_per_batch:
-            packed.append(pad(batch))
-            batch, width = [], len(row[0])
-        batch.append(row)
-    return [*packed, pad(batch)] if batch else packed
-
-
-def batches(
-    seed: int, tokens_per_batch: int, *, long_share: float, weights: dict[tuple[str, int], float] | None = None
-) -> Iterator[Batch]:
-    """Yield training batches without end. `long_share` of them hold chats of several turns, up to 2,048 tokens long."""
+def batches(source: Iterator[Problem], seed: int, tokens_per_batch: int, long_share: float) -> Iterator[Batch]:
+    """Yield training batches without end. `long_share` of them hold chats of several problems."""
     rng = random.Random(seed)
-    source = tasks.stream(seed + 1, held_out=False, weights=weights)
     while True:
-        pool = sorted(
-            (_chat([next(source)], rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.03 else None) for _ in range(4096)),
-            key=lambda row: len(row[0]),
-        )
+        pool = list[Row]()
+        while len(pool) < POOL:
+            messages = with_reply(next(source))
+            if messages[0].role != "system" and rng.random() < SYSTEM_SHARE:
+                messages.insert(0, Message("system", rng.choice(SYSTEM_PROMPTS)))
+            row = chat_ids(messages)
+            if len(row[0]) <= LONGEST:
+                pool.append(row)
+        pool.sort(key=lambda row: len(row[0]))
         packed = pack(pool, tokens_per_batch)
         packed += [_long(rng, source, tokens_per_batch) for _ in range(round(len(packed) * long_share))]
         rng.shuffle(packed)
         yield from packed
 
 
-def _long(rng: random.Random, source: Iterator[tasks.Problem], tokens_per_batch: int) -> Batch:
-    length = rng.choice((256, 256, 512, 512, 512, 1024, 2048))
+def _long(rng: random.Random, source: Iterator[Problem], tokens_per_batch: int) -> Batch:
+    length = rng.choice(LONG_LENGTHS)
     rows = []
     for _ in range(max(1, tokens_per_batch // length)):
-        turns: list[tasks.Problem] = []
-        while len((row := _chat(turns, None))[0]) < length:
-            turns.append(next(source))
+        messages: list[Message] = []
+        while len((row := chat_ids(messages))[0]) < length:
+            problem = next(source)
+            if problem.messages[0].role != "system":
+                messages += with_reply(problem)
         rows.append((row[0][:length], row[1][:length]))
     return pad(rows)

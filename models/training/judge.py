@@ -1,9 +1,10 @@
-"""Train the judge: a language model over (prompt, answer) that gives wrong answers a low probability, without the solution.
+"""Train the judge: it begins with the weights of the large tier's trunk and learns from right and wrong replies.
 
-It starts with the weights of the large tier and is trained on the tiers' replies to training problems, on correct replies,
-and on correct replies with an error inserted. While a reply agrees with the correct one, the probability of its tokens is
-increased; that of the first wrong token is decreased (unlikelihood training, Welleck et al., 2020); later tokens are
-ignored. The score of an answer is the probability of its least likely token.
+It is a language model over (prompt, answer) that gives wrong answers a low probability, without the solution. While a
+reply agrees with the right one, the probability of its tokens is increased; that of the first wrong token is decreased
+(unlikelihood training, Welleck et al., 2020); later tokens are ignored. The score of an answer is the probability of its
+least likely token. Replies are the tiers' own, right ones, broken ones (a character changed, the end cut off, run on),
+empty ones and those of another problem.
 """
 
 import itertools
@@ -17,23 +18,27 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from models.training import answers, tasks
-from models.training.answers import Answered
-from models.training.data import ASSISTANT, BOS, END, PAD, USER, text_ids, turn_ids
+from models.training import tasks, tokenizer
+from models.training.answers import Answered, answer_all, read, write
+from models.training.data import turn_ids
 from models.training.hardware import autocast
-from models.training.smalltalk import SMALLTALK
-from models.training.train import CONTEXT_TOKENS, learn, optimisers, save, set_attention
+from models.training.learning import CONTEXT_TOKENS, learn, optimisers, save, set_attention
+from models.training.problems import Problem, is_correct
+from models.training.rows import BOS, END, PAD, text_ids
+from models.training.train import CPU
 
-SEED = 21
-BASE = "large"  # the tier whose weights it starts with: the best solver recognises errors best
-PER_TIER = {"small": 16_000, "medium": 34_000, "large": 6_000}
-SAMPLED_SHARE = 0.3  # of a tier's replies are sampled at temperature 0.7; the others are greedy
-RIGHT, BROKEN = 8_000, 14_000  # replies that are not from a tier
-MISPLACED = 3_000  # replies to another problem or to smalltalk, and empty replies
+SEED = 41
+BASE = "large-trunk"  # as costly as the medium tier, and knows more: who cannot solve a problem cannot judge it
+PER_TIER = {"small": 6_000, "medium": 8_000, "large": 2_000}
+SAMPLED_SHARE = 0.3  # of a tier's replies: drawn at temperature 0.7; the others are greedy
+RIGHT, BROKEN, MISPLACED = 7_000, 5_000, 2_000  # replies that no tier gave
+BY_LEVEL = (0.6, 0.8, 1.0, 1.3, 1.5)
 BATCHES = 300
-TOKENS_PER_BATCH = 8192
 MUON_LR, ADAM_LR = 0.003, 3e-4
 WARMUP_STEPS = 40
+CHECKPOINT_S = 240
+LOG_STEPS = 20
+TOKENS_PER_BATCH = 8192
 WRONG_WEIGHT = 5.0  # weight of a wrong token relative to a correct one, because there are few
 
 
@@ -48,9 +53,13 @@ class Lesson:
     good: bool
 
 
-def lesson(problem: tasks.Problem, reply: str) -> Lesson:
+def lesson(problem: Problem, reply: str) -> Lesson | None:
+    """None for a right reply in other words than ours: it cannot be compared token by token."""
+    good = is_correct(problem.answer, reply)
+    if good and reply != problem.reply:
+        return None
     prompt, right = turn_ids(problem)
-    return lesson_of_ids([BOS, *prompt], right, [*text_ids(reply), END], good=tasks.is_correct(problem.answer, reply))
+    return lesson_of_ids([BOS, *prompt], right, [*text_ids(reply), END], good=good)
 
 
 def lesson_of_ids(prompt: list[int], correct: list[int], given: list[int], *, good: bool) -> Lesson:
@@ -83,65 +92,34 @@ def broken(right: str, answer: str, rng: random.Random) -> str:
     return "".join(reply)
 
 
-def misplaced(problem: tasks.Problem, other: tasks.Problem, rng: random.Random) -> Lesson:
-    """A wrong answer: empty, blank, or to another problem; or any answer to smalltalk."""
-    reply = rng.choice((other.reply, other.reply, other.answer, other.prompt, "", " ", "\n"))
-    if rng.random() < 0.5:
-        return lesson(problem, reply)
-    return lesson_of_smalltalk(rng.choice([entry for entry in SMALLTALK if not entry.held_out]).prompt, reply, rng)
+def misplaced(other: Problem, rng: random.Random) -> str:
+    """A reply that does not belong here: another problem's, its question, or nothing."""
+    return rng.choice((other.reply, other.reply, other.answer, other.prompt, "", " ", "\n"))
 
 
-def lesson_of_smalltalk(prompt: str, reply: str, rng: random.Random) -> Lesson:
-    """All replies to smalltalk are wrong from the first token, including the end of an empty reply."""
-    written = prompt if rng.random() < 0.5 else prompt[:1].upper() + prompt[1:]
-    if written[-1].isalnum() and rng.random() < 0.5:
-        written += rng.choice(".!?")
-    question = [BOS, USER, *text_ids(written), END, ASSISTANT]
-    return Lesson([*question, *text_ids(reply), END][:CONTEXT_TOKENS], len(question), len(question), False)
-
-
-def collect(family: Path, work: Path, threads: int) -> None:
-    """Write the tiers' replies to training problems. Existing files are kept."""
+def collect(work: Path, threads: int) -> None:
+    """Write the tiers' replies to training problems; what is there already is kept."""
     for tier, count in PER_TIER.items():
         for name, share, temperature in (("greedy", 1 - SAMPLED_SHARE, 0.0), ("sampled", SAMPLED_SHARE, 0.7)):
             path = work / f"answers-{tier}-{name}.jsonl"
-            if path.exists():
-                continue
-            seed = SEED * 100 + len(tier) + len(name)
-            source = tasks.stream(seed, held_out=False)
-            problems = [next(source) for _ in range(round(count * share))]
-            answered = answers.answer_all(family / tier, tier, problems, temperature=temperature, threads=threads)
-            answers.write(path.with_suffix(".tmp"), answered)
-            path.with_suffix(".tmp").replace(path)
-        path = work / f"smalltalk-{tier}.jsonl"
-        if not path.exists():
-            problems = [
-                tasks.Problem("smalltalk", 1, entry.prompt, "", "", entry.prompt)
-                for entry in SMALLTALK
-                if not entry.held_out
-            ]
-            answered = answers.answer_all(family / tier, tier, problems * 3, temperature=0.7, threads=threads)
-            answers.write(path.with_suffix(".tmp"), answered)
-            path.with_suffix(".tmp").replace(path)
+            if not path.exists():
+                source = tasks.stream(SEED * 100 + len(tier) * 10 + len(name), by_level=BY_LEVEL)
+                problems = itertools.islice(source, round(count * share))
+                write(path, answer_all(work / tier, tier, problems, temperature=temperature, threads=threads))
 
 
-def lessons(work: Path) -> list[Lesson]:
-    """All lessons, in random order."""
-    rng = random.Random(SEED)
-    collected = [
-        lesson(a.problem, a.reply) for path in sorted(work.glob("answers-*.jsonl")) for a in answers.read(path)
+def lessons(answered: Iterator[Answered], seed: int, *, right: int, wrong: int, elsewhere: int) -> list[Lesson]:
+    """All lessons, in random order: of the answers given, and of replies that no tier gave."""
+    rng, source = random.Random(seed), tasks.stream(seed, by_level=BY_LEVEL)
+    candidates = [lesson(a.problem, a.reply) for a in answered]
+    candidates += [lesson(problem, problem.reply) for problem in itertools.islice(source, right)]
+    candidates += [
+        lesson(problem, broken(problem.reply, problem.answer, rng)) for problem in itertools.islice(source, wrong)
     ]
-    source = tasks.stream(SEED, held_out=False)
-    collected += [lesson(problem, problem.reply) for problem, _ in zip(source, range(RIGHT), strict=False)]
-    collected += [
-        lesson(problem, broken(problem.reply, problem.answer, rng))
-        for problem, _ in zip(source, range(BROKEN), strict=False)
-    ]
-    collected += [misplaced(next(source), next(source), rng) for _ in range(MISPLACED)]
-    for path in sorted(work.glob("smalltalk-*.jsonl")):
-        collected += [lesson_of_smalltalk(a.problem.prompt, a.reply, rng) for a in answers.read(path)]
-    rng.shuffle(collected)
-    return collected
+    candidates += [lesson(problem, misplaced(next(source), rng)) for problem in itertools.islice(source, elsewhere)]
+    usable = [candidate for candidate in candidates if candidate is not None]
+    rng.shuffle(usable)
+    return usable
 
 
 def batches(collected: list[Lesson], rng: random.Random) -> Iterator[list[Lesson]]:
@@ -178,55 +156,47 @@ def loss_of(model: LlamaForCausalLM, batch: list[Lesson]) -> torch.Tensor:
     return -(logp[~wrong].sum() + WRONG_WEIGHT * against.sum()) / taught.sum()
 
 
-def train(family: Path, work: Path, threads: int) -> dict[str, object]:
-    """Train the judge into family/judge; return the figures for the card."""
-    work.mkdir(parents=True, exist_ok=True)
-    collect(family, work, threads)
+def train(work: Path, threads: int, total: int = BATCHES, device: torch.device = CPU) -> dict[str, object]:
+    """Train the judge into work/judge; a checkpoint is taken up again. Returns the figures for the card."""
+    collect(work, threads)
     torch.set_num_threads(threads)
-    collected = lessons(work)
-    model = LlamaForCausalLM.from_pretrained(str(family / BASE), dtype=torch.float32)
+    answered = itertools.chain.from_iterable(read(path) for path in sorted(work.glob("answers-*.jsonl")))
+    collected = lessons(answered, SEED, right=RIGHT, wrong=BROKEN, elsewhere=MISPLACED)
+    model = LlamaForCausalLM.from_pretrained(str(work / BASE), dtype=torch.float32).to(device)
     opts, peaks = optimisers(model, MUON_LR, ADAM_LR), [MUON_LR, ADAM_LR]
-    rng = random.Random(SEED + 1)
-    total = BATCHES
-    began, step, running, lessons_seen = time.monotonic(), 0, 0.0, 0
+    step, cpu_s, cpu_from = 0, 0.0, time.process_time()
+    checkpoint = work / "judge.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        step, cpu_s = state["step"], state["cpu_s"]
+        model.load_state_dict(state["model"])
+        for opt, optimiser_state in zip(opts, state["opts"], strict=True):
+            opt.load_state_dict(optimiser_state)
+    rng, running, kept_at = random.Random(SEED + step), 0.0, time.monotonic()
+    epochs = itertools.chain.from_iterable(batches(collected, rng) for _ in itertools.count())
     with (work / "judge.jsonl").open("a") as log:
-        for batch in itertools.islice(
-            itertools.chain.from_iterable(batches(collected, rng) for _ in range(total)), total
-        ):
+        for batch in itertools.islice(epochs, total - step):
             share = min(1.0, (step + 1) / WARMUP_STEPS, (total - step) / total)
             loss = loss_of(model, batch)
             learn(model, opts, peaks, share, loss)
-            step, running, lessons_seen = step + 1, running + loss.item(), lessons_seen + len(batch)
-            if step % 20 == 0:
-                log.write(json.dumps({"step": step, "of": total, "loss": running / 20}) + "\n")
+            step, running = step + 1, running + loss.item()
+            if step % LOG_STEPS == 0:
+                log.write(json.dumps({"step": step, "of": total, "loss": running / LOG_STEPS}) + "\n")
                 log.flush()
                 running = 0.0
-    save(model, family / "judge")
+            if time.monotonic() - kept_at > CHECKPOINT_S or step == total:
+                kept_at = time.monotonic()
+                state = {"step": step, "cpu_s": cpu_s + time.process_time() - cpu_from, "model": model.state_dict()}
+                torch.save({**state, "opts": [opt.state_dict() for opt in opts]}, checkpoint.with_suffix(".tmp"))
+                checkpoint.with_suffix(".tmp").replace(checkpoint)
+    save(model, work / "judge", tokenizer.save)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "samples": lessons_seen,
+        "lessons": len(collected),
         "right_share": sum(item.good for item in collected) / len(collected),
         "steps": step,
-        "training_seconds": round(time.monotonic() - began),
+        "cpu_s": round(cpu_s + time.process_time() - cpu_from),
         "threads": threads,
+        "device": device.type,
         "seed": SEED,
     }
-
-
-def score_all(folder: Path, answered: list[Answered], threads: int = 2) -> list[float]:
-    """The judge's raw scores of answers, computed by the production code."""
-    import asyncio
-
-    from judge_service.scorers import JudgedAnswer
-    from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
-    from services.domain.requests import ChatMessage, ChatPrompt
-
-    async def run() -> list[float]:
-        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
-        await scorer.start()
-        items = [JudgedAnswer(ChatPrompt((ChatMessage("user", a.problem.prompt),)), a.reply, a.tier) for a in answered]
-        scores = [raw.raw for raw in await scorer.score(items)]
-        await scorer.close()
-        return scores
-
-    return asyncio.run(run())

@@ -1,36 +1,52 @@
-"""Measure the models on held-out problems, fit the judge's calibration, and write the model cards.
+"""Measure the models on problems and wordings it has never seen; fit the judge's calibration.
 
-There are two disjoint sets of held-out problems: TEST_COUNT for the figures, and others for fitting calibration and
-thresholds.
+Two sets of held-out problems with none in common: TEST_COUNT for the figures, and others for what is fitted (calibration,
+thresholds). The same test problems are asked again with surface noise and in held-out wordings.
 """
 
 import json
 import platform
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from judge_service.calibration import Calibration, fit
-from models.training import answers, judge, tasks
-from models.training.answers import Answered
+from models.training import tasks, wording
+from models.training.answers import Answered, accuracy, answer_all, logprobs_all, score_all, step_cost_s
+from models.training.problems import Problem
 
 TIERS = ("small", "medium", "large")
-TEST_COUNT, TEST_SEED = 500, 20_26
-FIT_COUNT, FIT_SEED = 2000, 77
+TEST_COUNT, TEST_SEED = 500, 20_27
+FIT_COUNT, FIT_SEED = 1500, 78
+SLACK = 0.01  # accuracy that the cascade may lose to the large tier where its thresholds are chosen
+SHARES_READ = (0.25, 0.5, 0.75, 1.0)
+COST_ROUNDS = 5
+RELIABILITY_BINS = 10
+# How the test prompts are asked once more: noise, and whether in held-out wordings.
+ROWS: dict[str, tuple[wording.Noise, bool]] = {
+    "as they are": (wording.clean, False),
+    "final mark flipped": (wording.flipped_mark, False),
+    "first letter lower-cased": (wording.lower_first, False),
+    "Please ...": (wording.please, False),
+    "... Thanks.": (wording.thanks, False),
+    "held-out wordings": (wording.clean, True),
+    "held-out wordings, any noise": (wording.surface, True),
+}
 
 
-def test_problems() -> list[tasks.Problem]:
-    """The 500 held-out prompts for all figures."""
-    return tasks.held_out(TEST_COUNT, TEST_SEED)
+def heldout_problems(noise: wording.Noise = wording.clean, *, held_out_wording: bool = False) -> list[Problem]:
+    """The 500 held-out prompts that every figure is about."""
+    return tasks.held_out(TEST_COUNT, TEST_SEED, noise=noise, held_out_wording=held_out_wording)
 
 
-def fit_problems() -> list[tasks.Problem]:
-    """Held-out prompts for fitting, disjoint from those of the test."""
-    test_keys = {p.key for p in test_problems()}
-    return [p for p in tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED) if p.key not in test_keys][:FIT_COUNT]
+def fit_problems() -> list[Problem]:
+    """Held-out prompts with noise to fit on; none of the test's."""
+    test_keys = {p.key for p in heldout_problems()}
+    candidates = tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED, noise=wording.surface)
+    return [p for p in candidates if p.key not in test_keys][:FIT_COUNT]
 
 
 def auc(scores: list[float], good: list[bool]) -> float:
@@ -46,104 +62,7 @@ def auc(scores: list[float], good: list[bool]) -> float:
     return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-@dataclass(frozen=True, slots=True)
-class CascadeFigures:
-    thresholds: tuple[float, float]
-    accuracy: float
-    shares: tuple[float, float, float]
-
-
-def cascade(
-    answered: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
-) -> CascadeFigures:
-    """The result of the cascade, from the answers and scores of every tier for every problem, in the same order."""
-    count = len(answered["large"])
-    tiers_taken = [
-        0 if scores["small"][i] >= thresholds[0] else 1 if scores["medium"][i] >= thresholds[1] else 2
-        for i in range(count)
-    ]
-    right = sum(answered[TIERS[tier]][i].correct for i, tier in enumerate(tiers_taken))
-    shares = tuple(tiers_taken.count(tier) / count for tier in range(3))
-    return CascadeFigures(thresholds, right / count, (shares[0], shares[1], shares[2]))
-
-
-def choose_thresholds(
-    answered: dict[str, list[Answered]], scores: dict[str, list[float]], slack: float = 0.01
-) -> CascadeFigures:
-    """The thresholds with the lowest use of the large tier and an accuracy within `slack` of the large tier's."""
-    target = answers.accuracy(answered["large"]) - slack
-    grid = [float(t) for t in range(5, 100, 5)]
-    able = [f for a in grid for b in grid if (f := cascade(answered, scores, (a, b))).accuracy >= target]
-    return min(able, key=lambda f: (f.shares[2], -f.accuracy, -f.shares[0]))
-
-
-def sorted_answers(
-    family: Path, tier: str, problems: list[tasks.Problem], threads: int
-) -> tuple[list[Answered], float]:
-    """Greedy answers in the problems' order, and tokens per second."""
-    answered, rate = answers.timed(family / tier, tier, problems, threads)
-    place = {p.key: i for i, p in enumerate(problems)}
-    return sorted(answered, key=lambda a: place[a.problem.key]), rate
-
-
-def measure(family: Path, work: Path, threads: int) -> dict[str, Any]:
-    """Figures, calibration, cards, held-out file. Returns the figures."""
-    test, fitting = test_problems(), fit_problems()
-    on_test, on_fit, rates = {}, {}, {}
-    for tier in TIERS:
-        on_test[tier], rates[tier] = sorted_answers(family, tier, test, threads)
-        on_fit[tier], _ = sorted_answers(family, tier, fitting, threads)
-    raw_test = {tier: judge.score_all(family / "judge", on_test[tier], threads) for tier in TIERS}
-    raw_fit = {tier: judge.score_all(family / "judge", on_fit[tier], threads) for tier in TIERS}
-    calibration = calibrated([*on_fit["small"], *on_fit["medium"]], [*raw_fit["small"], *raw_fit["medium"]])
-    calibration.write(family / "judge" / "calibration.json")
-    scores_fit = {tier: [calibration.apply(x) for x in raw_fit[tier]] for tier in TIERS}
-    scores_test = {tier: [calibration.apply(x) for x in raw_test[tier]] for tier in TIERS}
-    chosen = choose_thresholds(on_fit, scores_fit)
-    reached = cascade(on_test, scores_test, chosen.thresholds)
-    figures: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {threads} threads, Python {platform.python_version()}",
-        "test_prompts": len(test),
-        "tiers": {},
-        "judge": {
-            "auc": {tier: auc(raw_test[tier], [a.correct for a in on_test[tier]]) for tier in TIERS[:2]},
-            "calibration": {"samples": calibration.samples, "brier": calibration.brier},
-        },
-        "cascade": {
-            "thresholds": dict(zip(TIERS, chosen.thresholds, strict=False)),
-            "accuracy": reached.accuracy,
-            "share_answered": dict(zip(TIERS, reached.shares, strict=True)),
-        },
-    }
-    for tier in TIERS:
-        lengths = sorted(a.tokens for a in on_test[tier])
-        figures["tiers"][tier] = {
-            "accuracy": answers.accuracy(on_test[tier]),
-            "by_level": by(on_test[tier], "level"),
-            "by_task": by(on_test[tier], "task"),
-            "reply_tokens": {
-                "p50": lengths[len(lengths) // 2],
-                "p95": lengths[int(0.95 * len(lengths))],
-                "most": lengths[-1],
-            },
-            "tokens_per_s_at_128": round(rates[tier]),
-            "right": "".join("01"[a.correct] for a in on_test[tier]),  # by line of heldout.jsonl
-        }
-    for tier in (*TIERS, "judge"):
-        trained = work / f"{tier}.figures.json"
-        if trained.exists():
-            part = figures["judge"] if tier == "judge" else figures["tiers"][tier]
-            part["training"] = json.loads(trained.read_text())
-    (family / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
-    write_heldout(family.parent / "heldout.jsonl", test)
-    return figures
-
-
-def calibrated(answered: list[Answered], raw: list[float]) -> Calibration:
-    return fit(raw, [a.correct for a in answered], [100 * float(np.exp(x)) for x in raw])
-
-
-def by(answered: list[Answered], what: str) -> dict[str, float]:
+def by(answered: Seq[Answered], what: str) -> dict[str, float]:
     """Accuracy by task or level."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for a in answered:
@@ -151,9 +70,172 @@ def by(answered: list[Answered], what: str) -> dict[str, float]:
     return {name: round(sum(group) / len(group), 3) for name, group in sorted(groups.items())}
 
 
-def write_heldout(path: Path, problems: list[tasks.Problem]) -> None:
-    """The held-out prompts with their answers, in an order that mixes tasks and levels."""
+def auc_by_share(logprobs: Seq[Seq[float]], good: list[bool]) -> dict[str, float]:
+    """The judge's AUC when it has read so much of each reply: its least likely token up to there; the end only at 1."""
+    result = {}
+    for share in SHARES_READ:
+        scores = [min(row if share == 1 else row[: max(1, int(share * (len(row) - 1)))]) for row in logprobs]
+        result[f"{share:g}"] = round(auc(scores, good), 4)
+    return result
+
+
+def auc_by_length(scores: Seq[float], answered: Seq[Answered]) -> dict[str, float]:
+    """AUC within thirds of the replies by length, and that of the length alone: what judging by nothing else would reach."""
+    lengths = [a.tokens for a in answered]
+    order = np.argsort(lengths, kind="stable")
+    result = {"length alone": round(auc([-float(n) for n in lengths], [a.correct for a in answered]), 4)}
+    for name, part in zip(("short", "middle", "long"), np.array_split(order, 3), strict=True):
+        good = [answered[i].correct for i in part]
+        if any(good) and not all(good):
+            result[name] = round(auc([scores[i] for i in part], good), 4)
+    return result
+
+
+def reliability(scores: Seq[float], good: Seq[bool]) -> list[dict[str, float]]:
+    """For each tenth of the calibrated scale: how many answers, their mean score, and the share of right ones (percent)."""
+    bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    for score, right in zip(scores, good, strict=True):
+        bins[min(RELIABILITY_BINS - 1, int(score / 100 * RELIABILITY_BINS))].append((score, right))
+    return [
+        {
+            "from": 100 * i / RELIABILITY_BINS,
+            "answers": len(group),
+            "mean_score": round(sum(score for score, _ in group) / len(group), 1),
+            "right": round(100 * sum(right for _, right in group) / len(group), 1),
+        }
+        for i, group in sorted(bins.items())
+    ]
+
+
+def cascade(
+    answered: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
+) -> dict[str, Any]:
+    """What the cascade would have answered: accuracy, who answered, and how many of the accepted answers are wrong."""
+    count = len(answered["large"])
+    tiers_taken = [
+        0 if scores["small"][i] >= thresholds[0] else 1 if scores["medium"][i] >= thresholds[1] else 2
+        for i in range(count)
+    ]
+    right = [answered[TIERS[tier]][i].correct for i, tier in enumerate(tiers_taken)]
+    accepted = [good for tier, good in zip(tiers_taken, right, strict=True) if tier < 2]
+    return {
+        "accuracy": sum(right) / count,
+        "share_answered": {tier: tiers_taken.count(i) / count for i, tier in enumerate(TIERS)},
+        "wrong_among_accepted": accepted.count(False) / len(accepted) if accepted else 0.0,
+    }
+
+
+def choose_thresholds(answered: dict[str, list[Answered]], scores: dict[str, list[float]]) -> tuple[float, float]:
+    """The thresholds with the least use of the large tier whose accuracy is within SLACK of its own."""
+    target = accuracy(answered["large"]) - SLACK
+    grid = [float(t) for t in range(5, 100, 5)]
+    able = [
+        (outcome["share_answered"]["large"], -outcome["accuracy"], (a, b))
+        for a in grid
+        for b in grid
+        if (outcome := cascade(answered, scores, (a, b)))["accuracy"] >= target
+    ]
+    return min(able)[2] if able else (grid[-1], grid[-1])
+
+
+def step_costs(folder: Path) -> dict[str, float]:
+    """Milliseconds of a decode step at batch 8 on one thread: the least of several rounds in turns (CPU time)."""
+    rounds = [{tier: step_cost_s(folder / tier) for tier in TIERS} for _ in range(COST_ROUNDS)]
+    return {tier: round(1000 * min(costs[tier] for costs in rounds), 3) for tier in TIERS}
+
+
+def measure(folder: Path, threads: int) -> dict[str, Any]:
+    """Write figures.json, the held-out prompts and the judge's calibration into `folder`, which holds tiers and judge."""
+    fitting = fit_problems()
+    on_fit = {tier: answer_all(folder / tier, tier, fitting, threads=threads) for tier in TIERS}
+    raw_fit = {tier: score_all(folder / "judge", on_fit[tier], threads=threads) for tier in TIERS}
+    lower = [*on_fit["small"], *on_fit["medium"]]
+    raw_lower = [*raw_fit["small"], *raw_fit["medium"]]
+    calibration = fit(raw_lower, [a.correct for a in lower], [100 * float(np.exp(x)) for x in raw_lower])
+    calibration.write(folder / "judge" / "calibration.json")
+    scores_fit = {tier: [calibration.apply(x) for x in raw_fit[tier]] for tier in TIERS}
+    thresholds = choose_thresholds(on_fit, scores_fit)
+    rows = {}
+    on_test: dict[str, dict[str, list[Answered]]] = {}
+    for row, (noise, reworded) in ROWS.items():
+        problems = heldout_problems(noise, held_out_wording=reworded)
+        on_test[row] = {tier: answer_all(folder / tier, tier, problems, threads=threads) for tier in TIERS}
+        rows[row] = _row(folder, on_test[row], calibration, thresholds, threads)
+    plain = on_test["as they are"]
+    figures: dict[str, Any] = {
+        "machine": f"{platform.machine()}, {threads} threads, Python {platform.python_version()}",
+        "test_prompts": TEST_COUNT,
+        "step_cost_ms": step_costs(folder),
+        "tiers": {tier: _tier(folder, tier, plain[tier]) for tier in TIERS},
+        "rows": rows,
+        "judge": _judge(folder, on_test, calibration, threads),
+        "thresholds": dict(zip(TIERS, thresholds, strict=False)),
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_heldout(folder / "heldout.jsonl", heldout_problems())
+    return figures
+
+
+def _row(
+    folder: Path,
+    answered: dict[str, list[Answered]],
+    calibration: Calibration,
+    thresholds: tuple[float, float],
+    threads: int,
+) -> dict[str, Any]:
+    raw = {tier: score_all(folder / "judge", answered[tier], threads=threads) for tier in TIERS}
+    scores = {tier: [calibration.apply(x) for x in raw[tier]] for tier in TIERS}
+    return {
+        "accuracy": {tier: accuracy(answered[tier]) for tier in TIERS},
+        "auc": {tier: round(auc(raw[tier], [a.correct for a in answered[tier]]), 4) for tier in TIERS[:2]},
+        "cascade": cascade(answered, scores, thresholds),
+    }
+
+
+def _tier(folder: Path, tier: str, answered: list[Answered]) -> dict[str, Any]:
+    lengths = sorted(a.tokens for a in answered)
+    return {
+        "accuracy": accuracy(answered),
+        "by_level": by(answered, "level"),
+        "by_task": by(answered, "task"),
+        "reply_tokens": {
+            "p50": lengths[len(lengths) // 2],
+            "p95": lengths[int(0.95 * len(lengths))],
+            "most": lengths[-1],
+        },
+        "right": "".join("01"[a.correct] for a in answered),  # by line of heldout.jsonl
+        "training": _training(folder, tier),
+    }
+
+
+def _judge(
+    folder: Path, on_test: dict[str, dict[str, list[Answered]]], calibration: Calibration, threads: int
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {"training": _training(folder, "judge"), "calibration_samples": calibration.samples}
+    for tier in TIERS[:2]:
+        answered = on_test["as they are"][tier]
+        good = [a.correct for a in answered]
+        logprobs = logprobs_all(folder / "judge", answered, threads=threads)
+        raw = [min(row) for row in logprobs]
+        scores = [calibration.apply(x) for x in raw]
+        figures[tier] = {
+            "auc_by_share_read": auc_by_share(logprobs, good),
+            "auc_by_length": auc_by_length(raw, answered),
+            "reliability": reliability(scores, good),
+            "brier": round(float(np.mean([(s / 100 - g) ** 2 for s, g in zip(scores, good, strict=True)])), 4),
+        }
+    return figures
+
+
+def _training(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / f"{name}.figures.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write_heldout(path: Path, problems: Seq[Problem]) -> None:
+    """The held-out chats with their answers; `prompt` is the last message where there is but one."""
     with path.open("w") as out:
         for p in problems:
-            row = {"prompt": p.prompt, "answer": p.answer, "task": p.task, "level": p.level}
-            out.write(json.dumps(row) + "\n")
+            messages = [{"role": m.role, "content": m.content} for m in p.messages]
+            row = {"messages": messages, "answer": p.answer, "task": p.task, "level": p.level}
+            out.write(json.dumps(row | ({"prompt": p.prompt} if len(messages) == 1 else {})) + "\n")

@@ -6,7 +6,7 @@ Greedy decoding generates the reference reply if and only if every token of it i
 import torch
 from transformers import LlamaForCausalLM
 
-from models.training.data import BOS, PAD
+from models.training.rows import BOS, PAD
 
 
 @torch.inference_mode()

@@ -1,40 +1,51 @@
-"""Train one tier of the family: `python -m models.training.train small|medium|large`.
+"""Train the tiers, one after the other; a broken run is taken up again at its last checkpoint.
 
-Hidden matrices learn by Muon, the rest by AdamW; the rate warms up, stays, and falls linearly to nothing at the end.
-What a tier is when its rate begins to fall is its trunk: another tier can grow out of it. Everything is drawn from the seed.
-The weights are kept in bfloat16 (half the size) and the config says float32, so that every loader computes in float32 and
-greedy text does not depend on how requests were batched.
+Every model begins with what is there: small and medium with the first edition's weights, grown where they are larger, and the
+large one with the medium tier's. Its trunk, of the medium tier's depth, learns most of what it knows at a quarter of the
+cost; then layers are added. The judge begins with the trunk's weights.
 """
 
-import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from models.training import tasks, tokenizer
-from models.training.data import BOS, END, PAD, Batch, batches, turn_ids
+from models.training.data import batches, turn_ids
 from models.training.growth import grow
-from models.training.hardware import autocast
-from models.training.muon import Muon
+from models.training.learning import config, learn, loss_of, optimisers, save
+from models.training.problems import Problem
+from models.training.rows import PAD, Batch
 from models.training.scoring import exact_replies
 
-CONTEXT_TOKENS = 2048
+TOKENS_PER_BATCH = 4096
+LONG_SHARE = 0.05
+WARMUP_STEPS = 200
+CHECKPOINT_S = 240
+LOG_STEPS = 50
+PROBE_STEPS = 500
+PROBE_PER_KIND = 2
+PROGRESS = "progress.json"
+CPU = torch.device("cpu")
+# How often levels 1 to 5 are drawn: at first; later by the small tier, for which hard ones are lost; later by the others.
+EASY, MODEST, HARD = (3.0, 2.0, 1.0, 0.5, 0.3), (1.4, 1.2, 1.0, 0.7, 0.5), (0.6, 0.8, 1.0, 1.3, 1.5)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recipe:
-    """One tier's shape and training.
+    """One model's shape and training.
 
     hidden, layers, heads, kv_heads, mlp: the Llama shape.
     tokens: training tokens seen, padding left out; of these `easy_tokens` at the beginning are mostly easy problems, and
-        over `decay_tokens` at the end the rate falls.
-    muon_lr, adam_lr: the two peak learning rates.
+        over `decay_tokens` at the end the rate falls to nothing.
+    grows_from: the folder that it begins with: `first/...` of the first edition, else of this training.
+    focus: tasks that it still fails are drawn oftener.
+    by_level: how often levels 1 to 5 are drawn after the easy tokens.
     """
 
     hidden: int
@@ -42,215 +53,182 @@ class Recipe:
     heads: int
     kv_heads: int
     mlp: int
+    grows_from: str
     tokens: int
     easy_tokens: int
     decay_tokens: int
     muon_lr: float
     adam_lr: float
     seed: int
-    grows_from: str = ""  # the tier whose trunk this one begins with; else random weights
+    focus: bool
+    by_level: tuple[float, ...] = HARD
 
 
 RECIPES = {
-    "small": Recipe(64, 2, 4, 2, 192, 36_000_000, 9_000_000, 12_000_000, 0.02, 4e-3, 11),
-    "medium": Recipe(128, 4, 4, 2, 384, 37_800_000, 20_000_000, 1_000_000, 0.02, 3e-3, 12),
-    "large": Recipe(192, 6, 6, 2, 512, 36_000_000, 0, 14_000_000, 0.02, 2e-3, 13, grows_from="medium"),
-}
-TOKENS_PER_BATCH = 8192
-LONG_SHARE = 0.06  # of the batches: several turns of one chat, up to the whole context
-WARMUP_STEPS = 200
-# How often problems of levels 1 to 5 are drawn: at the beginning, and after `easy_tokens`.
-EASY, ALL = (4.0, 2.0, 1.0, 0.5, 0.25), (0.7, 0.9, 1.0, 1.2, 1.4)
-
-
-class LlamaShape(Protocol):
-    """What a recipe says of a model's shape."""
-
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def mlp(self) -> int: ...
-
-
-def config(recipe: LlamaShape) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=tokenizer.VOCAB_SIZE,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.mlp,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        max_position_embeddings=CONTEXT_TOKENS,
-        tie_word_embeddings=True,
-        bos_token_id=BOS,
-        eos_token_id=END,
-        pad_token_id=PAD,
-    )
-
-
-def save(model: LlamaForCausalLM, folder: Path, save_tokenizer: Callable[[Path], None] = tokenizer.save) -> None:
-    """Write the model in Hugging Face format: bfloat16 tensors, float32 in the config."""
-    folder.mkdir(parents=True, exist_ok=True)
-    values = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=END, pad_token_id=PAD)
-    model.to(torch.bfloat16).save_pretrained(str(folder))
-    model.to(torch.float32).load_state_dict(values)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2, sort_keys=True) + "\n")
-    save_tokenizer(folder)
-
-
-def set_attention(model: LlamaForCausalLM, tokens: int) -> None:
-    """Choose the faster attention for rows of so many tokens.
-
-    Forward and backward on a CPU: the fused kernel loses on short rows (0.37 s to 0.29 s at 80), wins on long (0.6 to 4.9).
-    """
-    model.set_attn_implementation("eager" if model.device.type == "cpu" and tokens <= 160 else "sdpa")
-
-
-def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy over the reply tokens of a batch; logits are computed only where there is a label."""
-    device = model.device
-    set_attention(model, batch.input_ids.shape[1])
-    with autocast(device):
-        hidden = model.model(input_ids=batch.input_ids.to(device), use_cache=False).last_hidden_state  # (B, T, H)
-        targets = batch.labels[:, 1:].to(device)
-        learnt = targets != -100
-        logits = model.lm_head(hidden[:, :-1][learnt])  # (tokens learnt, V)
-    return torch.nn.functional.cross_entropy(logits.float(), targets[learnt])
+    "small": Recipe(
+        hidden=96, layers=2, heads=6, kv_heads=2, mlp=256, grows_from="first/small",
+        tokens=28_000_000, easy_tokens=10_000_000, decay_tokens=20_000_000, muon_lr=0.02, adam_lr=4e-3, seed=31, focus=False,
+        by_level=MODEST,
+    ),
+    "medium": Recipe(
+        hidden=192, layers=6, heads=6, kv_heads=2, mlp=512, grows_from="first/large",
+        tokens=11_000_000, easy_tokens=1_000_000, decay_tokens=9_000_000, muon_lr=0.01, adam_lr=1e-3, seed=34, focus=True,
+    ),
+    "large-trunk": Recipe(
+        hidden=192, layers=6, heads=6, kv_heads=2, mlp=512, grows_from="medium",
+        tokens=20_000_000, easy_tokens=0, decay_tokens=10_000_000, muon_lr=0.01, adam_lr=1e-3, seed=36, focus=True,
+    ),
+    "large": Recipe(
+        hidden=192, layers=30, heads=6, kv_heads=2, mlp=512, grows_from="large-trunk",
+        tokens=6_000_000, easy_tokens=0, decay_tokens=5_000_000, muon_lr=0.01, adam_lr=1e-3, seed=35, focus=True,
+    ),
+}  # fmt: skip
 
 
 def rate(recipe: Recipe, seen: int, step: int) -> float:
-    """The share of the peak rate after `seen` tokens."""
+    """The share of the peak rate after `seen` tokens and `step` steps of these optimisers."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    return warm * max(0.0, min(1.0, (recipe.tokens - seen) / recipe.decay_tokens))
+    return warm * min(1.0, (recipe.tokens - seen) / recipe.decay_tokens)
 
 
-def optimisers(model: LlamaForCausalLM, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
-    hidden = [
-        p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
-    ]
-    inner = {id(p) for p in hidden}
-    rest = [p for p in model.parameters() if id(p) not in inner]
-    return [
-        Muon(hidden, lr=muon_lr),
-        torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+def weights(exact: dict[str, float]) -> dict[str, float]:
+    """How much oftener a task is drawn for the share of its problems that is failed: from 0.5 (none) to 2 (all)."""
+    return {task: 0.5 + 1.5 * (1.0 - share) for task, share in exact.items()}
 
 
-def learn(
-    model: LlamaForCausalLM, opts: list[torch.optim.Optimizer], peaks: list[float], share: float, loss: torch.Tensor
-) -> None:
-    """One step of all optimisers, each group at `share` of its peak rate."""
-    for group, peak in zip((g for opt in opts for g in opt.param_groups), peaks, strict=True):
-        group["lr"] = peak * share
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for opt in opts:
-        opt.step()
-        opt.zero_grad(set_to_none=True)
+def by_task(problems: list[Problem], right: list[bool]) -> dict[str, float]:
+    results: dict[str, list[bool]] = defaultdict(list)
+    for problem, good in zip(problems, right, strict=True):
+        results[problem.task].append(good)
+    return {task: sum(group) / len(group) for task, group in results.items()}
 
 
-def _source(seed: int, by_level: tuple[float, ...]) -> Iterator[Batch]:
-    weights = {(task, level): by_level[level - 1] for task in tasks.TASKS for level in tasks.LEVELS}
-    return batches(seed, TOKENS_PER_BATCH, long_share=LONG_SHARE, weights=weights)
+class Run:
+    """One training run: its model, optimisers, and how far it is."""
 
+    def __init__(self, name: str, work: Path, threads: int, device: torch.device = CPU) -> None:
+        self.name, self.work, self.recipe, self.threads = name, work, RECIPES[name], threads
+        torch.set_num_threads(threads)
+        torch.manual_seed(self.recipe.seed)
+        self.checkpoint, self.log = work / f"{name}.pt", work / f"{name}.jsonl"
+        self.step, self.seen, self.cpu_s = 0, 0, 0.0
+        self.exact: dict[str, float] = {}
+        kept = work / name / PROGRESS
+        if kept.exists():
+            progress = json.loads(kept.read_text())
+            self.step, self.seen, self.cpu_s = progress["step"], progress["seen"], progress["cpu_s"]
+        self.begun_at_step = self.step
+        begun_with = work / (name if kept.exists() else self.recipe.grows_from)
+        seed = LlamaForCausalLM.from_pretrained(str(begun_with), dtype=torch.float32)
+        self.model = (seed if kept.exists() else grow(seed, config(self.recipe))).to(device)
+        self.opts = optimisers(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
+        self.peaks = [group["lr"] for opt in self.opts for group in opt.param_groups]
+        self._cpu_from = time.process_time()
+        self.probe = [
+            tasks.make(task, level, f"probe {i}") for task, level in tasks.KINDS for i in range(PROBE_PER_KIND)
+        ]
+        if self.checkpoint.exists():
+            self._load()
 
-def _begin(recipe: Recipe, work: Path) -> LlamaForCausalLM:
-    if not recipe.grows_from:
-        return LlamaForCausalLM(config(recipe))
-    trunk = work / f"{recipe.grows_from}.trunk"
-    if not trunk.exists():
-        raise FileNotFoundError(f"{trunk}: train {recipe.grows_from} first, this tier grows out of it")
-    return grow(LlamaForCausalLM.from_pretrained(str(trunk), dtype=torch.float32), config(recipe))
-
-
-def train(name: str, folder: Path, work: Path, *, threads: int) -> dict[str, object]:
-    """Train tier `name` into `folder`; a checkpoint in `work` is taken up again. Returns the figures for the card."""
-    recipe = RECIPES[name]
-    total = recipe.tokens
-    torch.set_num_threads(threads)
-    torch.manual_seed(recipe.seed)
-    model = _begin(recipe, work)
-    opts = optimisers(model, recipe.muon_lr, recipe.adam_lr)
-    peaks = [group["lr"] for opt in opts for group in opt.param_groups]
-    work.mkdir(parents=True, exist_ok=True)
-    checkpoint, log = work / f"{name}.pt", work / f"{name}.jsonl"
-    step, tokens_seen, spent_s = 0, 0, 0.0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        step, tokens_seen, spent_s = state["step"], state["seen"], state["spent_s"]
-        model.load_state_dict(state["model"])
-        for opt, optimiser_state in zip(opts, state["opts"], strict=True):
+    def _load(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.model.device, weights_only=True)
+        self.step, self.seen, self.cpu_s, self.exact = state["step"], state["seen"], state["cpu_s"], state["exact"]
+        self.model.load_state_dict(state["model"])
+        for opt, optimiser_state in zip(self.opts, state["opts"], strict=True):
             opt.load_state_dict(optimiser_state)
-    probe = [turn_ids(p) for p in tasks.held_out(300, seed=99)]
-    levels: tuple[float, ...] = ()
-    source: Iterator[Batch] = iter(())
-    began, since, running = time.monotonic(), time.monotonic(), 0.0
-    while tokens_seen < total:
-        due = EASY if tokens_seen < recipe.easy_tokens else ALL
-        if due != levels:
-            levels, source = due, _source(recipe.seed * 1000 + step, due)
-        batch = next(source)
-        share = rate(recipe, tokens_seen, step)
-        loss = loss_of(model, batch)
-        learn(model, opts, peaks, share, loss)
-        trunk_before = tokens_seen < total - recipe.decay_tokens
-        step, tokens_seen = step + 1, tokens_seen + int((batch.input_ids != PAD).sum())
-        if trunk_before and tokens_seen >= total - recipe.decay_tokens:
-            save(model, work / f"{name}.trunk")
-        running += loss.item()
-        if step % 250 == 0 or tokens_seen >= total:
-            row = {
-                "step": step,
-                "seen": tokens_seen,
-                "loss": running / 250,
-                "spent_s": spent_s + time.monotonic() - began,
-            }
-            running = 0.0
-            if step % 1000 == 0 or tokens_seen >= total:
-                row["exact"] = sum(exact_replies(model, probe)) / len(probe)
-            with log.open("a") as out:
-                out.write(json.dumps(row) + "\n")
-        if time.monotonic() - since > 600 or tokens_seen >= total:
-            since = time.monotonic()
-            optimiser_state = {
-                "step": step,
-                "seen": tokens_seen,
-                "spent_s": spent_s + time.monotonic() - began,
-                "model": model.state_dict(),
-                "opts": [opt.state_dict() for opt in opts],
-            }
-            torch.save(optimiser_state, checkpoint.with_suffix(".tmp"))
-            checkpoint.with_suffix(".tmp").replace(checkpoint)
-    save(model, folder)
+
+    def keep(self) -> None:
+        """Write a checkpoint, whole or not at all."""
+        state = {
+            "step": self.step,
+            "seen": self.seen,
+            "cpu_s": self.spent_s(),
+            "exact": self.exact,
+            "model": self.model.state_dict(),
+            "opts": [opt.state_dict() for opt in self.opts],
+        }
+        torch.save(state, self.checkpoint.with_suffix(".tmp"))
+        self.checkpoint.with_suffix(".tmp").replace(self.checkpoint)
+
+    def export(self) -> None:
+        """Write the weights, and how far the training is: a run without the checkpoint goes on from there."""
+        save(self.model, self.work / self.name, tokenizer.save)
+        progress = {"step": self.step, "seen": self.seen, "of": self.recipe.tokens, "cpu_s": round(self.spent_s())}
+        (self.work / self.name / PROGRESS).write_text(json.dumps(progress) + "\n")
+
+    def spent_s(self) -> float:
+        """CPU seconds, all threads together, runs before this one included."""
+        return self.cpu_s + time.process_time() - self._cpu_from
+
+    def source(self) -> Iterator[Batch]:
+        """Batches from here on: easy at first, with more of the failed tasks if the recipe has it."""
+        by_level = EASY if self.seen < self.recipe.easy_tokens else self.recipe.by_level
+        seed = self.recipe.seed * 100_000 + self.step
+        drawn = tasks.stream(seed, by_level=by_level, by_task=weights(self.exact) if self.recipe.focus else {})
+        return batches(drawn, seed, TOKENS_PER_BATCH, LONG_SHARE)
+
+    def measure(self) -> None:
+        """The share of exact replies by task, on problems of the training split."""
+        self.model.eval()
+        right = exact_replies(self.model, [turn_ids(problem) for problem in self.probe], batch=16)
+        self.model.train()
+        self.exact = by_task(self.probe, right)
+
+    def write(self, row: dict[str, object]) -> None:
+        with self.log.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+
+    def go(self, until_tokens: int | None = None) -> None:
+        """Train to the end of the recipe, or to `until_tokens`."""
+        total = min(self.recipe.tokens, until_tokens or self.recipe.tokens)
+        source, easy, losses = self.source(), self.seen < self.recipe.easy_tokens, list[float]()
+        kept_at = logged_at = time.monotonic()
+        while self.seen < total:
+            batch = next(source)
+            loss = loss_of(self.model, batch)
+            learn(self.model, self.opts, self.peaks, rate(self.recipe, self.seen, self.step - self.begun_at_step), loss)
+            losses.append(loss.item())
+            self.step, self.seen = self.step + 1, self.seen + int((batch.input_ids != PAD).sum())
+            if self.step % LOG_STEPS == 0:
+                now = time.monotonic()
+                pace = len(losses) * TOKENS_PER_BATCH / (now - logged_at)
+                row = {
+                    "step": self.step,
+                    "seen": self.seen,
+                    "loss": sum(losses) / len(losses),
+                    "padded_tokens_per_s": round(pace),
+                }
+                self.write({**row, "cpu_s": round(self.spent_s())})
+                losses, logged_at = [], now
+            if self.step % PROBE_STEPS == 0:
+                self.measure()
+                mean = sum(self.exact.values()) / len(self.exact)
+                self.write({"step": self.step, "seen": self.seen, "exact": round(mean, 3), "by_task": self.exact})
+                source = self.source()
+            if easy and self.seen >= self.recipe.easy_tokens:
+                easy, source = False, self.source()
+            if time.monotonic() - kept_at > CHECKPOINT_S:
+                self.keep()
+                kept_at = time.monotonic()
+        self.keep()
+
+
+def train(
+    name: str, work: Path, threads: int, until_tokens: int | None = None, device: torch.device = CPU
+) -> dict[str, object]:
+    """Train one model of RECIPES into work/name; return its figures. `until_tokens` ends it early (to try a recipe)."""
+    work.mkdir(parents=True, exist_ok=True)
+    run = Run(name, work, threads, device)
+    run.go(until_tokens)
+    run.measure()
+    save(run.model, work / name, tokenizer.save)
     return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "training_tokens": tokens_seen,
-        "steps": step,
-        "training_seconds": round(spent_s + time.monotonic() - began),
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "training_tokens": run.seen,
+        "steps": run.step,
+        "cpu_s": round(run.spent_s()),
         "threads": threads,
-        "recipe": dataclasses.asdict(recipe),
+        "device": device.type,
+        "exact": sum(run.exact.values()) / len(run.exact),
+        "recipe": dataclasses.asdict(run.recipe),
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tier", choices=sorted(RECIPES))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--work", type=Path, default=Path(".cache/training"))
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    figures = train(args.tier, args.out, args.work, threads=args.threads)
-    (args.work / f"{args.tier}.figures.json").write_text(json.dumps(figures, indent=2) + "\n")
-    print(json.dumps(figures, indent=2))
-
-
-if __name__ == "__main__":
-    main()

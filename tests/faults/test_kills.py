@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.fault_streams import is_whole, process_of, signal_process
-from models.training import tasks
+from models.training.first import tasks
 from penstock import (
     AsyncClient,
     AsyncPlannerClient,

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
-from models.training import measure
+from models.training.first import measure
 from models.training.smalltalk import SMALLTALK
 from models.training.tokenizer import VOCAB_SIZE
 from models.training.tokenizer import save as save_tokenizer

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from models.training.data import IGNORED, PAD, Row, pack
 from models.training.hardware import autocast, device_named
+from models.training.rows import IGNORED, PAD, Row, pack
 
 
 @pytest.mark.parametrize("limit", [1, 16, 100, 10_000])

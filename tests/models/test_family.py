@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from judge_service.calibration import Calibration
-from models.training import answers, judge, measure, tasks, tokenizer
-from models.training.answers import Answered
+from models.training.first import answers, judge, measure, tasks, tokenizer
+from models.training.first.answers import Answered
 from models.training.growth import grow
+from models.training.judge import broken
+from models.training.measure import auc
 from models.training.smalltalk import SMALLTALK
 from services.domain import TextPrompt
 from services.mesh_file import load_mesh_file
@@ -77,7 +79,7 @@ def test_a_sample_measured_again_is_what_was_claimed(answered: dict[str, list[An
 def test_the_judge_tells_good_from_bad_on_the_sample(answered: dict[str, list[Answered]]) -> None:
     found = [*answered["small"], *answered["medium"]]
     scores = judge.score_all(FAMILY / "judge", found, threads=1)
-    assert measure.auc(scores, [a.correct for a in found]) >= MIN_AUC
+    assert auc(scores, [a.correct for a in found]) >= MIN_AUC
 
 
 def test_the_readme_questions_are_answered_rightly() -> None:
@@ -152,7 +154,7 @@ def test_broken_replies_are_lessons_of_where_they_break() -> None:
         right = judge.lesson(problem, problem.reply)
         assert right.good
         assert right.good_until == len(right.ids)
-        wrong = judge.lesson(problem, judge.broken(problem.reply, problem.answer, rng))
+        wrong = judge.lesson(problem, broken(problem.reply, problem.answer, rng))
         assert wrong.reply_at <= wrong.good_until <= len(wrong.ids)
 
 

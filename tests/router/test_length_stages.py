@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from models.training import tasks
+from models.training.first import tasks
 from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, Span, Stage, Tokens
 from services.domain import Role
 from services.testing import RedisProcess

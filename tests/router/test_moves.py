@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from models.training import tasks
+from models.training.first import tasks
 from penstock import AsyncClient, InstanceChanged, Move, NotFoundError, TierStarted, Tokens
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker

@@ -251,7 +251,7 @@ async def test_a_trained_model_with_a_template_for_tools_is_made_to_call_them(tm
     """The shipped weights know no tools; given a template with tools, the grammar makes valid calls of what they write."""
     import shutil
 
-    from models.training.second.tokenizer import CHAT_TEMPLATE
+    from models.training.tokenizer import CHAT_TEMPLATE
 
     folder = tmp_path / "tools"
     shutil.copytree(FAMILY / "small", folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.training.second.tokenizer import CHAT_TEMPLATE
+from models.training.tokenizer import CHAT_TEMPLATE
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, InvalidRequest, SamplingParams, TokenFrame
 from services.domain.errors import UnsupportedByModel
 from services.domain.structured import StructuredOutput, StructureKind

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.training import tasks
+from models.training.first import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from tests.conftest import FAMILY, TIERS

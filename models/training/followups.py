@@ -2,11 +2,11 @@
 
 import random
 
+from models.training import arithmetic, lists, text
 from models.training.columns import columns_added, columns_multiplied, columns_subtracted
-from models.training.second import arithmetic, lists, text
-from models.training.second.drafts import Draft, sorted_text
-from models.training.second.problems import Message
-from models.training.second.wording import Phrasing
+from models.training.drafts import Draft, sorted_text
+from models.training.problems import Message
+from models.training.wording import Phrasing
 from models.training.words import word
 
 _THEN = "[Now|And now|Then|Next,|OK, now|Good. Now|]"

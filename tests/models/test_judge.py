@@ -1,4 +1,4 @@
-"""The second edition's judge and figures: what a lesson is, what a figure says, and that judging is the code that serves."""
+"""The judge and the figures: what a lesson is, what a figure says, and that judging is the code that serves."""
 
 import json
 import random
@@ -10,15 +10,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from judge_service.calibration import Calibration
-from models.training import train as first
-from models.training.second import answers, cards, judge, measure, tasks, tokenizer, wording
-from models.training.second.answers import Answered
-from models.training.second.problems import Message, Problem
+from models.training import answers, cards, judge, learning, measure, tasks, tokenizer, wording
+from models.training.answers import Answered
+from models.training.problems import Message, Problem
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random model with the second edition's tokenizer, under every tier's name."""
+    """A tiny random model with the family's tokenizer, under every tier's name."""
     root = tmp_path_factory.mktemp("second")
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -28,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     for name in (*measure.TIERS, "judge", judge.BASE):
-        first.save(model, root / name, tokenizer.save)
+        learning.save(model, root / name, tokenizer.save)
     return root
 
 
@@ -102,9 +101,13 @@ def test_the_judge_learns_and_is_taken_up_where_it_stopped(folder: Path, monkeyp
     assert (folder / "answers-small-greedy.jsonl").exists()
     figures = judge.train(folder, 1, total=30)
     assert figures["steps"] == 30
-    losses = [json.loads(line)["loss"] for line in (folder / "judge.jsonl").read_text().splitlines()]
-    assert len(losses) == 6
-    assert losses[-1] < losses[0] - 0.2
+    assert len((folder / "judge.jsonl").read_text().splitlines()) == 6
+    right = [lesson for one in islice(tasks.stream(31), 40) if (lesson := judge.lesson(one, one.reply)) is not None]
+    before, after = (
+        float(judge.loss_of(LlamaForCausalLM.from_pretrained(str(folder / name), dtype=torch.float32), right))
+        for name in (judge.BASE, "judge")
+    )
+    assert after < before - 0.2
     assert (folder / "judge" / "tokenizer.json").exists()
 
 
@@ -168,7 +171,7 @@ def test_the_step_cost_grows_with_depth(folder: Path, tmp_path: Path) -> None:
         num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=256,
         eos_token_id=257, pad_token_id=258,
     )  # fmt: skip
-    first.save(LlamaForCausalLM(deep), tmp_path, tokenizer.save)
+    learning.save(LlamaForCausalLM(deep), tmp_path, tokenizer.save)
     assert answers.step_cost_s(tmp_path) > 2 * answers.step_cost_s(folder / "small") > 0
 
 

@@ -1,4 +1,4 @@
-"""What the second edition of the family is trained on: right, held out by content and by wording, and within the context."""
+"""What the models are trained on: right, held out by content and by wording, and within the context."""
 
 import ast
 import json
@@ -13,17 +13,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.training import smalltalk
-from models.training import train as first_train
-from models.training.data import BOS, IGNORED
-from models.training.second import (
+from models.training import (
     arithmetic,
     data,
     drafts,
     followups,
     forms,
+    learning,
     lists,
     problems,
+    smalltalk,
     tasks,
     text,
     things,
@@ -32,7 +31,8 @@ from models.training.second import (
     train,
     wording,
 )  # fmt: skip
-from models.training.second.problems import Problem, is_correct
+from models.training.problems import Problem, is_correct
+from models.training.rows import BOS, IGNORED
 from tests.conftest import FAMILY
 
 CONTEXT = 2048
@@ -317,7 +317,7 @@ def test_replies_to_smalltalk_are_short_and_say_what_the_models_know() -> None:
 
 
 def test_the_readme_example_is_among_what_is_trained() -> None:
-    """The wording of the first edition's unanswered example, full stop included, is a wording of `sort`."""
+    """The wording of an example that was once unanswered, full stop included, is a wording of `sort`."""
     wordings = {one for pattern in lists.SORT_UP for one in wording.expansions(pattern)}
     assert "Sort these numbers from small to large: {x}." in wordings
 
@@ -367,9 +367,9 @@ def test_every_recipe_can_grow_and_the_family_fits_its_budget() -> None:
     """Head size and key/value heads are the seed's, nothing shrinks; tiers and judge are under 40 MB in bfloat16."""
     parameters = {}
     for name, recipe in train.RECIPES.items():
-        grown = first_train.config(recipe)
+        grown = learning.config(recipe)
         edition, _, seed = recipe.grows_from.rpartition("/")
-        first = LlamaConfig.from_pretrained(str(FAMILY / seed)) if edition else first_train.config(train.RECIPES[seed])
+        first = LlamaConfig.from_pretrained(str(FAMILY / seed)) if edition else learning.config(train.RECIPES[seed])
         assert (grown.head_dim, grown.num_key_value_heads) == (first.head_dim, first.num_key_value_heads)
         for field in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
             assert getattr(grown, field) >= getattr(first, field), (name, field)

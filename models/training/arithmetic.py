@@ -3,8 +3,8 @@
 import random
 
 from models.training.columns import columns_added, columns_multiplied, columns_subtracted
-from models.training.second.drafts import Draft, asked, number, sorted_text  # fmt: skip
-from models.training.second.wording import Phrasing
+from models.training.drafts import Draft, asked, number, sorted_text  # fmt: skip
+from models.training.wording import Phrasing
 
 _ASK = "[What is|What's|Calculate|Compute|Work out|Find|Give me|Solve|How much is|What do you get for|What does this make:] "
 ADD = (

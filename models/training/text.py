@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
-from models.training.second.drafts import Draft, asked, sorted_text
-from models.training.second.wording import Phrasing
+from models.training.drafts import Draft, asked, sorted_text
+from models.training.wording import Phrasing
 from models.training.words import COMMON, letters, word
 
 _WORD = "[ the word|]"

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from models.training.second.problems import Message, Problem
-from models.training.second.wording import Phrasing
+from models.training.problems import Message, Problem
+from models.training.wording import Phrasing
 
 Maker = Callable[[random.Random, int, Phrasing], "Draft"]
 

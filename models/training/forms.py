@@ -4,11 +4,11 @@ import json
 import random
 from collections.abc import Callable
 
-from models.training.second.drafts import Draft
-from models.training.second.problems import Message
-from models.training.second.things import NAMES, THINGS
-from models.training.second.wording import Phrasing
+from models.training.drafts import Draft
+from models.training.problems import Message
 from models.training.smalltalk import SMALLTALK
+from models.training.things import NAMES, THINGS
+from models.training.wording import Phrasing
 
 CITIES = ("Rome", "Paris", "Oslo", "Lima", "Cairo", "Delhi", "Tokyo", "Bern", "Kyiv", "Quito", "Prague", "Dublin")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

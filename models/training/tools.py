@@ -3,11 +3,11 @@
 import json
 import random
 
-from models.training.second.arithmetic import ADD, EXPRESSION, MULTIPLY, SUBTRACT
-from models.training.second.drafts import Draft, number, sorted_text
-from models.training.second.problems import Message, tool_call
-from models.training.second.things import ASK_MANY, ASK_ONE, ASK_TWO, THINGS
-from models.training.second.wording import Phrasing
+from models.training.arithmetic import ADD, EXPRESSION, MULTIPLY, SUBTRACT
+from models.training.drafts import Draft, number, sorted_text
+from models.training.problems import Message, tool_call
+from models.training.things import ASK_MANY, ASK_ONE, ASK_TWO, THINGS
+from models.training.wording import Phrasing
 
 CALCULATOR_SAYS = (
     "Evaluate an arithmetic expression.", "Calculate the value of an expression.", "A calculator.", "Does arithmetic.",

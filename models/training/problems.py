@@ -1,4 +1,4 @@
-"""One problem of the second edition: a chat up to the reply, the right reply, and how a reply is checked. No I/O."""
+"""One problem: a chat up to the reply, the right reply, and how a reply is checked. No I/O."""
 
 import json
 import zlib
