@@ -13,6 +13,9 @@ from services.runtime import Chassis
 from services.settings import MeshReplan, SettingsError
 from services.state import MeshFeed, PlanStore, WorkloadStore
 
+PULL_S = 0.5
+"""How often the planner looks at the mesh, at most: nobody waits for what it sees, as requests at a router do."""
+
 
 async def compose(chassis: Chassis) -> None:
     """Keep the plan and serve it."""
@@ -21,7 +24,7 @@ async def compose(chassis: Chassis) -> None:
         chassis.redis,
         chassis.keys,
         MeshView(),
-        interval_s=chassis.settings.pull_interval_s,
+        interval_s=max(PULL_S, chassis.settings.pull_interval_s),
         on_change=lambda: publisher.view_changed(),
     )
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))

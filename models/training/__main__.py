@@ -12,10 +12,12 @@ import shutil
 from pathlib import Path
 
 from models.training import cards, judge, measure
+from models.training.first import train as first
 from models.training.hardware import device_named
 from models.training.train import RECIPES, Run, train
 
-STEPS = (*RECIPES, "judge", "measure")
+FIRST = tuple(f"first/{name}" for name in first.RECIPES)
+STEPS = (*FIRST, *RECIPES, "judge", "measure")
 WEIGHTS = Path(__file__).parent / "weights"
 
 
@@ -30,12 +32,15 @@ def export(name: str, work: Path) -> None:
         shutil.copy(figures, WEIGHTS)
 
 
+def grown_from_first(work: Path) -> bool:
+    """Whether a model that begins with the first edition's weights is not finished yet."""
+    growing = [name for name, recipe in RECIPES.items() if recipe.grows_from in FIRST]
+    return any(not (work / f"{name}.figures.json").exists() for name in growing)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument(
-        "--first", type=Path, default=Path("models/family"), help="the first edition, copied to work/first"
-    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the models are trained"
@@ -62,19 +67,19 @@ def main() -> None:
             export(name, args.work)
         return
     (args.work / "driver.pid").write_text(f"{os.getpid()}\n")
-    if not (args.work / "first").exists():
-        shutil.copytree(args.first, args.work / "first")
-        if WEIGHTS.exists():
-            shutil.copytree(WEIGHTS, args.work, dirs_exist_ok=True)
+    if not any(args.work.glob("*.figures.json")) and WEIGHTS.exists():
+        shutil.copytree(WEIGHTS, args.work, dirs_exist_ok=True)
     for name in args.only or STEPS:
         path = args.work / f"{name}.figures.json"
-        if path.exists():
+        if path.exists() or (name in FIRST and not grown_from_first(args.work)):
             continue
         print(f"== {name}", flush=True)
         if name == "measure":
             figures = measure.measure(args.work, args.threads)
         elif name == "judge":
             figures = judge.train(args.work, args.threads, device=device)
+        elif name in FIRST:
+            figures = first.train(Path(name).name, args.work / name, args.work / "first", threads=args.threads)
         else:
             figures = train(name, args.work, args.threads, args.until_tokens, device)
         path.write_text(json.dumps(figures, indent=1) + "\n")

@@ -97,6 +97,11 @@ def _answer(folder: Path, tier: str, problems: Iterable[Problem], temperature: f
     ]
 
 
+def chat_of(problem: Problem) -> ChatPrompt:
+    """The problem as a request's prompt."""
+    return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in problem.messages))
+
+
 def accuracy(answered: Seq[Answered]) -> float:
     return sum(a.correct for a in answered) / len(answered)
 
@@ -125,10 +130,7 @@ def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> lis
     async def run() -> list[float]:
         scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
         await scorer.start()
-        items = [
-            JudgedAnswer(ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in a.problem.messages)), a.reply, a.tier)
-            for a in answered
-        ]
+        items = [JudgedAnswer(chat_of(a.problem), a.reply, a.tier) for a in answered]
         scores = [raw.raw for raw in await scorer.score(items)]
         await scorer.close()
         return scores

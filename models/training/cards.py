@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from models.training.measure import FIT_COUNT, TEST_COUNT, TEST_SEED, TIERS
+from models.training.measure import FIT_COUNT, PREDICTOR, SLACK, TEST_COUNT, TEST_SEED, TIERS
 from models.training.problems import HELD_OUT_SHARE
 from models.training.tasks import TASKS
 from models.training.wording import HELD_OUT_SHARE as WORDING_SHARE
@@ -28,6 +28,7 @@ def install(work: Path, family: Path) -> None:
     for name in names:
         shutil.rmtree(family / name, ignore_errors=True)
         shutil.copytree(work / name, family / name)
+    shutil.copy(work / PREDICTOR, family / PREDICTOR)
     (family / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     shutil.copy(work / "heldout.jsonl", family.parent / "heldout.jsonl")
     for tier in TIERS:
@@ -139,13 +140,16 @@ def family_card(figures: dict[str, Any], family: Path) -> str:
         for tier, tier_figures in figures["tiers"].items()
     )
     rows = "\n".join(
-        f"| {name} | {percent(row['accuracy']['large'])} | {percent(row['cascade']['accuracy'])} | {percent(row['cascade']['wrong_among_accepted'])} |"
+        f"| {name} | {percent(row['accuracy']['large'])} | {percent(row['cascade']['accuracy'])} | {percent(row['cascade']['wrong_among_accepted'])} "
+        f"| {percent(row['cascade']['cost_of_large_alone'])} |"
         for name, row in figures["rows"].items()
     )
     shares = ", ".join(
         f"{tier} {percent(share)}" for tier, share in figures["rows"][PLAIN]["cascade"]["share_answered"].items()
     )
     thresholds = ", ".join(f"{tier} {value:.0f}" for tier, value in figures["thresholds"].items())
+    limits = ", ".join(f"{tier} {value:.0f}" for tier, value in figures["skip_below"].items())
+    own = figures["rows"][PLAIN]["cascade"]
     return f"""# The shipped family
 
 Three Llamas and a judge, small enough to be shipped and to run anywhere, good enough that a cascade of them is a real one: each tier costs about three times the
@@ -155,11 +159,14 @@ one below and is really better, and the judge tells good answers from bad. They 
 |---|---|---|---|---|---|
 {tiers}
 
-As a cascade under thresholds chosen on other prompts ({thresholds}), answered by {shares}:
+As a cascade whose thresholds ({thresholds}) and limits of skip prediction ({limits}) were chosen on other prompts for the least CPU time within {SLACK:.0%} of the large tier's accuracy, answered by {shares}:
 
-| the same problems | large alone | cascade | wrong among accepted |
-|---|---|---|---|
+| the same problems | large alone | cascade | wrong among accepted | CPU time, of large alone |
+|---|---|---|---|---|
 {rows}
+
+The CPU time is computed from the tokens and the costs below: decode steps of batch 8, prompts and judged answers read once. `predictor.json` expects each tier's score from the prompt (trained on {figures["predictor"]["prompts"]:,} training prompts);
+passing tiers over reduces the tokens of answers that do not stand from {own["without_skipping"]["tokens_in_vain"]:.1f} to {own["tokens_in_vain"]:.1f} per prompt. A token read costs {", ".join(f"{name} {1000 * value:.0f} us" for name, value in figures["read_cost_ms"].items())}.
 
 The tasks ({len(TASKS)} of them, five levels each): {", ".join(TASKS)}. A problem is held out by a checksum of its content whatever its wording and whatever the order of
 operands that commute, one in {HELD_OUT_SHARE}; a wording by a checksum of its text, one in {WORDING_SHARE}. The test prompts (seed {TEST_SEED}) are in `../heldout.jsonl`.

@@ -1,13 +1,17 @@
-"""Measure the models on problems and wordings it has never seen; fit the judge's calibration.
+"""Measure the models on problems and wordings it has never seen; fit the judge's calibration,
+the predictor of its scores, and the thresholds and skip limits of the cascade.
 
 Two sets of held-out problems with none in common: TEST_COUNT for the figures, and others for what is fitted (calibration,
 thresholds). The same test problems are asked again with surface noise and in held-out wordings.
 """
 
+import itertools
 import json
 import platform
+import time
 from collections import defaultdict
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,18 @@ import numpy as np
 
 from judge_service.calibration import Calibration, fit
 from models.training import tasks, wording
-from models.training.answers import Answered, accuracy, answer_all, logprobs_all, score_all, step_cost_s
+from models.training.answers import COST_BATCH, Answered, accuracy, answer_all, logprobs_all, score_all, step_cost_s
+from models.training.data import turn_ids
+from models.training.operating_point import Answers, Rule, choose, outcome
 from models.training.problems import Problem
+from planner_service.score_predictor import train
+from services.domain.score_prediction import ScorePredictor
 
 TIERS = ("small", "medium", "large")
 TEST_COUNT, TEST_SEED = 500, 20_27
 FIT_COUNT, FIT_SEED = 1500, 78
-SLACK = 0.01  # accuracy that the cascade may lose to the large tier where its thresholds are chosen
+PREDICTOR, PREDICTOR_PROMPTS, PREDICTOR_SEED = "predictor.json", 4000, 79
+SLACK = 0.01  # accuracy that the cascade may lose to the large tier where its rule is chosen
 SHARES_READ = (0.25, 0.5, 0.75, 1.0)
 COST_ROUNDS = 5
 RELIABILITY_BINS = 10
@@ -107,35 +116,73 @@ def reliability(scores: Seq[float], good: Seq[bool]) -> list[dict[str, float]]:
     ]
 
 
-def cascade(
-    answered: dict[str, list[Answered]], scores: dict[str, list[float]], thresholds: tuple[float, float]
-) -> dict[str, Any]:
-    """What the cascade would have answered: accuracy, who answered, and how many of the accepted answers are wrong."""
-    count = len(answered["large"])
-    tiers_taken = [
-        0 if scores["small"][i] >= thresholds[0] else 1 if scores["medium"][i] >= thresholds[1] else 2
-        for i in range(count)
-    ]
-    right = [answered[TIERS[tier]][i].correct for i, tier in enumerate(tiers_taken)]
-    accepted = [good for tier, good in zip(tiers_taken, right, strict=True) if tier < 2]
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """CPU milliseconds of one thread. step: of a decode step of COST_BATCH replies, by tier. read: of a token of a prompt, by
+    model, the judge included."""
+
+    step: dict[str, float]
+    read: dict[str, float]
+
+
+def costs_of(folder: Path, answered: Seq[Answered]) -> Costs:
+    """Measured: steps of every tier, the judge's reading of `answered`. Reading is matrix products: others by parameters."""
+    tokens = sum(prompt_tokens(a.problem) + a.tokens for a in answered)
+    began = time.process_time()
+    score_all(folder / "judge", answered, threads=1)
+    judge_ms = 1000 * (time.process_time() - began) / tokens
+    sizes = {name: (folder / name / "model.safetensors").stat().st_size for name in (*TIERS, "judge")}
+    return Costs(step_costs(folder), {name: judge_ms * size / sizes["judge"] for name, size in sizes.items()})
+
+
+def prompt_tokens(problem: Problem) -> int:
+    return 1 + len(turn_ids(problem)[0])
+
+
+def cost_ms(costs: Costs, answered: Answered, *, judged: bool) -> float:
+    """CPU milliseconds of an answer: its prompt read, its tokens in steps of COST_BATCH, all read by the judge."""
+    read = prompt_tokens(answered.problem)
+    answering = read * costs.read[answered.tier] + answered.tokens * costs.step[answered.tier] / COST_BATCH
+    return answering + (read + answered.tokens) * costs.read["judge"] * judged
+
+
+def all_answers(
+    answered: dict[str, list[Answered]], scores: dict[str, list[float]], predictor: ScorePredictor, costs: Costs
+) -> Answers:
+    """The same problems answered by all tiers, as `operating_point` takes them."""
+    predicted = [predictor.predict(a.problem.prompt) for a in answered[TIERS[0]]]
+    return Answers(
+        right=np.array([[a.correct for a in answered[tier]] for tier in TIERS]),
+        tokens=np.array([[float(a.tokens) for a in answered[tier]] for tier in TIERS]),
+        cost_ms=np.array([[cost_ms(costs, a, judged=tier != TIERS[-1]) for a in answered[tier]] for tier in TIERS]),
+        scores=np.array([scores[tier] for tier in TIERS[:-1]]),
+        predicted=np.array([[row[tier] for row in predicted] for tier in TIERS[:-1]]),
+    )
+
+
+def cascade_figures(answers: Answers, rule: Rule) -> dict[str, Any]:
+    """What the cascade would have answered, and what it costs as a share of the large tier alone."""
+    found = outcome(answers, rule)
+    without = outcome(answers, Rule(rule.thresholds, (0.0,) * len(rule.skip_below)))
     return {
-        "accuracy": sum(right) / count,
-        "share_answered": {tier: tiers_taken.count(i) / count for i, tier in enumerate(TIERS)},
-        "wrong_among_accepted": accepted.count(False) / len(accepted) if accepted else 0.0,
+        "accuracy": found.accuracy,
+        "share_answered": dict(zip(TIERS, found.shares, strict=True)),
+        "wrong_among_accepted": found.wrong_among_accepted,
+        "cost_of_large_alone": found.cost_ms / float(answers.cost_ms[-1].mean()),
+        "tokens_in_vain": found.tokens_in_vain,
+        "without_skipping": {"accuracy": without.accuracy, "tokens_in_vain": without.tokens_in_vain},
     }
 
 
-def choose_thresholds(answered: dict[str, list[Answered]], scores: dict[str, list[float]]) -> tuple[float, float]:
-    """The thresholds with the least use of the large tier whose accuracy is within SLACK of its own."""
-    target = accuracy(answered["large"]) - SLACK
-    grid = [float(t) for t in range(5, 100, 5)]
-    able = [
-        (outcome["share_answered"]["large"], -outcome["accuracy"], (a, b))
-        for a in grid
-        for b in grid
-        if (outcome := cascade(answered, scores, (a, b)))["accuracy"] >= target
-    ]
-    return min(able)[2] if able else (grid[-1], grid[-1])
+def train_predictor(folder: Path, problems: Seq[Problem], calibration: Calibration, threads: int) -> ScorePredictor:
+    """Train the predictor of the judge's scores of the lower tiers' answers; write it into `folder`."""
+    columns = []
+    for tier in TIERS[:-1]:
+        answered = answer_all(folder / tier, tier, problems, threads=threads)
+        columns.append([calibration.apply(raw) for raw in score_all(folder / "judge", answered, threads=threads)])
+    trained = train([problem.prompt for problem in problems], TIERS[:-1], np.array(columns).T)
+    (folder / PREDICTOR).write_text(trained.predictor.to_json())
+    return trained.predictor
 
 
 def step_costs(folder: Path) -> dict[str, float]:
@@ -154,22 +201,28 @@ def measure(folder: Path, threads: int) -> dict[str, Any]:
     calibration = fit(raw_lower, [a.correct for a in lower], [100 * float(np.exp(x)) for x in raw_lower])
     calibration.write(folder / "judge" / "calibration.json")
     scores_fit = {tier: [calibration.apply(x) for x in raw_fit[tier]] for tier in TIERS}
-    thresholds = choose_thresholds(on_fit, scores_fit)
+    unseen = list(itertools.islice(tasks.stream(PREDICTOR_SEED), PREDICTOR_PROMPTS))
+    predictor = train_predictor(folder, unseen, calibration, threads)
+    costs = costs_of(folder, lower)
+    rule = choose(all_answers(on_fit, scores_fit, predictor, costs), SLACK)
     rows = {}
     on_test: dict[str, dict[str, list[Answered]]] = {}
     for row, (noise, reworded) in ROWS.items():
         problems = heldout_problems(noise, held_out_wording=reworded)
         on_test[row] = {tier: answer_all(folder / tier, tier, problems, threads=threads) for tier in TIERS}
-        rows[row] = _row(folder, on_test[row], calibration, thresholds, threads)
+        rows[row] = _row(folder, on_test[row], calibration, predictor, costs, rule, threads)
     plain = on_test["as they are"]
     figures: dict[str, Any] = {
         "machine": f"{platform.machine()}, {threads} threads, Python {platform.python_version()}",
         "test_prompts": TEST_COUNT,
-        "step_cost_ms": step_costs(folder),
+        "step_cost_ms": costs.step,
+        "read_cost_ms": costs.read,
+        "predictor": {"prompts": predictor.samples, "auc": dict(zip(predictor.tiers, predictor.auc, strict=True))},
         "tiers": {tier: _tier(folder, tier, plain[tier]) for tier in TIERS},
         "rows": rows,
         "judge": _judge(folder, on_test, calibration, threads),
-        "thresholds": dict(zip(TIERS, thresholds, strict=False)),
+        "thresholds": dict(zip(TIERS, rule.thresholds, strict=False)),
+        "skip_below": dict(zip(TIERS, rule.skip_below, strict=False)),
     }
     (folder / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_heldout(folder / "heldout.jsonl", heldout_problems())
@@ -180,7 +233,9 @@ def _row(
     folder: Path,
     answered: dict[str, list[Answered]],
     calibration: Calibration,
-    thresholds: tuple[float, float],
+    predictor: ScorePredictor,
+    costs: Costs,
+    rule: Rule,
     threads: int,
 ) -> dict[str, Any]:
     raw = {tier: score_all(folder / "judge", answered[tier], threads=threads) for tier in TIERS}
@@ -188,7 +243,7 @@ def _row(
     return {
         "accuracy": {tier: accuracy(answered[tier]) for tier in TIERS},
         "auc": {tier: round(auc(raw[tier], [a.correct for a in answered[tier]]), 4) for tier in TIERS[:2]},
-        "cascade": cascade(answered, scores, thresholds),
+        "cascade": cascade_figures(all_answers(answered, scores, predictor, costs), rule),
     }
 
 

@@ -98,5 +98,10 @@ def _held_out(count: int, seed: int) -> tuple[tuple[str, int, str], ...]:
     return tuple(chosen.values())
 
 
+def single_turns(count: int, seed: int) -> list[Problem]:
+    """`count` held-out problems that one message asks: without tools or earlier turns."""
+    return [problem for problem in held_out(2 * count, seed) if len(problem.messages) == 1][:count]
+
+
 def has_held_out_wording(problem: Problem) -> bool:
     return any(is_held_out(wording) for wording in problem.wordings)

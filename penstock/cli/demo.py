@@ -15,14 +15,14 @@ from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.local import MeshFileOption, started
 from penstock.cli.output import cli_error_handling, console, errors, fail, print_json
-from penstock.cli.replay import arrivals_s, replay
-from penstock.client.aio import AsyncClient
+from penstock.cli.replay import Run, arrivals_s, replay
+from penstock.client.aio import AsyncClient, AsyncPlannerClient
 
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
 
 OFFERED_SHARE = 0.7  # of what the last tier sustains alone, by default: it must keep up, to be compared
-RUN_S = 20.0  # of the runs, by default: with three tiers, all of them take less than two minutes
+RUN_S = 18.0  # of the runs, by default: with three tiers, all of them take less than two minutes
 LEAST_PROMPTS, MOST_PROMPTS = 30, 100  # of a run, by default
 LIMIT_TIMES = 5.0  # an answer is in time within so many times what the last tier takes for a request without others
 SEED = 1  # of the arrivals
@@ -101,7 +101,10 @@ async def _run(
         tiers = [tier.name for tier in mesh.mesh.tiers if tier.workers]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=errors if quiet else console, disable=quiet) as progress:
-            async with AsyncClient(mesh.grpc_addresses) as client:
+            async with (
+                AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+                AsyncPlannerClient(mesh.planner_address) as planner,
+            ):
                 # other prompts than those of the runs, whose KV the tiers would have in their caches
                 others = held_out[-(demo_run.LONE_PROMPTS + demo_run.BURST_PROMPTS) :]
                 for model in (*tiers, "cascade"):
@@ -110,11 +113,12 @@ async def _run(
                 rate_per_s = rate or OFFERED_SHARE * pace.sustained_per_s
                 count = prompts or min(len(held_out), MOST_PROMPTS, max(LEAST_PROMPTS, round(RUN_S * rate_per_s)))
                 times_s = arrivals_s(count, rate_per_s, SEED)
-                runs = {}
+                runs = dict[str, Run]()
+
                 # first the cascade: what it leaves in the caches helps the tiers that it is compared with
-                for model in ("cascade", *tiers):
-                    bar = progress.add_task(model.ljust(8), total=count)
-                    runs[model] = await replay(
+                async def run(name: str, model: str) -> None:
+                    bar = progress.add_task(name.ljust(8), total=count)
+                    runs[name] = await replay(
                         client,
                         held_out[:count],
                         [model] * count,
@@ -123,6 +127,12 @@ async def _run(
                         timeout_s=demo_run.TIMEOUT_S,
                         on_reply=partial(progress.advance, bar),
                     )
+
+                for model in ("cascade", *tiers):
+                    await run(model, model)
+                if any(tier.skip_below is not None for tier in mesh.mesh.tiers):
+                    async with demo_run.no_tier_passed_over(client, planner):
+                        await run(demo_report.PLAIN, "cascade")
                 failover = await demo_run.fail_over(
                     client, held_out[-demo_run.FAILOVER_PROMPTS :], lambda instance: _process_of(mesh, instance)
                 )

@@ -14,8 +14,10 @@ from penstock.cli.demo_run import Failover
 from penstock.cli.held_out import final_answer
 from penstock.cli.output import seconds
 from penstock.cli.replay import Outcome, Run
+from penstock.client.types import Reply
 
 SHOWN_REQUESTS = 8
+PLAIN = "no skips"  # the run of the cascade in which no tier is passed over
 
 
 def run_figures(run: Run, limit_s: float) -> dict[str, Any]:
@@ -43,7 +45,8 @@ def figures_of(
     sustained_per_s: float,
     limit_s: float,
 ) -> dict[str, Any]:
-    """The content of demo.json. runs: by tier, and `cascade`; all of them of the same questions and arrivals.
+    """The content of demo.json. runs: by tier, `cascade`, and PLAIN if the mesh passes tiers over; all of them of the same
+    questions and arrivals.
 
     sustained_per_s: by the last tier alone. limit_s: an answer that takes longer does not count for the goodput.
     """
@@ -75,6 +78,7 @@ def figures_of(
         "failover": dataclasses.asdict(failover),
         "requests": [_request(outcome) for outcome in cascade.outcomes],
         "escalation_drafts": escalation_drafts(cascade),
+        "skipping": skipping(tiers, cascade, runs[PLAIN]) if PLAIN in runs else None,
     }
     return figures | {"saved": savings_sentence(figures)}
 
@@ -90,6 +94,36 @@ def escalation_drafts(run: Run) -> dict[str, int]:
         "accepted_tokens": sum(usage.accepted_draft_tokens for usage in usages),
         "rejected_tokens": sum(usage.rejected_draft_tokens for usage in usages),
     }
+
+
+def skipping(tiers: Sequence[str], cascade: Run, plain: Run) -> dict[str, Any]:
+    """What skip prediction did. passed_over: tiers, over all requests. tokens_in_vain: of answers that did not stand."""
+    return {
+        "passed_over": sum(_passed_over(tiers, reply) for _, reply in cascade.answered),
+        "tokens_in_vain": tokens_in_vain(cascade),
+        "tokens_in_vain_without": tokens_in_vain(plain),
+        "accuracy_without": accuracy(plain.outcomes),
+    }
+
+
+def tokens_in_vain(run: Run) -> int:
+    """Output tokens of answers that were rejected."""
+    return sum(t.usage.output_tokens for _, reply in run.answered for t in reply.tiers if t.tier != reply.tier)
+
+
+def _passed_over(tiers: Sequence[str], reply: Reply) -> int:
+    """How many tiers before the one that answered were not asked."""
+    return len(set(tiers[: tiers.index(reply.tier)]) - {tier.tier for tier in reply.tiers})
+
+
+def skipping_sentence(figures: Mapping[str, Any]) -> str:
+    """What skip prediction saved."""
+    tokens, without = figures["tokens_in_vain"], figures["tokens_in_vain_without"]
+    change = f"{tokens:,} tokens of rejected answers instead of {without:,}"
+    if without:
+        change += f" ({1 - tokens / without:.0%} fewer)" if tokens <= without else f" ({tokens / without - 1:.0%} more)"
+    right = "unknown" if figures["accuracy_without"] is None else f"{figures['accuracy_without']:.0%} right"
+    return f"Skip prediction passed {figures['passed_over']} tiers over: {change}; without it {right}."
 
 
 def drafts_sentence(drafts: Mapping[str, int]) -> str:
@@ -167,6 +201,7 @@ def show(figures: Mapping[str, Any], out: Path, console: Console) -> None:
         f"median, {seconds(cascade['ttft_p95_s'])} at p95. In time is within {seconds(figures['latency_limit_s'])}.",
         failover_sentence(failover),
         drafts_sentence(figures["escalation_drafts"]),
+        *([skipping_sentence(figures["skipping"])] if figures["skipping"] else []),
         f"[bold]{figures['saved']}[/]",
     ]
     for line in lines:

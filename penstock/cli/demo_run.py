@@ -4,12 +4,13 @@ import asyncio
 import os
 import signal
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 from penstock.cli.held_out import Question
 from penstock.client import errors
-from penstock.client.aio import AsyncClient
+from penstock.client.aio import AsyncClient, AsyncPlannerClient
 from penstock.client.types import Escalated, Finished, InstanceChanged, TierStarted
 
 TIMEOUT_S = 180.0  # of one request; a worker that was killed needs up to a minute to be back on a busy machine
@@ -17,6 +18,8 @@ WARM_PROMPTS = 8
 LONE_PROMPTS = 5  # sent one after the other, to see how long a request takes without others
 BURST_PROMPTS = 32  # sent to see what a tier sustains
 FAILOVER_PROMPTS = 24
+PLAN_TIMEOUT_S = 30.0  # until a router follows a new plan
+PLAN_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,33 @@ async def pace_of(
     began_s, burst = loop.time(), questions[lone:] or questions
     await asyncio.gather(*map(one, burst))
     return Pace(lone_s, len(burst) / (loop.time() - began_s))
+
+
+@asynccontextmanager
+async def no_tier_passed_over(client: AsyncClient, planner: AsyncPlannerClient) -> AsyncIterator[None]:
+    """As long as the context lasts the mesh has a plan without skip limits, and its routers follow it.
+
+    Raises:
+        TimeoutError: The router does not follow the plan within PLAN_TIMEOUT_S.
+    """
+    plan = await planner.get_plan()
+    tiers = tuple(replace(tier, skip_below=None) for tier in plan.tiers)
+    plain = await planner.set_plan(
+        replace(plan, tiers=tiers, note="no tier is passed over"), expected_revision=plan.revision
+    )
+    await _followed(client, plain.revision)
+    try:
+        yield
+    finally:
+        restored = await planner.set_plan(replace(plan, note="as before"), expected_revision=plain.revision)
+        await _followed(client, restored.revision)
+
+
+async def _followed(client: AsyncClient, revision: int) -> None:
+    async with asyncio.timeout(PLAN_TIMEOUT_S):
+        async for status in client.watch_status(PLAN_LOOK_S):
+            if status.plan_revision >= revision:
+                return
 
 
 async def fail_over(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo_report import drafts_sentence, failover_sentence, figures_of, savings_sentence, show
+from penstock.cli.demo_report import PLAIN, drafts_sentence, failover_sentence, figures_of, savings_sentence, show
 from penstock.cli.demo_run import Failover
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.replay import Outcome, Run, arrivals_s
@@ -61,6 +61,39 @@ def test_figures_per_answer_and_per_second() -> None:
     assert [tier["share_answered"] for tier in result["tiers"]] == pytest.approx([2 / 3, 1 / 3])
     assert result["requests"][2]["error"] == "UNAVAILABLE"
     assert json.loads(json.dumps(result)) == result
+
+
+def test_what_skip_prediction_saved_is_counted_against_the_same_prompts_without_it() -> None:
+    """A tier that was passed over has no summary; tokens of a tier whose answer stands are not in vain."""
+    asked = outcome(0, right=True, tier="large", latency_s=0.5)  # by small and large
+    assert asked.reply is not None
+    passed = dataclasses.replace(asked, reply=dataclasses.replace(asked.reply, tiers=()))
+    alone = outcome(1, right=True, tier="small", latency_s=0.5)
+    runs = {name: run(10, 5, cpu_s=0.5, tier=name) for name in TIERS}
+    cascade = Run([passed, passed, asked, alone], 10.0, 6.0)
+    plain = Run([asked, asked, asked, alone], 10.0, 6.0)
+    result = figures_of(
+        TIERS,
+        {**runs, "cascade": cascade, PLAIN: plain},
+        Failover("worker-small-0", 24, 24, 7, 1.5),
+        concurrency=16,
+        rate_per_s=7.0,
+        sustained_per_s=10.0,
+        limit_s=1.0,
+    )
+    assert result["skipping"] == {
+        "passed_over": 2,
+        "tokens_in_vain": 20,
+        "tokens_in_vain_without": 60,
+        "accuracy_without": 1.0,
+    }
+    console = Console(file=io.StringIO(), width=80)
+    show(result, Path("demo.json"), console)
+    shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert (
+        "passed 2 tiers over: 20 tokens of rejected answers instead of 60 (67% fewer); without it 100% right." in shown
+    )
+    assert figures(cascade, runs["large"])["skipping"] is None
 
 
 def test_what_escalation_drafts_saved_is_counted_over_tiers_that_had_one() -> None:

@@ -13,6 +13,7 @@ from judge_service.calibration import Calibration
 from models.training import answers, cards, judge, learning, measure, tasks, tokenizer, wording
 from models.training.answers import Answered
 from models.training.problems import Message, Problem
+from services.score_predictor_file import read_score_predictor
 
 
 @pytest.fixture(scope="module")
@@ -139,18 +140,6 @@ def test_reliability_counts_the_right_ones_of_each_tenth() -> None:
     assert rows[1]["mean_score"] == pytest.approx(97.3)
 
 
-def test_the_cascade_takes_the_first_answer_that_is_accepted() -> None:
-    given = {"small": answered("1000"), "medium": answered("1100"), "large": answered("1111")}
-    scores = {"small": [90.0, 10.0, 80.0, 5.0], "medium": [90.0, 90.0, 90.0, 5.0], "large": [0.0] * 4}
-    found = measure.cascade(given, scores, (50, 50))
-    assert found["accuracy"] == 0.75
-    assert found["share_answered"] == {"small": 0.5, "medium": 0.25, "large": 0.25}
-    assert found["wrong_among_accepted"] == pytest.approx(1 / 3)
-    assert measure.cascade(given, scores, (101, 101))["share_answered"]["large"] == 1.0
-    strict = measure.choose_thresholds(given, scores)
-    assert measure.cascade(given, scores, strict)["accuracy"] >= 1 - measure.SLACK
-
-
 def test_the_rows_ask_the_same_problems_in_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "TEST_COUNT", 100)
     monkeypatch.setattr(measure, "FIT_COUNT", 200)
@@ -181,6 +170,7 @@ def test_calibration_and_figures_come_from_one_command(folder: Path, monkeypatch
     monkeypatch.setattr(measure, "FIT_COUNT", 12)
     monkeypatch.setattr(measure, "ROWS", {"as they are": (wording.clean, False)})
     monkeypatch.setattr(measure, "COST_ROUNDS", 1)
+    monkeypatch.setattr(measure, "PREDICTOR_PROMPTS", 120)
     monkeypatch.setattr(measure, "answer_all", _half_right)
     found = measure.measure(folder, 1)
     assert json.loads((folder / "figures.json").read_text()) == found
@@ -198,6 +188,7 @@ def test_the_family_is_installed_whole_or_not_at_all(
     monkeypatch.setattr(measure, "TEST_COUNT", 6)
     monkeypatch.setattr(measure, "FIT_COUNT", 12)
     monkeypatch.setattr(measure, "COST_ROUNDS", 1)
+    monkeypatch.setattr(measure, "PREDICTOR_PROMPTS", 120)
     monkeypatch.setattr(measure, "answer_all", _half_right)
     recipe = {"grows_from": "first/small", "seed": 31}
     trained = {"parameters": 115_520, "training_tokens": 50e6, "steps": 9, "cpu_s": 60, "threads": 2, "recipe": recipe}
@@ -217,6 +208,7 @@ def test_the_family_is_installed_whole_or_not_at_all(
     assert all(name in card for name in measure.ROWS)
     assert f"{figures['judge']['small']['brier']:.3f}" in card
     assert "wrong among accepted" in (family / "README.md").read_text()
+    assert read_score_predictor(family / "predictor.json").tiers == measure.TIERS[:-1]
     assert (tmp_path / "models" / "heldout.jsonl").read_bytes() == (folder / "heldout.jsonl").read_bytes()
     (folder / "judge" / "config.json").rename(folder / "gone.json")
     before = (family / "figures.json").read_bytes()

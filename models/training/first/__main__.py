@@ -7,9 +7,9 @@ import argparse
 import json
 from pathlib import Path
 
-from models.training.first import cards, judge, measure, train
+from models.training.first import cards, judge, measure, predictor, train
 
-STEPS = (*measure.TIERS, "judge", "measure")
+STEPS = (*measure.TIERS, "judge", "measure", "predictor")
 
 
 def main() -> None:
@@ -25,6 +25,9 @@ def main() -> None:
             figures = measure.measure(args.out, args.work, args.threads)
             cards.write_cards(args.out)
             print(json.dumps(figures["cascade"], indent=1))
+            continue
+        if step == "predictor":
+            print(json.dumps(predictor.measure(args.out, args.threads), indent=1))
             continue
         if step == "judge":
             figures = judge.train(args.out, args.work / "judge", args.threads)
