@@ -108,8 +108,8 @@ def _head(mesh: MeshStatus) -> Panel:
         ("migrations ", "dim"), f"{mesh.migrations}  ",
         *((("advised moves that failed ", "dim"), f"{mesh.advice_unmet}  ") if mesh.advice_unmet else ()),
         *((("latency objectives ", "dim"), _objectives(mesh)) if mesh.slo != SloCounts() else ()),
-        *((("burst step ", "dim"), _burst(mesh.burst)) if mesh.burst is not None else ()),
         ("escalations per request ", "dim"), f"{escalated / finished:.2f}",
+        *((("\nburst step ", "dim"), _burst(mesh.burst)) if mesh.burst is not None else ()),
     )  # fmt: skip
     return Panel(text, title=f"penstock  {mesh.router_id}", title_align="left", border_style="cyan")
 
@@ -127,7 +127,7 @@ def _burst(burst: BurstStatus) -> tuple[str, str]:
     last = f", last change {burst.last_changes[0].reason}" if burst.last_changes else ""
     text = (
         f"{burst.step} of {burst.steps - 1} at {burst.arrivals_per_s:.3g} requests/s{quality} "
-        f"(holds {burst.mean_quality:g}){spent}{last}  "
+        f"(holds {burst.mean_quality:g}){spent}{last}"
     )
     return text, "red" if burst.out_of_budget else "yellow" if burst.step else ""
 

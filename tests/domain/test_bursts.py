@@ -25,6 +25,7 @@ from services.domain.burst_control import (
 )
 from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold, tie_accepted, tie_draw
 from services.domain.errors import InvalidRequest
+from services.domain.instances import Load
 from services.domain.plans import Plan, TierPlan
 from services.state import codec
 
@@ -86,7 +87,7 @@ def test_a_ladder_may_begin_a_step_with_a_part_of_the_ties_and_outlives_the_stat
     plan(ties).validate()
     for each in (plan(ties), plan(None)):
         assert codec.plan_from_json(codec.plan_to_json(each)) == each
-    assert codec.load_from_json(codec.load_to_json(codec.Load(arrivals_per_s=12.3))).arrivals_per_s == 12.3
+    assert codec.load_from_json(codec.load_to_json(Load(arrivals_per_s=12.3))).arrivals_per_s == 12.3
 
 
 @settings(max_examples=150, deadline=None)
