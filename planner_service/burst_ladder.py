@@ -58,11 +58,13 @@ def burst_ladder(
     floor: float,
     mean_quality: float,
     max_utilisation: float | None,
+    tie_shares: Sequence[float] = TIE_SHARES,
 ) -> BurstLadder | NoLadder:
     """The ladder of a plan with these thresholds and this deployment.
 
     floor: the least quality of a step. mean_quality: that the mean holds. max_utilisation: the share of what a tier sustains
-    up to which a step is used; None for MAX_UTILISATION. A tier that is not used has the threshold SKIPPED, at all steps.
+    up to which a step is used; None for MAX_UTILISATION. tie_shares: parts of the ties that a step may accept, besides all.
+    A tier that is not used has the threshold SKIPPED, at all steps.
     """
     share = MAX_UTILISATION if max_utilisation is None else max_utilisation
     own = tuple(BurstThreshold(score) for score in thresholds)
@@ -80,7 +82,7 @@ def burst_ladder(
     first = measured(own, expected(demand.judged, own)[1])
     steps.append(first)
     scales = _scales(demand, own, strategies, load)
-    candidates = _candidates(demand.judged, own, strategies, scales, floor)
+    candidates = _candidates(demand.judged, own, strategies, scales, floor, tie_shares)
     base = load.sustained_per_s
     for power in range(1, MOST_STEPS):
         last = steps[-1]
@@ -146,12 +148,14 @@ def _candidates(
     strategies: Sequence[Strategy],
     scales: Sequence[float],
     floor: float,
+    tie_shares: Sequence[float],
 ) -> list[_Candidate]:
     """All combinations of rules that accept at least as much as the plan's own, and hold the floor."""
     used = sum(rule.score <= 100 for rule in own)
     most = max(2, int(COMBINATIONS ** (1 / max(1, used))))
     candidates = []
-    for rules in itertools.product(*(rules_below(sample, tier, rule, most) for tier, rule in enumerate(own))):
+    below = (rules_below(sample, tier, rule, most, tie_shares) for tier, rule in enumerate(own))
+    for rules in itertools.product(*below):
         quality = expected(sample, rules)[1]
         if quality < floor - EPSILON:
             continue
@@ -161,7 +165,9 @@ def _candidates(
     return candidates
 
 
-def rules_below(sample: JudgedSample, tier: int, own: BurstThreshold, most: int) -> list[BurstThreshold]:
+def rules_below(
+    sample: JudgedSample, tier: int, own: BurstThreshold, most: int, tie_shares: Sequence[float] = TIE_SHARES
+) -> list[BurstThreshold]:
     """The tier's own rule and those that accept more, in this order; at most `most`, spread evenly."""
     if own.score > 100:
         return [own]
@@ -169,7 +175,7 @@ def rules_below(sample: JudgedSample, tier: int, own: BurstThreshold, most: int)
     for level in sample.levels(tier)[::-1]:
         if level >= own.score:
             continue
-        shares = TIE_SHARES if float((sample.scores[:, tier] == level).mean()) >= TIED else ()
+        shares = tie_shares if float((sample.scores[:, tier] == level).mean()) >= TIED else ()
         rules += [BurstThreshold(float(level), share) for share in (*shares, 1.0)]
     places = np.unique(np.linspace(0, len(rules) - 1, min(most, len(rules))).round().astype(int))
     return [rules[i] for i in places]
