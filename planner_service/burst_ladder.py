@@ -112,10 +112,10 @@ def expected(sample: JudgedSample, rules: Sequence[BurstThreshold]) -> tuple[Flo
     for tier, rule in enumerate(rules):
         if rule.score > 100:
             continue
-        asked = reaching if sample.passed_over is None else reaching * ~sample.passed_over[:, tier]
+        reached = reaching if sample.passed_over is None else reaching * ~sample.passed_over[:, tier]
         scores = sample.scores[:, tier]
-        accepted = asked * ((scores > rule.score) + rule.tie_share * (scores == rule.score))
-        processed[tier] = asked
+        accepted = reached * ((scores > rule.score) + rule.tie_share * (scores == rule.score))
+        processed[tier] = reached
         quality += float((accepted * scores).sum())
         reaching = reaching - accepted
     processed[-1] = reaching

@@ -1,6 +1,6 @@
 """A cascade whose thresholds give way under a burst, in virtual time, with the routers' own controller. No I/O.
 
-The controller is told of arrivals only: what is queued at workers is not known before tiers are simulated, one after another.
+The controller knows arrivals only: what is queued at workers is not known before tiers are simulated, one after another.
 A mesh gives way earlier where queues grow.
 """
 

@@ -1,4 +1,4 @@
-"""The step of the plan's burst ladder that each request takes: what the controller is told, and where its changes are seen.
+"""The step of the plan's burst ladder that each request takes: what the controller reads, and where its changes are shown.
 
 The load is that of the whole mesh: each router publishes the arrivals that it has counted, and workers what waits there. So
 all routers come to nearly the same step without asking each other.
@@ -93,7 +93,7 @@ class BurstSteps:
         if controller is None:
             return None
         now_s = asyncio.get_running_loop().time()
-        self._observe(controller, now_s)  # without requests nobody else would say that the burst is over
+        self._observe(controller, now_s)  # without requests, this alone notices that the burst is over
         quality, requests = controller.window(now_s)
         return BurstCounts(
             controller.step,

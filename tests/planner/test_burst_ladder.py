@@ -80,15 +80,15 @@ def strategies(site: Site) -> tuple[Strategy, ...]:
 
 
 def planned(demand: Demand, strategies: tuple[Strategy, ...], **fields: Any) -> BurstLadder | NoLadder:
-    asked: dict[str, Any] = {"floor": FLOOR, "mean_quality": MEAN, "max_utilisation": 0.75} | fields
-    return burst_ladder(demand, THRESHOLDS, strategies, Dispatch.CAPACITY, **asked)
+    options: dict[str, Any] = {"floor": FLOOR, "mean_quality": MEAN, "max_utilisation": 0.75} | fields
+    return burst_ladder(demand, THRESHOLDS, strategies, Dispatch.CAPACITY, **options)
 
 
 @pytest.fixture(scope="module")
 def ladder(demand: Demand, strategies: tuple[Strategy, ...]) -> BurstLadder:
-    found = planned(demand, strategies)
-    assert isinstance(found, BurstLadder)
-    return found
+    result = planned(demand, strategies)
+    assert isinstance(result, BurstLadder)
+    return result
 
 
 def coarse(sample: JudgedSample) -> JudgedSample:
@@ -145,17 +145,19 @@ def test_a_step_is_the_best_of_all_rules_that_sustain_its_rate(
     """With a coarse judge, whose rules are few: no other rule of at least the step's rate has more quality."""
     rough = Demand(coarse(demand.judged), coarse(demand.requests), demand.arrival_s)
     own = (66.0, SKIPPED)
-    found = burst_ladder(rough, own, strategies, Dispatch.CAPACITY, floor=20.0, mean_quality=30.0, max_utilisation=0.75)
-    assert isinstance(found, BurstLadder)
+    ladder = burst_ladder(
+        rough, own, strategies, Dispatch.CAPACITY, floor=20.0, mean_quality=30.0, max_utilisation=0.75
+    )
+    assert isinstance(ladder, BurstLadder)
     rules = rules_below(rough.judged, 0, BurstThreshold(own[0]), 100)
     assert rules[0] == BurstThreshold(66.0)
     assert [rule.tie_share for rule in rules[1:5]] == [*TIE_SHARES, 1.0], "a part of the ties at 33"
     skipped = BurstThreshold(SKIPPED)
     reach = {rule: float(expected(rough.judged, (rule, skipped))[0][-1].mean()) for rule in rules}
-    for step in found.steps[1:]:
+    for step in ladder.steps[1:]:
         others = [r for r in rules if reach[r] <= reach[step.thresholds[0]]]
         assert step.quality == pytest.approx(max(expected(rough.judged, (r, skipped))[1] for r in others))
-    assert any(step.thresholds[0].tie_share < 1 for step in found.steps)
+    assert any(step.thresholds[0].tie_share < 1 for step in ladder.steps)
 
 
 def test_where_nothing_helps_the_reason_is_said(demand: Demand, strategies: tuple[Strategy, ...], site: Site) -> None:
@@ -283,11 +285,11 @@ def test_a_ladder_is_in_the_response_of_the_rpc() -> None:
 async def test_the_rpc_refuses_a_floor_over_the_mean(planner: AsyncPlannerClient) -> None:
     rows = [plans.JudgedPrompt(10, (5, 5), (20.0 + i % 60, 90.0)) for i in range(40)]
     models = [{"name": n, "model": m} for n, m in (("small", "qwen2.5-7b"), ("large", "qwen2.5-72b"))]
-    asked = plans.PlanningInputs(
+    workload = plans.PlanningInputs(
         {"gpu": "h100", "nodes": 1, "gpus_per_node": 8}, {"tiers": models}, [(i * 0.2, 10, 5) for i in range(40)], rows
     )
     with pytest.raises(errors.InvalidRequestError) as error:
-        async for _ in planner.plan_cascade(asked, min_quality=70, burst_floor=75):
+        async for _ in planner.plan_cascade(workload, min_quality=70, burst_floor=75):
             pass
     assert "burst_floor" in error.value.fields
 
@@ -299,8 +301,8 @@ def run(*arguments: object) -> Any:
 def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladder: BurstLadder) -> None:
     """The plan file has it; `simulate` lets thresholds give way by it; `diff` shows both; a damaged one is named."""
     trace, one, other = EXAMPLES / "trace.csv", tmp_path / "one.json", tmp_path / "other.json"
-    asked = ("--trace", trace, "--min-quality", 80, "--runs", 0, "--requests", 60)
-    done = run("plan", *FILES, *asked, "--burst-floor", 70, "--burst-mean", 75, "--out", one)
+    inputs_ = ("--trace", trace, "--min-quality", 80, "--runs", 0, "--requests", 60)
+    done = run("plan", *FILES, *inputs_, "--burst-floor", 70, "--burst-mean", 75, "--out", one)
     assert done.exit_code == 0, done.output
     figures = json.loads(one.read_text())
     assert (figures["burst"] is None) == bool(figures["burst_reason"])
@@ -336,5 +338,5 @@ def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladde
         other.write_text(json.dumps(figures | {"burst": damaged}))
         with pytest.raises(FileError, match="not a plan file"):
             read_plan(other)
-    assert run("plan", *FILES, *asked, "--burst-floor", 70, "--sweep", "rate").exit_code == 2
-    assert "burst_mean" in run("plan", *FILES, *asked, "--burst-mean", 75).output
+    assert run("plan", *FILES, *inputs_, "--burst-floor", 70, "--sweep", "rate").exit_code == 2
+    assert "burst_mean" in run("plan", *FILES, *inputs_, "--burst-mean", 75).output

@@ -166,11 +166,11 @@ async def test_ties_are_broken_by_the_requests_own_seed(mesh: TestMesh) -> None:
         await publish(mesh, ladder((OWN, 90.0, 0.001), (rule, 85.0, 1000.0)))
         seen = []
         for seed in (*range(1, 13), 3):
-            told = await events(client, TIED, seed=seed)
-            judged = next(e for e in told if isinstance(e, Judged))
+            received = await events(client, TIED, seed=seed)
+            judged = next(e for e in received if isinstance(e, Judged))
             assert (judged.score, judged.threshold) == (score, score)
             assert judged.accepted == (tie_draw(seed, 0) < SHARE)
-            reasons = [e.reason for e in told if isinstance(e, Escalated)]
+            reasons = [e.reason for e in received if isinstance(e, Escalated)]
             assert reasons == ([] if judged.accepted else ["tie_not_accepted"])
             seen.append(judged.accepted)
         assert {True, False} == set(seen)
