@@ -15,6 +15,8 @@ from penstock.client.errors import (
     UnavailableError,
 )
 from penstock.client.mesh_status import (
+    BurstChange,
+    BurstStatus,
     Drafting,
     InstanceStatus,
     MeshStatus,
@@ -28,6 +30,9 @@ from penstock.client.mesh_status import (
     Trace,
 )
 from penstock.client.plans import (
+    BurstLadder,
+    BurstStep,
+    BurstThreshold,
     CascadePlan,
     DraftChoice,
     JudgedPrompt,
@@ -87,6 +92,11 @@ __all__ = [
     "AsyncClient",
     "AsyncPlannerClient",
     "AuthenticationError",
+    "BurstChange",
+    "BurstLadder",
+    "BurstStatus",
+    "BurstStep",
+    "BurstThreshold",
     "CascadePlan",
     "Client",
     "ConflictError",

@@ -17,6 +17,7 @@ from planner_service.routing.solution import Solution
 from planner_service.simulator import Dispatch, Report
 from planner_service.site import Demand, Site
 from planner_service.sustained_load import SustainedLoad, sustained_load
+from services.domain.bursts import BurstLadder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class CascadePlan:
 
     latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
     given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
-    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule.
+    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. burst: the burst ladder,
+    where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
     """
 
     tiers: tuple[TierOutcome, ...]
@@ -68,6 +70,8 @@ class CascadePlan:
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
     skip_below: tuple[float | None, ...] = ()
+    burst: BurstLadder | None = None
+    burst_reason: str = ""
 
     @property
     def gpus(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from planner_service.deployment.search import Strategy
 from planner_service.routing.quality import route
 from planner_service.simulator import Dispatch, Report, Workload, report, serve
-from planner_service.simulator.workload import Floats
+from planner_service.simulator.workload import Bools, Floats
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
 
@@ -20,8 +20,14 @@ def simulate_cascade(
     Raises:
         InvalidRequest: requests reach a tier that has no GPUs.
     """
+    return simulate_routed(site, demand, route(demand.requests, thresholds).processed, strategies, dispatch)
+
+
+def simulate_routed(
+    site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch
+) -> tuple[list[Report], Floats]:
+    """As `simulate_cascade`. processed (C, N): the requests that reach each tier."""
     requests = demand.requests
-    processed = route(requests, thresholds).processed
     at = demand.arrival_s.copy()  # when each request reaches the tier at hand
     done = np.zeros(len(requests))
     reports = []

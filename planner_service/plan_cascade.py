@@ -7,6 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from planner_service.burst_ladder import NoLadder, burst_ladder
 from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.mixed import GpuTypes
@@ -56,6 +57,10 @@ def plan_cascade(
         raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
     if site.more and options.budget is Budget.EXACT:
         raise invalid("budget", EXACT_IS_FOR_ONE)
+    if options.burst_floor is not None:
+        without = dataclasses.replace(options, burst_floor=None, burst_mean=None)
+        plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
+        return _with_burst_ladder(plan, demand, options, options.burst_floor)
     if options.skip:
         return _with_skip_rule(site, demand, options, runs, on_evaluation)
     planner = _Planner(site, options, on_evaluation)
@@ -65,6 +70,30 @@ def plan_cascade(
         return planner.checked_plan(demand, runs)
     except Unreachable as error:
         raise _rate_binds(site, demand, options, runs) or error from None
+
+
+def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floor: float) -> CascadePlan:
+    """The plan with its burst ladder, or with why it has none.
+
+    Raises:
+        InvalidRequest: The quality that the mean is to hold is over the plan's own.
+    """
+    held = options.held_quality
+    assert held is not None
+    if held > plan.quality:
+        raise invalid("burst_mean", f"must be at most the plan's own quality, {plan.quality:.2f}, not {held:g}")
+    ladder = burst_ladder(
+        demand.skipping(plan.skip_below) if plan.skip_below else demand,
+        plan.thresholds,
+        [tier.strategy for tier in plan.tiers],
+        plan.dispatch,
+        floor=floor,
+        mean_quality=held,
+        max_utilisation=options.max_utilisation,
+    )
+    if isinstance(ladder, NoLadder):
+        return dataclasses.replace(plan, burst_reason=ladder.reason)
+    return dataclasses.replace(plan, burst=ladder)
 
 
 def _with_skip_rule(

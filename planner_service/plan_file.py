@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner_service.burst_codec import ladder_from_json, ladder_to_json
 from planner_service.cascade_plan import CascadePlan
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_site
+from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
 from planner_service.planned_drafts import (
     PlannedDrafters,
     PlannedSpeculation,
@@ -19,6 +21,7 @@ from planner_service.repeated_runs import Interval
 from planner_service.routing.quality import SKIPPED
 from planner_service.simulator import Dispatch, Percentiles, Report
 from planner_service.site import Site
+from services.domain.bursts import BurstLadder, ladder_problems
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 
@@ -42,7 +45,7 @@ class PlanInputs:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The part of a plan file that can be replayed. drafters: by tier."""
+    """The part of a plan file that can be replayed. drafters: by tier. burst: the ladder; None without one."""
 
     inputs: PlanInputs
     thresholds: tuple[float, ...]
@@ -50,6 +53,7 @@ class ReadPlan:
     dispatch: Dispatch
     skip_below: tuple[float | None, ...] = ()
     drafters: tuple[PlannedDrafters, ...] = ()
+    burst: BurstLadder | None = None
 
 
 def plan_json(
@@ -65,6 +69,8 @@ def plan_json(
     solution = plan.solution
     return {
         "thresholds": [None if h > 100 else h for h in plan.thresholds],  # None: the tier is passed over
+        "burst": ladder_to_json(plan.burst),
+        "burst_reason": plan.burst_reason,
         "skip_below": list(plan.skip_below or (None,) * len(plan.thresholds)),
         "tiers": [
             {
@@ -212,11 +218,30 @@ def read_plan(path: Path) -> ReadPlan:
             Dispatch(result["dispatch"]),
             tuple(None if s is None else float(s) for s in result.get("skip_below", ())),
             tuple(map(drafters_of, result["tiers"])),
+            ladder_of(result),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a plan file: {error!r}") from None
+
+
+def ladder_of(result: dict[str, Any]) -> BurstLadder | None:
+    """The burst ladder in a plan file; None without one.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is no ladder, or not one for the tiers of the plan; names the field.
+    """
+    ladder = ladder_from_json(result.get("burst"), SKIPPED)
+    if ladder is None:
+        return None
+    instances = [sum(int(group["count"]) for group in tier["replicas"]) for tier in result["tiers"]]
+    own = [threshold for threshold, _ in mesh_tiers(result["thresholds"], instances)]
+    names = [str(tier["name"]) for tier in result["tiers"]]
+    problems = [*ladder_problems(mesh_ladder(ladder, instances), names, own, "burst")]
+    if problems:
+        raise ValueError("; ".join(f"{problem.field}: {problem.problem}" for problem in problems))
+    return ladder
 
 
 def read_figures(path: Path) -> dict[str, Any]:

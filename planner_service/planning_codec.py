@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service.burst_codec import ladder_to_proto
 from planner_service.cascade_plan import CascadePlan
 from planner_service.demand import demand_of, workload_digest
 from planner_service.files import (
@@ -89,6 +90,8 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         budget=_known(_BUDGETS, request.budget, "budget"),
         max_utilisation=request.max_utilisation if request.HasField("max_utilisation") else None,
         skip=request.skip,
+        burst_floor=request.burst_floor if request.HasField("burst_floor") else None,
+        burst_mean=request.burst_mean if request.HasField("burst_mean") else None,
     )
 
 
@@ -258,6 +261,8 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
         rate_per_s=plan.rate_per_s,
         dollars_per_hour=plan.dollars_per_hour,
         dispatch=pb.DISPATCH_CAPACITY if plan.dispatch is Dispatch.CAPACITY else pb.DISPATCH_ROUND_ROBIN,
+        burst=None if plan.burst is None else ladder_to_proto(plan.burst),
+        burst_reason=plan.burst_reason,
     )
     created.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
     if plan.load is not None:

@@ -46,6 +46,8 @@ class Options:
     seed: of the split that a confidence needs. budget: EXACT gives every GPU to a tier, which the MILP decides.
     max_utilisation: of what a tier sustains, the share that its requests may take; None lets a plan be overloaded.
     skip: tiers may be passed over by predicted scores; the rule is chosen with the plan, see skip_search.
+    burst_floor: also compute a burst ladder, whose steps have at least this quality; None: none. burst_mean: the quality that
+    the mean holds while thresholds give way; None for min_quality.
     """
 
     gpus: int | None = None
@@ -59,6 +61,13 @@ class Options:
     budget: Budget = Budget.AT_MOST
     max_utilisation: float | None = None
     skip: bool = False
+    burst_floor: float | None = None
+    burst_mean: float | None = None
+
+    @property
+    def held_quality(self) -> float | None:
+        """The quality that the mean holds while thresholds give way."""
+        return self.min_quality if self.burst_mean is None else self.burst_mean
 
     @property
     def aim(self) -> Goal:
@@ -82,6 +91,7 @@ class Options:
             raise invalid("min_quality", f"is needed where the goal is {self.aim.value}")
         if self.aim is not Goal.LATENCY and self.max_latency_s is None:
             raise invalid("max_latency_s", f"is needed where the goal is {self.aim.value}")
+        self._check_burst()
         if self.confidence is not None and self.min_quality is None:
             raise invalid("confidence", "is about min_quality, which is not given")
         if self.confidence is not None and self.aim is not Goal.LATENCY:
@@ -91,4 +101,21 @@ class Options:
         if self.budget is Budget.EXACT and (self.objective is Objective.END_TO_END or self.aim is Goal.COST):
             raise invalid(
                 "budget", "exact goes with the largest tier's latency as objective, and not with the goal cost"
+            )
+
+    def _check_burst(self) -> None:
+        if self.burst_floor is None:
+            if self.burst_mean is not None:
+                raise invalid("burst_mean", "goes with burst_floor, which is not given")
+            return
+        held = self.held_quality
+        if held is None:
+            raise invalid("burst_mean", "is needed with burst_floor where there is no min_quality")
+        if not 0 <= held <= 100:
+            raise invalid("burst_mean", f"must be from 0 to 100, not {held:g}")
+        if self.min_quality is not None and held > self.min_quality:
+            raise invalid("burst_mean", f"must be at most min_quality, {self.min_quality:g}, not {held:g}")
+        if not 0 <= self.burst_floor < held:
+            raise invalid(
+                "burst_floor", f"must be from 0 to less than the mean that holds, {held:g}, not {self.burst_floor:g}"
             )

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service.burst_codec import ladder_from_proto, ladder_to_proto
 from services.domain.early_checks import MAX_EARLY_CHECKS, EarlyCheck
 from services.domain.errors import invalid
 from services.domain.instances import InstanceRecord
@@ -52,6 +53,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
             input_digest=plan.provenance.input_digest,
             prediction=pb.Prediction(**dataclasses.asdict(prediction)) if prediction is not None else None,
         ),
+        burst=None if plan.burst is None else ladder_to_proto(plan.burst),
     )
 
 
@@ -87,6 +89,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
             plan.provenance.input_digest,
             _prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
         ),
+        burst=ladder_from_proto(plan.burst, "plan.burst") if plan.HasField("burst") else None,
     )
     created.validate()
     return created

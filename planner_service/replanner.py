@@ -151,7 +151,8 @@ def job_maker(
 
 
 def _follow_up(before: Plan, plan: pb.CascadePlan, drift: Drift, job: ReplanJob) -> Plan:
-    """The plan that held, with the thresholds and instance counts that were found. Its note says which stages went."""
+    """The plan that held, with the thresholds and instance counts that were found, and without a burst ladder, which was for
+    others. Its note says what went."""
     from planner_service.mesh_tiers import mesh_tiers  # brings numpy and numba
 
     thresholds = [t.threshold if t.HasField("threshold") else None for t in plan.tiers[:-1]]
@@ -166,8 +167,10 @@ def _follow_up(before: Plan, plan: pb.CascadePlan, drift: Drift, job: ReplanJob)
         for old, new in zip(before.tiers, tiers, strict=True)
         if old.stages and not new.stages
     ]
-    note = "; ".join([*map(str, drift.shifts), *without_stages])
-    return dataclasses.replace(before, tiers=tiers, provenance=Provenance(SOURCE, note, prediction=prediction))
+    without_ladder = ["the burst ladder was for other thresholds: it is removed"] if before.burst is not None else []
+    note = "; ".join([*map(str, drift.shifts), *without_stages, *without_ladder])
+    provenance = Provenance(SOURCE, note, prediction=prediction)
+    return dataclasses.replace(before, tiers=tiers, provenance=provenance, burst=None)
 
 
 def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:

@@ -13,7 +13,7 @@ from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import Strategy
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.simulator import Dispatch, Workload
-from planner_service.simulator.workload import Floats
+from planner_service.simulator.workload import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,24 @@ def sustained_load(
 
     requests: one per arrival of `arrival_s` (N, ascending). None where the arrivals have no rate: they come all at once.
     """
+    return load_of(requests, arrival_s, route(requests, thresholds).processed, strategies, dispatch)
+
+
+def load_of(
+    requests: JudgedSample,
+    arrival_s: Floats,
+    processed: Bools,
+    strategies: Sequence[Strategy],
+    dispatch: Dispatch = Dispatch.CAPACITY,
+) -> SustainedLoad | None:
+    """As `sustained_load`. processed (C, N): the requests that reach each tier."""
     span_s = float(arrival_s[-1] - arrival_s[0]) if len(arrival_s) else 0.0
     if span_s <= 0:
         return None
     offered_per_s = (len(arrival_s) - 1) / span_s
     limits: list[tuple[float, str]] = []
     utilisation = []
-    for tier, (chosen, strategy) in enumerate(zip(route(requests, thresholds).processed, strategies, strict=True)):
+    for tier, (chosen, strategy) in enumerate(zip(processed, strategies, strict=True)):
         if not chosen.any() or not strategy.replicas:
             utilisation.append(0.0)
             continue

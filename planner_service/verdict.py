@@ -36,7 +36,9 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
     planned: plans for a demand and options.
     """
     quality = plan.quality + QUALITY_STEP
-    requested = dataclasses.replace(options, min_quality=min(quality, 100.0), goal=plan.goal)
+    requested = dataclasses.replace(
+        options, min_quality=min(quality, 100.0), goal=plan.goal, burst_floor=None, burst_mean=None
+    )
     if plan.goal is Goal.QUALITY:
         requested = dataclasses.replace(requested, goal=Goal.LATENCY, max_latency_s=None)
     if quality > 100:

@@ -21,6 +21,7 @@ from router_service.generation.slo_hops import HopLimits
 from router_service.generation.tier_generation import RetryPolicy, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
 from router_service.openai_gateway import HttpLimits, OpenAiGateway
+from router_service.routing.burst_steps import BurstSteps
 from router_service.routing.instance_pool import InstancePool
 from router_service.routing.lease_probe import LeaseProbe
 from router_service.routing.readiness import readiness
@@ -106,6 +107,8 @@ async def compose(chassis: Chassis) -> None:
     if tenancy.needs_keys:
         chassis.guard.authenticate = tenancy.authenticate
     undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
+    bursts = BurstSteps(view, chassis.instance_id, options.burst_window_s, chassis.telemetry.meter)
+    chassis.load = bursts.load
     driver = RequestDriver(
         view,
         queue,
@@ -120,6 +123,7 @@ async def compose(chassis: Chassis) -> None:
         _predictor(chassis),
         EarlyCheckCounter(chassis.telemetry.meter),
         recorder,
+        bursts,
     )
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
@@ -130,7 +134,7 @@ async def compose(chassis: Chassis) -> None:
     siblings = None
     if chassis.slot is not None:
         siblings = await stack.enter_async_context(Siblings(chassis.slot))
-    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent, siblings)
+    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent, bursts, siblings)
     move = functools.partial(move_reply, tiers, view)
     if chassis.slot is not None:
         server = await start_server(chassis.slot, RouterProcessServicer(status.counters, move))

@@ -50,6 +50,7 @@ _ESCALATIONS = {
     EscalationReason.SLO_DECLINED: pb.ESCALATION_REASON_SLO_DECLINED,
     EscalationReason.PREDICTED_SCORE_LOW: pb.ESCALATION_REASON_PREDICTED_SCORE_LOW,
     EscalationReason.REJECTED_EARLY: pb.ESCALATION_REASON_REJECTED_EARLY,
+    EscalationReason.TIE_NOT_ACCEPTED: pb.ESCALATION_REASON_TIE_NOT_ACCEPTED,
 }
 _SLO_CLASSES = {
     SloClass.STANDARD: common_pb2.SLO_CLASS_STANDARD,
@@ -121,12 +122,13 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
     match event:
         case Answer(tier, frame):
             return pb.GenerateResponse(tokens=pb.AnswerTokens(tier=tier, frame=common.frame_to_proto(frame)))
-        case Accepted(request_id, revision, seed):
+        case Accepted(request_id, revision, seed, burst_step):
             accepted = pb.Accepted(
                 request_id=request_id,
                 plan_revision=revision,
                 seed=seed,
                 heartbeat_interval=common.duration(heartbeat_s),
+                burst_step=burst_step,
             )
             return pb.GenerateResponse(accepted=accepted)
         case Heartbeat(interval_s):

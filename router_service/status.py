@@ -6,16 +6,26 @@ from collections.abc import Sequence
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from router_service.admission.admission_queue import AdmissionQueue
+from router_service.domain.burst_counts import BurstCounts
 from router_service.migration.bidding import MoveAgent
+from router_service.routing.burst_steps import BurstSteps
 from router_service.routing.instance_pool import InstancePool
 from router_service.siblings.client import Siblings
 from router_service.siblings.counters import ProcessCounters, total
 from router_service.siblings.servicer import slo_counters_to_proto
 from router_service.telemetry.stats import RouterStats
 from services import proto_codec as common
+from services.domain.burst_control import BurstReason
 from services.domain.instances import InstanceRecord
 from services.domain.plans import TierPlan
 from services.process_slot import ProcessSlot
+
+_BURST_REASONS = {
+    BurstReason.LOAD: pb.BURST_REASON_LOAD,
+    BurstReason.CALM: pb.BURST_REASON_CALM,
+    BurstReason.BUDGET_SPENT: pb.BURST_REASON_BUDGET_SPENT,
+    BurstReason.BUDGET_RECOVERED: pb.BURST_REASON_BUDGET_RECOVERED,
+}
 
 
 class MeshStatus:
@@ -28,11 +38,12 @@ class MeshStatus:
         queue: AdmissionQueue,
         stats: RouterStats,
         agent: MoveAgent,
+        bursts: BurstSteps,
         siblings: Siblings | None = None,
     ) -> None:
         """siblings: set if this process is one of several of a router."""
         self._instance_id, self._pool, self._queue, self._stats, self._agent = instance_id, pool, queue, stats, agent
-        self._siblings = siblings
+        self._bursts, self._siblings = bursts, siblings
 
     def counters(self) -> ProcessCounters:
         """The counters of this process."""
@@ -54,6 +65,7 @@ class MeshStatus:
             rejected_draft_tokens=stats.rejected_draft_tokens,
             slo=stats.slo,
             listening=self._siblings is None or self._siblings.listening,
+            burst=self._bursts.counts(),
         )
 
     async def read(self) -> pb.MeshStatus:
@@ -89,7 +101,33 @@ class MeshStatus:
                 requests_per_second=counted.requests_per_s,
                 time_to_first_token_p50=common.duration(counted.ttft_percentile(0.5)),
                 time_to_first_token_p95=common.duration(counted.ttft_percentile(0.95)),
+                burst=self._burst(counted.burst),
             ),
+        )
+
+    def _burst(self, counted: BurstCounts | None) -> pb.BurstStatus | None:
+        """counted: of all processes."""
+        plan = self._pool.view.plan
+        if counted is None or plan is None or plan.burst is None:
+            return None
+        return pb.BurstStatus(
+            step=counted.step,
+            step_count=len(plan.burst.steps),
+            mean_quality=plan.burst.mean_quality,
+            window_quality=counted.window_quality,
+            budget_left_share=counted.budget_left,
+            out_of_budget=counted.out_of_budget,
+            change_count=counted.changes,
+            arrivals_per_second=self._bursts.arrivals_per_s(),
+            changes=[
+                pb.BurstChange(
+                    at=common.timestamp(at),
+                    from_step=change.before,
+                    to_step=change.after,
+                    reason=_BURST_REASONS[change.reason],
+                )
+                for at, change in self._bursts.last_changes
+            ],
         )
 
     def _services(self) -> list[list[InstanceRecord]]:

@@ -398,6 +398,8 @@ class MeshRouter(BaseModel):
     """Answers of the last tier (and of a tier that a request names) are judged at their end, too, and flagged to the client
     and counted if they score less than this. The end of a reply then waits for the judge, its tokens do not. Empty: these
     answers are not judged."""
+    burst_window_s: float = Field(default=600.0, ge=10, le=86_400)
+    """Seconds over which the mean quality holds while thresholds give way, where the plan has a burst ladder."""
     score_predictor: str = ""
     """File of `penstock predictor`, which predicts from a prompt the score of each tier's answer, for skip_below of tiers.
     A relative path is resolved against the mesh file's folder. Empty: no tier is passed over by prediction."""

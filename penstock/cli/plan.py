@@ -3,7 +3,7 @@
 import dataclasses
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -21,7 +21,11 @@ from penstock.cli.output import (
     tier_counts,
 )
 from penstock.cli.plan_changes import PlannedTier
-from penstock.client.plans import Plan, Prediction, Stage, TierPlan
+from penstock.cli.plan_report import burst_table
+from penstock.client.plans import BurstLadder, BurstStep, BurstThreshold, Plan, Prediction, Stage, TierPlan
+
+if TYPE_CHECKING:
+    from services.domain.bursts import BurstLadder as PlannedLadder
 
 MAX_LATENCY_S = 86_400.0
 MAX_CONFIDENCE = 0.999999
@@ -135,6 +139,24 @@ def plan(
             help="Also choose below which predicted score a tier is passed over; --quality then needs predicted scores.",
         ),
     ] = False,
+    burst_floor: Annotated[
+        float | None,
+        options.number(
+            "--burst-floor",
+            help="Also compute a ladder of thresholds that give way under a burst, down to this mean judge score.",
+            least=0,
+            most=100,
+        ),
+    ] = None,
+    burst_mean: Annotated[
+        float | None,
+        options.number(
+            "--burst-mean",
+            help="Mean judge score that routers hold over a window while thresholds give way; else --min-quality.",
+            least=0,
+            most=100,
+        ),
+    ] = None,
     slo: Annotated[
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
@@ -183,8 +205,8 @@ def plan(
     for name, requested in (("--plot", plot), ("--render", render is not None)):
         if requested:
             options.require_out(name, out)
-    if sweep is not None and (apply or render is not None or slo):
-        fail("--sweep computes several plans: it goes without --apply, --render and --slo", 2)
+    if sweep is not None and (apply or render is not None or slo or burst_floor is not None):
+        fail("--sweep computes several plans: it goes without --apply, --render, --slo and --burst-floor", 2)
     if render is not None:
         rendering.check(render)
     if apply:  # check first whether the mesh would refuse the plan
@@ -213,6 +235,8 @@ def plan(
         rate=rate,
         dispatch=dispatch,
         skip=skip,
+        burst_floor=burst_floor,
+        burst_mean=burst_mean,
         slo=slo or [],
         out=out,
         plot=plot,
@@ -357,7 +381,10 @@ def set_(
             source="operator",
             note=note,
             prediction=None,
+            burst=None if changes or counts else plan.burst,
         )
+        if changed.burst is not plan.burst:
+            errors.print("The burst ladder was planned for other thresholds or instances: it is removed")
         _print(planner.set_plan(changed, expected_revision=plan.revision), json=json)
 
 
@@ -451,7 +478,8 @@ def rollback(
 
 def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
-    from planner_service.mesh_tiers import mesh_tiers
+    from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
+    from planner_service.plan_file import ladder_of
 
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
@@ -477,16 +505,35 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
         if "skip_below" in figures:
             limits = [*figures["skip_below"], None]
             changed = [dataclasses.replace(t, skip_below=limit) for t, limit in zip(changed, limits, strict=True)]
+        ladder = ladder_of(figures)
         plan = dataclasses.replace(
             current,
             tiers=tuple(changed),
             source="planned",
             note=note,
             prediction=prediction,
+            burst=None if ladder is None else _published(mesh_ladder(ladder, instances)),
         )
         published = planner.set_plan(plan, expected_revision=current.revision)
     if not quiet:
         _print(published, json=json)
+
+
+def _published(ladder: "PlannedLadder") -> BurstLadder:
+    """A ladder of the planner as the SDK has it."""
+    return BurstLadder(
+        ladder.mean_quality,
+        tuple(
+            BurstStep(
+                tuple(BurstThreshold(rule.score, rule.tie_share) for rule in step.thresholds),
+                step.quality,
+                step.rate_per_s,
+                step.tier,
+                step.tier_share,
+            )
+            for step in ladder.steps
+        ),
+    )
 
 
 def _refuse_other_models(current: Plan, planned: list[PlannedTier], *, force: bool) -> None:
@@ -519,6 +566,8 @@ def _print(plan: Plan, *, json: bool) -> None:
     for t in plan.tiers:
         table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances))
     console.print(table)
+    if plan.burst is not None:
+        console.print(burst_table(plan.burst, [t.name for t in plan.tiers]))
     if plan.prediction is not None:
         console.print(f"predicted: {_predicted(plan.prediction)}; workload {plan.prediction.workload_digest}")
     console.print(f"scorer {plan.scorer or '(the default)'}, judge unavailable: {plan.judge_unavailable}")

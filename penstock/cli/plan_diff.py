@@ -50,7 +50,7 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
         }
         for old, new, thresholds in zip(figures[0]["tiers"], figures[1]["tiers"], _thresholds(figures), strict=True)
     ]
-    names = ("quality", "latency_p95_s", "end_to_end_p95_s", "cost", "rate_per_s", "breaks_at_rate")
+    names = ("quality", "latency_p95_s", "end_to_end_p95_s", "cost", "rate_per_s", "breaks_at_rate", "burst")
     return {
         "tiers": tiers,
         **{name: [each.get(name) for each in figures] for name in names},
@@ -104,6 +104,13 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
         )
     table.add_row("cost", *(_cost(each) for each in figures))
     table.add_row("breaks at, requests/s", *(_rate(each.get("breaks_at_rate")) for each in figures))
+    ladders = [each.get("burst") for each in figures]
+    if any(ladders):
+        table.add_row(
+            "burst: mean quality that holds", *(f"{one['mean_quality']:g}" if one else "-" for one in ladders)
+        )
+        for i in range(max(len(one["steps"]) for one in ladders if one)):
+            table.add_row(f"burst: step {i}", *(_step(one, i) for one in ladders))
     console.print(table)
     if not move.steps:
         console.print("No replica starts or stops: only thresholds change, at once.")
@@ -134,6 +141,18 @@ def _drafts(tier: dict[str, Any]) -> str:
         return "-"
     names = ", ".join(drafter["model"] for drafter in speculation["drafters"])
     return f"{names}, up to {speculation['max_window']} tokens"
+
+
+def _step(ladder: dict[str, Any] | None, index: int) -> str:
+    """`70, -: quality 81.20 up to 32.3/s`, the thresholds first; `-` where there is no such step."""
+    if ladder is None or index >= len(ladder["steps"]):
+        return "-"
+    step = ladder["steps"][index]
+    rules = [
+        "-" if score is None else f"{score:.4g}" if share == 1 else f"{score:.4g} ({share:.0%} of ties)"
+        for score, share in zip(step["thresholds"], step["tie_shares"], strict=True)
+    ]
+    return f"{', '.join(rules)}: quality {step['quality']:.2f} up to {_rate(step['rate_per_s'])}/s"
 
 
 def _cost(figures: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """What `penstock plan` says of a plan: a verdict, a table and what is known of it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,9 +9,12 @@ from rich.table import Table
 from penstock.cli.output import console, print_written, seconds
 
 if TYPE_CHECKING:
+    from penstock.client.plans import BurstLadder as ClientLadder
+    from penstock.client.plans import BurstStep as ClientStep
     from planner_service.cascade_plan import CascadePlan
     from planner_service.site import Demand, Site
     from planner_service.verdict import NextStep
+    from services.domain.bursts import BurstLadder, BurstStep
 
 
 def show(
@@ -50,6 +54,7 @@ def show(
         f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
         *_skip_lines(plan),
+        *([f"no burst ladder: {plan.burst_reason}"] if plan.burst_reason else []),
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
         f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
@@ -57,8 +62,32 @@ def show(
         *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
     ]
     console.print("\n".join(lines), highlight=False)
+    if plan.burst is not None:
+        console.print(burst_table(plan.burst, site.tiers))
     if written:
         print_written(*written)
+
+
+def burst_table(ladder: "BurstLadder | ClientLadder", tiers: Sequence[str]) -> Table:
+    """The steps by which thresholds give way. tiers: of the plan, in order."""
+    table = Table(title=f"Burst ladder, whose mean quality holds {ladder.mean_quality:g}", title_justify="left")
+    table.add_column("step", justify="right")
+    for tier in tiers[:-1]:
+        table.add_column(tier, justify="right")
+    for column in ("quality", "up to, requests/s", "limited by"):
+        table.add_column(column, justify="left" if column == "limited by" else "right")
+    steps: Sequence[BurstStep | ClientStep] = ladder.steps
+    for i, step in enumerate(steps):
+        rules = [_rule(rule.score, rule.tie_share) for rule in step.thresholds]
+        table.add_row(str(i), *rules, f"{step.quality:.2f}", f"{step.rate_per_s:.3g}", step.tier)
+    return table
+
+
+def _rule(score: float, tie_share: float) -> str:
+    """`70`; `70, 25 % of ties` where only a part of the answers that score 70 are accepted."""
+    if score > 100:
+        return "not used"
+    return f"{score:.4g}" if tie_share == 1 else f"{score:.4g}, {tie_share:.0%} of ties"
 
 
 def _title(plan: "CascadePlan", site: "Site") -> str:

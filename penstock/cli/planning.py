@@ -49,6 +49,8 @@ def plan(
     rate: float | None,
     dispatch: str,
     skip: bool,
+    burst_floor: float | None,
+    burst_mean: float | None,
     slo: list[str],
     out: Path | None,
     plot: bool,
@@ -96,6 +98,8 @@ def plan(
             budget=Budget(budget),
             max_utilisation=max_utilisation,
             skip=skip,
+            burst_floor=burst_floor,
+            burst_mean=burst_mean,
         )
         if sweep is not None:
             drawn = {"requests": requests, "seed": seed, "lengths": lengths, "runs": runs}
@@ -128,7 +132,9 @@ def plan(
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
-                unguaranteed = plan_cascade(site, demand, chosen, confidence=None, skip=False)
+                unguaranteed = plan_cascade(
+                    site, demand, chosen, confidence=None, skip=False, burst_floor=None, burst_mean=None
+                )
             progress.update(bar, description="planning for more quality, for comparison")
             step = (
                 None if planned.promise is not None else next_step(planned, demand, chosen, partial(plan_cascade, site))
@@ -251,9 +257,22 @@ def simulate(
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
     ] = None,
+    burst_window: Annotated[
+        float,
+        options.number(
+            "--burst-window",
+            help="Seconds over which the mean quality of a burst ladder holds, as router.burst_window_s.",
+            least=10,
+            most=86_400,
+        ),
+    ] = 600.0,
     json: targets.Json = False,
 ) -> None:
-    """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
+    """Replay a trace under a plan in virtual time, with the batch scheduler of the workers.
+
+    Where the plan has a burst ladder, thresholds give way as routers let them.
+    """
+    from planner_service.burst_simulation import simulate_bursts
     from planner_service.cascade_simulation import simulate_cascade
     from planner_service.plan_file import read_plan, report_json, strategies_of
     from planner_service.planned_drafts import with_planned_drafters
@@ -268,7 +287,19 @@ def simulate(
         if planned.skip_below:
             demand = demand.skipping(planned.skip_below)
         strategies = strategies_of(planned.shapes, site)
-        reports, total_s = simulate_cascade(site, demand, planned.thresholds, strategies, planned.dispatch)
+        bursts: dict[str, Any] | None = None
+        if planned.burst is None:
+            reports, total_s = simulate_cascade(site, demand, planned.thresholds, strategies, planned.dispatch)
+        else:
+            run = simulate_bursts(
+                site, demand, planned.burst, strategies, planned.dispatch, window_s=burst_window, seed=seed
+            )
+            reports, total_s = run.reports, run.total_s
+            bursts = {
+                "steps": [int((run.steps == i).sum()) for i in range(len(planned.burst.steps))],
+                "changes": run.changes,
+                "quality": float(run.scores.mean()),
+            }
         attainments = _attainments(site, demand, planned.thresholds, strategies, classes, seed)
     end_to_end = Percentiles.of(total_s)
     figures = {
@@ -278,6 +309,8 @@ def simulate(
     }
     if attainments:
         figures["slo"] = _slo_json(classes, attainments)
+    if bursts is not None:
+        figures["burst"] = bursts
     if json:
         print_json(figures)
         return
@@ -296,6 +329,13 @@ def simulate(
             f"{report.utilisation:.0%}",
         )
     console.print(table)
+    if bursts is not None:
+        shares = ", ".join(f"{i}: {count}" for i, count in enumerate(bursts["steps"]))
+        console.print(
+            f"burst ladder, requests by step: {shares}; {bursts['changes']} changes, quality {bursts['quality']:.2f}",
+            highlight=False,
+            soft_wrap=True,
+        )
     _show_attainments(attainments)
 
 

@@ -125,13 +125,45 @@ class SloCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class BurstChange:
+    """New requests take another step of the burst ladder. at_s: Unix time. reason: load, calm, budget_spent or
+    budget_recovered."""
+
+    at_s: float
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BurstStatus:
+    """How thresholds give way to the load. step: that new requests take, of `steps`; of several processes the highest.
+
+    mean_quality: that the mean over the window holds. window_quality: of the window's requests; None without any.
+    budget_left: share of the window's budget that is not spent. out_of_budget: the load needs a step that the budget does not
+    allow. arrivals_per_s: at all routers. changes: the number since the router started. last_changes: of one process, newest
+    first.
+    """
+
+    step: int
+    steps: int
+    mean_quality: float
+    window_quality: float | None
+    budget_left: float
+    out_of_budget: bool
+    arrivals_per_s: float
+    changes: int
+    last_changes: tuple[BurstChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MeshStatus:
     """The mesh as seen by one router.
 
     connected: whether Redis is reachable. state_age_s: for how long it has been unreachable. processes: of this router, if it
     has several; its counters are the sum over those that respond.
     migrations: replies that moved to another instance with their KV. advice_unmet: moves that a worker advised and that
-    failed.
+    failed. burst: None where the plan has no burst ladder.
     """
 
     router_id: str
@@ -153,6 +185,7 @@ class MeshStatus:
     advice_unmet: int = 0
     processes: tuple[RouterProcessStatus, ...] = ()
     slo: SloCounts = field(default_factory=SloCounts)
+    burst: BurstStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

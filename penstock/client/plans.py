@@ -54,8 +54,43 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class BurstThreshold:
+    """Answers that score more than `score` are accepted, and `tie_share` of those that score exactly that."""
+
+    score: float
+    tie_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BurstStep:
+    """One step of a burst ladder. thresholds: of each tier but the last. quality: the planned mean score.
+
+    rate_per_s: arrivals of the whole mesh up to which the step is used. tier: the one that limits the rate. tier_share: of
+    the requests, those that reach it.
+    """
+
+    thresholds: tuple[BurstThreshold, ...]
+    quality: float
+    rate_per_s: float
+    tier: str
+    tier_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class BurstLadder:
+    """How thresholds give way under a burst. steps: the first has the plan's own thresholds. mean_quality: that the mean over
+    `router.burst_window_s` holds."""
+
+    mean_quality: float
+    steps: tuple[BurstStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of the mesh. judge_unavailable: escalate or accept. prediction: only for plans that the planner computed."""
+    """A plan of the mesh. judge_unavailable: escalate or accept. prediction: only for plans that the planner computed.
+
+    burst: how thresholds give way under a burst; None: they do not.
+    """
 
     tiers: tuple[TierPlan, ...]
     scorer: str = ""
@@ -65,6 +100,7 @@ class Plan:
     note: str = ""
     created_at: float = 0.0
     prediction: Prediction | None = None
+    burst: BurstLadder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +223,7 @@ class CascadePlan:
     """A computed plan; docs/planner.md explains its figures.
 
     gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
-    dollars_per_hour: None if the cluster has no price.
+    dollars_per_hour: None if the cluster has no price. burst: None if none was asked for, or for burst_reason.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -206,6 +242,8 @@ class CascadePlan:
     breaks_at_rate_per_s: float | None = None
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
+    burst: BurstLadder | None = None
+    burst_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,13 +307,17 @@ class PlannerClient:
         goal: str | None = None,
         max_utilisation: float | None = None,
         skip: bool = False,
+        burst_floor: float | None = None,
+        burst_mean: float | None = None,
     ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
         Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
         (at-most) or the number to use (exact). goal: latency, quality, cost or rate; default: cost if both targets are given,
         else the one without a target. max_utilisation: largest allowed utilisation of each tier; None for no limit. skip:
-        also choose below which predicted score each tier is passed over; the prompts need `predicted_scores`.
+        also choose below which predicted score each tier is passed over; the prompts need `predicted_scores`. burst_floor:
+        also compute a burst ladder, whose steps have at least this quality. burst_mean: that its mean holds; default:
+        min_quality.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -321,7 +325,18 @@ class PlannerClient:
         """
         call = self._stub.PlanCascade(
             transport.plan_request(
-                inputs, min_quality, max_latency_s, objective, confidence, gpus, budget, goal, max_utilisation, skip
+                inputs,
+                min_quality,
+                max_latency_s,
+                objective,
+                confidence,
+                gpus,
+                budget,
+                goal,
+                max_utilisation,
+                skip,
+                burst_floor,
+                burst_mean,
             )
         )
         try:

@@ -111,7 +111,8 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
             )
             return types.Tokens(event.tier, frame.offset, tuple(frame.token_ids), frame.text, logprobs)
         case "accepted":
-            return types.Accepted(event.request_id, event.plan_revision, event.seed)
+            step = event.burst_step if event.HasField("burst_step") else None
+            return types.Accepted(event.request_id, event.plan_revision, event.seed, step)
         case "tier_started":
             return types.TierStarted(event.tier, event.instance_id)
         case "tier_admitted":
@@ -238,6 +239,31 @@ def status_from_proto(status: pb.MeshStatus) -> mesh_status.MeshStatus:
             best_effort=router.slo.best_effort_count,
             declined=router.slo.declined_count,
         ),
+        burst=_burst_from_proto(router.burst) if router.HasField("burst") else None,
+    )
+
+
+def _burst_from_proto(burst: pb.BurstStatus) -> mesh_status.BurstStatus:
+    return mesh_status.BurstStatus(
+        step=burst.step,
+        steps=burst.step_count,
+        mean_quality=burst.mean_quality,
+        window_quality=burst.window_quality if burst.HasField("window_quality") else None,
+        budget_left=burst.budget_left_share,
+        out_of_budget=burst.out_of_budget,
+        arrivals_per_s=burst.arrivals_per_second,
+        changes=burst.change_count,
+        last_changes=tuple(
+            mesh_status.BurstChange(
+                change.at.ToNanoseconds() / 1e9,
+                change.from_step,
+                change.to_step,
+                pb.BurstReason.Name(change.reason).removeprefix("BURST_REASON_").lower()
+                if change.reason in pb.BurstReason.values()
+                else "unknown",
+            )
+            for change in burst.changes
+        ),
     )
 
 
@@ -298,6 +324,42 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
         note=plan.provenance.note,
         created_at=plan.provenance.created_at.ToNanoseconds() / 1e9,
         prediction=_prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
+        burst=_ladder(plan.burst) if plan.HasField("burst") else None,
+    )
+
+
+def _ladder(ladder: planner_pb2.BurstLadder) -> plans.BurstLadder:
+    return plans.BurstLadder(
+        ladder.mean_quality,
+        tuple(
+            plans.BurstStep(
+                tuple(
+                    plans.BurstThreshold(rule.score, rule.tie_share if rule.HasField("tie_share") else 1.0)
+                    for rule in step.thresholds
+                ),
+                step.quality,
+                step.rate_per_s,
+                step.tier,
+                step.tier_share,
+            )
+            for step in ladder.steps
+        ),
+    )
+
+
+def _ladder_to_proto(ladder: plans.BurstLadder) -> planner_pb2.BurstLadder:
+    return planner_pb2.BurstLadder(
+        mean_quality=ladder.mean_quality,
+        steps=[
+            planner_pb2.BurstStep(
+                thresholds=[planner_pb2.BurstThreshold(**asdict(rule)) for rule in step.thresholds],
+                quality=step.quality,
+                rate_per_s=step.rate_per_s,
+                tier=step.tier,
+                tier_share=step.tier_share,
+            )
+            for step in ladder.steps
+        ],
     )
 
 
@@ -355,6 +417,7 @@ def plan_to_proto(plan: plans.Plan) -> planner_pb2.Plan:
             note=plan.note,
             prediction=planner_pb2.Prediction(**asdict(plan.prediction)) if plan.prediction is not None else None,
         ),
+        burst=None if plan.burst is None else _ladder_to_proto(plan.burst),
     )
 
 
@@ -403,6 +466,8 @@ def plan_request(
     goal: str | None = None,
     max_utilisation: float | None = None,
     skip: bool = False,
+    burst_floor: float | None = None,
+    burst_mean: float | None = None,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
     ValueError: There is no target, or the objective, the budget or the goal is unknown.
@@ -431,6 +496,8 @@ def plan_request(
         goal=planner_pb2.GOAL_UNSPECIFIED if goal is None else _GOALS[goal],
         max_utilisation=max_utilisation,
         skip=skip,
+        burst_floor=burst_floor,
+        burst_mean=burst_mean,
     )
 
 
@@ -476,6 +543,8 @@ def plan_event_from_proto(
         plan.breaks_at_rate_per_s if plan.HasField("breaks_at_rate_per_s") else None,
         plan.rate_per_s if plan.HasField("rate_per_s") else None,
         plan.dollars_per_hour if plan.HasField("dollars_per_hour") else None,
+        _ladder(plan.burst) if plan.HasField("burst") else None,
+        plan.burst_reason,
     )
 
 

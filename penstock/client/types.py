@@ -194,11 +194,13 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The router has accepted the request."""
+    """The router has accepted the request. burst_step: that it takes of the plan's burst ladder; None without one, and for
+    requests that name a tier or resume a stream."""
 
     request_id: str
     plan_revision: int
     seed: int
+    burst_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

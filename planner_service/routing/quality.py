@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner_service.simulator.workload import Bools, Floats, Ints
+from services.domain.bursts import tie_accepted
 from services.domain.errors import invalid
 from services.domain.score_prediction import passes_over
 
@@ -111,10 +112,26 @@ class Routed:
         return tuple(float((self.answered == tier).mean()) for tier in range(len(self.processed)))
 
 
-def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
+@dataclass(frozen=True, slots=True, eq=False)
+class TieRule:
+    """Which answers that score exactly the threshold are accepted. shares: of the tiers but the last. draws (N, C): a random
+    number of each prompt for each tier, from 0 to 1; see services.domain.bursts."""
+
+    shares: tuple[float, ...]
+    draws: Floats
+
+    def escalates(self, tier: int, tied: Bools) -> Bools:
+        """Of the prompts that score the tier's threshold, those that are not accepted."""
+        result = tied.copy()
+        for row in np.flatnonzero(tied):
+            result[row] = not tie_accepted(self.shares[tier], float(self.draws[row, tier]))
+        return result
+
+
+def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | None = None) -> Routed:
     """Each prompt escalates until a tier's score is at least its threshold; the last tier's answers stand.
 
-    A tier whose threshold is above 100 is passed over.
+    A tier whose threshold is above 100 is passed over. ties: without it, answers that score exactly the threshold stand.
     """
     tiers = len(sample.tiers)
     if len(thresholds) != tiers - 1:
@@ -127,6 +144,8 @@ def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
             continue
         processed[tier] = escalating if sample.passed_over is None else escalating & ~sample.passed_over[:, tier]
         stands = processed[tier] & (sample.scores[:, tier] >= threshold)
+        if ties is not None and ties.shares[tier] < 1:
+            stands &= ~ties.escalates(tier, stands & (sample.scores[:, tier] == threshold))
         answered[stands] = tier
         escalating = escalating & ~stands
     processed[-1] = escalating

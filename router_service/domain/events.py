@@ -47,13 +47,17 @@ class EscalationReason(enum.Enum):
     SLO_DECLINED = "slo_declined"
     PREDICTED_SCORE_LOW = "predicted_score_low"
     REJECTED_EARLY = "rejected_early"
+    TIE_NOT_ACCEPTED = "tie_not_accepted"
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
+    """burst_step: that the request takes of the plan's burst ladder; None if none was chosen."""
+
     request_id: str
     plan_revision: int
     seed: int
+    burst_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

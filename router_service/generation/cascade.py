@@ -1,9 +1,10 @@
 """Which tiers a request may use, and whether an answer is accepted. No I/O."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router_service.domain.events import EscalationReason
+from services.domain.bursts import BurstStep
 from services.domain.errors import NotFound
 from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPlan
 from services.domain.score_prediction import passes_over
@@ -38,15 +39,24 @@ def route(plan: Plan, model: str) -> tuple[TierPlan, ...]:
     return (tier,)
 
 
+def at_step(tiers: tuple[TierPlan, ...], step: BurstStep) -> tuple[TierPlan, ...]:
+    """All tiers of a plan with the thresholds of a step of its burst ladder."""
+    rules = zip(tiers[:-1], step.thresholds, strict=True)
+    return (*(replace(tier, threshold=rule.score) for tier, rule in rules), tiers[-1])
+
+
 def judged_at(tiers: tuple[TierPlan, ...], at: int) -> bool:
     """Whether the answer of tier `at` is judged: on every tier of a route except the last."""
     return at < len(tiers) - 1
 
 
-def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None) -> Accept | Escalate:
+def decide(
+    plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None, *, accepts_tie: bool = True
+) -> Accept | Escalate:
     """Whether the answer of tier `at` is accepted: with a score of at least the threshold (CASCADIA section 3.1).
 
-    score: None if it could not be judged.
+    score: None if it could not be judged. accepts_tie: whether a score of exactly the threshold is enough, as the request's
+    step of the burst ladder has it.
     """
     threshold = tiers[at].threshold
     if not judged_at(tiers, at) or threshold is None:
@@ -55,6 +65,8 @@ def decide(plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None
         if plan.judge_unavailable is JudgeUnavailable.ACCEPT:
             return Accept("judge_unavailable")
         return Escalate(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
+    if score == threshold and not accepts_tie:
+        return Escalate(at + 1, EscalationReason.TIE_NOT_ACCEPTED)
     if score >= threshold:
         return Accept("score_at_least_threshold")
     return Escalate(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)

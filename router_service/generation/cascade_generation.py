@@ -30,6 +30,7 @@ from router_service.generation.reply_assembler import TierEvent
 from router_service.generation.tier_answer import TierAnswer, offers_tools, span_name
 from router_service.generation.tier_generation import TierGeneration
 from router_service.generation.tier_times import TierTimes
+from router_service.routing.burst_steps import BurstSteps, TakenStep
 from services import telemetry
 from services.background import end
 from services.domain.errors import (
@@ -42,7 +43,7 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.mesh_view import MeshView
-from services.domain.plans import Plan, TierPlan
+from services.domain.plans import CASCADE_MODEL, Plan, TierPlan
 from services.domain.requests import (
     Draft,
     FinishReason,
@@ -76,16 +77,19 @@ class CascadeGeneration:
         undrafted: Container[str] = (),
         predictor: ScorePredictor | None = None,
         early_checks: EarlyCheckCounter | None = None,
+        bursts: BurstSteps | None = None,
     ) -> None:
         """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score.
 
         undrafted: tiers that are not given rejected answers as drafts. predictor: of the scores for which tiers are passed
-        over; None: none is. early_checks: counts them; None: no answer is scored before it is finished.
+        over; None: none is. early_checks: counts them; None: no answer is scored before it is finished. bursts: chooses the
+        thresholds of requests where the plan has a burst ladder; None: they are always the plan's own.
         """
         self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
         self._times = TierTimes()
         self._flag_below, self._undrafted = flag_below, undrafted
         self._predictor, self._early_checks = predictor, early_checks
+        self._bursts = bursts
         self._unpredicted_revision = -1  # of the last plan that asks for predictions which this router cannot make
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
@@ -103,7 +107,11 @@ class CascadeGeneration:
         sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
         at = _entry(plan, route, request)
-        output.event(Accepted(request.request_id, plan.revision, sampling.seed))
+        taken = self._burst_step(plan, request)
+        if taken is not None:
+            route = cascade.at_step(route, taken.step)
+        step = taken.index if taken is not None else None
+        output.event(Accepted(request.request_id, plan.revision, sampling.seed, step))
         history = FailureHistory()
         prediction = Draft(request.prediction) if request.prediction else None
         rejected: Draft | None = None
@@ -126,7 +134,8 @@ class CascadeGeneration:
                 continue
             # The part of a resumed answer that this router does not have cannot be judged.
             stored = self._flag_below is not None and not held and not is_resumed
-            answer = self._begin(tier, request, output, promise, held=held, stored=stored)
+            answer = self._begin(tier, request, output, promise, held=held, stored=stored, burst_step=step)
+            accepts_tie = taken is None or not held or taken.tie_accepted(sampling.seed, at)
             answers.append(answer)
             try:
                 draft = prediction if rejected is None or tier.name in self._undrafted else rejected
@@ -136,7 +145,9 @@ class CascadeGeneration:
                 elif answer.rejected_early:
                     escalation = cascade.unable(route, at, EscalationReason.REJECTED_EARLY)
                 else:
-                    escalation = await self._judged(request, plan, route, at, answer, output) if held else None
+                    escalation = None
+                    if held:
+                        escalation = await self._judged(request, plan, route, at, answer, output, accepts_tie)
                     if stored:
                         await self._flagged(request, plan, answer, output)
             except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
@@ -228,6 +239,12 @@ class CascadeGeneration:
         text = prompt_text(request.prompt)
         return {} if text is None else self._predictor.predict(text)
 
+    def _burst_step(self, plan: Plan, request: RouterRequest) -> TakenStep | None:
+        """The step of a request of the cascade that begins here; None if the plan's own thresholds hold."""
+        if self._bursts is None or request.model != CASCADE_MODEL or request.resume is not None:
+            return None
+        return self._bursts.take(plan)
+
     async def _early(self, request: RouterRequest, plan: Plan, answer: TierAnswer) -> EarlyRejection | None:
         """The early checks of an answer; None without any, and where the scorer does not score unfinished answers."""
         checks = answer.tier.early_checks
@@ -275,8 +292,9 @@ class CascadeGeneration:
         at: int,
         answer: TierAnswer,
         output: RequestOutput,
+        accepts_tie: bool,
     ) -> Escalate | None:
-        """Have an answer judged; None if it is accepted.
+        """Have an answer judged; None if it is accepted. accepts_tie: as in `cascade.decide`.
 
         Raises:
             DeadlineExceeded: The deadline passed meanwhile.
@@ -285,7 +303,7 @@ class CascadeGeneration:
         verdict = await self._score(request, plan, answer)
         self._times.judged(asked_s, asyncio.get_running_loop().time())
         answer.score = verdict.score if verdict is not None else None
-        decision = cascade.decide(plan, route, at, answer.score)
+        decision = cascade.decide(plan, route, at, answer.score, accepts_tie=accepts_tie)
         escalation = decision if isinstance(decision, Escalate) else None
         if asyncio.get_running_loop().time() >= request.deadline_s:
             raise DeadlineExceeded("the deadline passed while the answer was judged")
@@ -341,6 +359,7 @@ class CascadeGeneration:
         *,
         held: bool,
         stored: bool,
+        burst_step: int | None,
     ) -> TierAnswer:
         texts: list[str] | None = None
         if offers_tools(request):
@@ -356,6 +375,7 @@ class CascadeGeneration:
             on_answer=output.answer,
             texts=texts,
             promise=promise,
+            burst_step=burst_step,
         )
 
     def _model_of(self, instance_id: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from router_service.generation.early_rejection import EarlyCheckCounter
 from router_service.generation.live_requests import LiveRequests
 from router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_tools
 from router_service.generation.tier_generation import TierGeneration
+from router_service.routing.burst_steps import BurstSteps
 from router_service.telemetry.late_traces import LateTraces, PastRequest
 from router_service.telemetry.request_recorder import RequestRecorder
 from router_service.telemetry.sampling import WindowSampler
@@ -21,6 +22,7 @@ from router_service.telemetry.stats import RouterStats
 from services import telemetry
 from services.domain.errors import Overloaded, PenstockError
 from services.domain.mesh_view import MeshView
+from services.domain.plans import CASCADE_MODEL
 from services.domain.score_prediction import ScorePredictor
 from services.tool_calls import FORMATS, parse_reply
 
@@ -43,10 +45,14 @@ class RequestDriver:
         predictor: ScorePredictor | None = None,
         early_checks: EarlyCheckCounter | None = None,
         recorder: RequestRecorder | None = None,
+        bursts: BurstSteps | None = None,
     ) -> None:
-        """flag_below, undrafted, predictor, early_checks: see CascadeGeneration."""
+        """flag_below, undrafted, predictor, early_checks, bursts: see CascadeGeneration."""
         self._queue, self._stats = queue, stats
-        self._cascade = CascadeGeneration(view, tiers, judge, tracer, flag_below, undrafted, predictor, early_checks)
+        self._cascade = CascadeGeneration(
+            view, tiers, judge, tracer, flag_below, undrafted, predictor, early_checks, bursts
+        )
+        self._bursts = bursts
         self._late_traces, self._sampler, self._recorder = late_traces, sampler, recorder
         self._live = LiveRequests()
 
@@ -75,6 +81,9 @@ class RequestDriver:
             Overloaded: The queue is full.
             DeadlineExceeded: The deadline passed while waiting.
         """
+        count = sum(request.model == CASCADE_MODEL for request in requests)
+        if self._bursts is not None and count:
+            self._bursts.arrived(count)
         return AdmittedRequests(self._queue, self._live, requests, self._count, on_wait)
 
     async def run(self, request: RouterRequest, places: Places, output: RequestOutput) -> Finished:

@@ -39,7 +39,7 @@ class TierAnswer:
     that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. rejected_early: its beginning scored
     too low, and the rest was not generated. output_tokens: of all frames. promise: the SLO of the tier's
     reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began it.
-    reasoning: separates the answer of a model that reasons.
+    reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst ladder, if any.
     """
 
     tier: TierPlan
@@ -54,6 +54,7 @@ class TierAnswer:
     frames: list[TokenFrame] = field(default_factory=list)
     answered_at: float | None = None
     promise: ReplyPromise | None = None
+    burst_step: int | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
     tool_format: str = ""
@@ -204,6 +205,7 @@ class TierAnswer:
         optional: dict[str, str | float | None] = {
             "penstock.score": self.score,
             "penstock.threshold": self.tier.threshold,
+            "penstock.burst_step": self.burst_step,
             "penstock.slo_class": slo_class.value if slo_class is not None else None,
         }
         return {

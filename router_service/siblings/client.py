@@ -10,6 +10,7 @@ from grpc import aio
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.domain.burst_counts import BurstCounts
 from router_service.domain.slo_counts import SloCounts
 from router_service.migration.movable_reply import MAX_MOVE_S, Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
@@ -115,6 +116,18 @@ def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
         rejected_draft_tokens={tier.tier: tier.rejected_draft_token_count for tier in response.tiers},
         slo=slo_counters_from_proto(response.slo),
         listening=response.listening,
+        burst=burst_counters_from_proto(response.burst) if response.HasField("burst") else None,
+    )
+
+
+def burst_counters_from_proto(counters: pb.BurstCounters) -> BurstCounts:
+    return BurstCounts(
+        counters.step,
+        counters.budget_left_share,
+        counters.out_of_budget,
+        counters.change_count,
+        counters.window_count,
+        counters.window_quality_sum,
     )
 
 

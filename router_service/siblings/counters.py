@@ -1,9 +1,12 @@
 """The counters of one process of a router, and their sum over several processes. No I/O."""
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from router_service.domain.burst_counts import BurstCounts
 from router_service.domain.slo_counts import SloCounts
 
 
@@ -13,7 +16,7 @@ class ProcessCounters:
 
     answered, escalated: requests by tier whose answer was accepted, and that were escalated. accepted_draft_tokens,
         rejected_draft_tokens: by tier, as in TokenUsage. listening: whether the process
-        accepts new connections.
+        accepts new connections. burst: None where the plan has no burst ladder.
     """
 
     active: int = 0
@@ -32,6 +35,7 @@ class ProcessCounters:
     rejected_draft_tokens: Mapping[str, int] = field(default_factory=dict)
     listening: bool = False
     slo: SloCounts = field(default_factory=SloCounts)
+    burst: BurstCounts | None = None
 
     def ttft_percentile(self, share: float) -> float:
         """Percentile of the times to first token, in seconds; 0 without requests. share: from 0 to 1."""
@@ -42,6 +46,7 @@ class ProcessCounters:
 def total(parts: Iterable[ProcessCounters]) -> ProcessCounters:
     """The sum over several processes. Percentiles are those of all their last requests."""
     counted = [*parts]
+    bursts = [part.burst for part in counted if part.burst is not None]
     return ProcessCounters(
         listening=any(part.listening for part in counted),
         active=sum(part.active for part in counted),
@@ -59,6 +64,7 @@ def total(parts: Iterable[ProcessCounters]) -> ProcessCounters:
         rejected_draft_tokens=_sum(part.rejected_draft_tokens for part in counted),
         slo=sum((part.slo for part in counted), SloCounts()),
         escalated=_sum(part.escalated for part in counted),
+        burst=functools.reduce(operator.add, bursts) if bursts else None,
     )
 
 

@@ -6,6 +6,7 @@ from grpc import aio
 
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
+from router_service.domain.burst_counts import BurstCounts
 from router_service.domain.slo_counts import SloCounts
 from router_service.migration.movable_reply import Moved, NotMoved
 from router_service.siblings.counters import ProcessCounters
@@ -71,6 +72,17 @@ def slo_counters_to_proto(counts: SloCounts) -> pb.SloCounters:
     )
 
 
+def burst_counters_to_proto(counts: BurstCounts) -> pb.BurstCounters:
+    return pb.BurstCounters(
+        step=counts.step,
+        budget_left_share=counts.budget_left,
+        out_of_budget=counts.out_of_budget,
+        change_count=counts.changes,
+        window_count=counts.window_requests,
+        window_quality_sum=counts.window_quality_sum,
+    )
+
+
 def counters_to_proto(counters: ProcessCounters) -> pb.GetCountersResponse:
     tiers = sorted(
         {
@@ -93,6 +105,7 @@ def counters_to_proto(counters: ProcessCounters) -> pb.GetCountersResponse:
         recent_time_to_first_token_seconds=counters.ttft_s,
         listening=counters.listening,
         slo=slo_counters_to_proto(counters.slo),
+        burst=None if counters.burst is None else burst_counters_to_proto(counters.burst),
         tiers=[
             pb.TierCounters(
                 tier=tier,

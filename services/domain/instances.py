@@ -68,7 +68,7 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A worker's load. Lengths are tokens per request, prompt and output so far.
+    """An instance's load: of a worker, but for the last field. Lengths are tokens per request, prompt and output so far.
 
     input_tokens: lengths of the prompts, running requests first, then queued ones.
     cached_tokens: KV of finished requests that new requests with the same prefix can reuse.
@@ -76,6 +76,7 @@ class Load:
     pending_tokens: of prompts, still to be computed; None if the engine does not tell. prompt_tokens_per_s: as measured in
     the last steps with prompts; 0 if unknown.
     kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
+    arrivals_per_s: requests of the cascade that arrive at a router; 0 where the plan has no burst ladder.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -89,6 +90,7 @@ class Load:
     prompt_tokens_per_s: float = 0.0
     kv_bytes_per_s: float = 0.0
     drafting: Drafting | None = None
+    arrivals_per_s: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:

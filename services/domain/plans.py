@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from services.domain.bursts import BurstLadder, ladder_problems
 from services.domain.early_checks import EarlyCheck, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.stages import QoeModel, Stage, stage_problems
@@ -70,13 +71,14 @@ class Provenance:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A plan. tiers: from the cheapest to the most expensive. revision: 0 if not published. scorer: empty for the judge's
-    default."""
+    default. burst: how thresholds give way under a burst; None: they do not."""
 
     revision: int
     tiers: tuple[TierPlan, ...]
     scorer: str = ""
     judge_unavailable: JudgeUnavailable = JudgeUnavailable.ESCALATE
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
+    burst: BurstLadder | None = None
 
     def tier(self, name: str) -> TierPlan | None:
         return next((t for t in self.tiers if t.name == name), None)
@@ -130,3 +132,6 @@ class Plan:
                 yield FieldProblem(f"{path}.stages", f"have {stage_instances} instances, the tier {tier.instances}")
             if tier.stages and tier.qoe is None:
                 yield FieldProblem(f"{path}.qoe", "missing: stages need it")
+        if self.burst is not None:
+            thresholds = [tier.threshold for tier in self.tiers]
+            yield from ladder_problems(self.burst, [tier.name for tier in self.tiers], thresholds, "plan.burst")

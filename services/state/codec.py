@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
 from services.domain.early_checks import EarlyCheck
 from services.domain.instances import Drafting, InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
@@ -143,6 +144,7 @@ _NUMBERS = {  # by name: the short name, and the digits of a rate; None for a co
     "cached_tokens": ("cached", None),
     "prompt_tokens_per_s": ("in_rate", 5),
     "kv_bytes_per_s": ("kv_rate", 2),
+    "arrivals_per_s": ("arrivals", 3),
 }
 
 
@@ -256,9 +258,26 @@ def plan_from_json(data: bytes) -> Plan:
                 if prediction
                 else None,
             ),
+            burst=_ladder(raw["burst"]) if raw.get("burst") else None,
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error!r}") from error
+
+
+def _ladder(raw: dict[str, Any]) -> BurstLadder:
+    return BurstLadder(
+        raw["mean_quality"],
+        tuple(
+            BurstStep(
+                tuple(BurstThreshold(t["score"], t["tie_share"]) for t in step["thresholds"]),
+                step["quality"],
+                step["rate_per_s"],
+                step["tier"],
+                step["tier_share"],
+            )
+            for step in raw["steps"]
+        ),
+    )
 
 
 def _mapping(data: bytes) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Planning again keeps the length stages of a tier, or the plan says that they went."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
@@ -7,6 +9,7 @@ from planner_service.replan_job import ReplanJob
 from planner_service.replanner import _follow_up
 from planner_service.rescheduling import Drift, Shift
 from services.domain import Plan, TierPlan
+from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
 from services.domain.stages import QoeModel, Stage
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
@@ -27,6 +30,13 @@ def test_stages_survive_planning_again_or_the_note_says_that_they_went(instances
         ]
     )
     plan = _follow_up(before, found, DRIFT, JOB)
+    rungs = ((70.0, 90.0, 1.0), (0.0, 80.0, 2.0))
+    rules = tuple(BurstStep((BurstThreshold(h),), quality, rate, "large", 0.5) for h, quality, rate in rungs)
+    with_ladder = replace(before, burst=BurstLadder(85.0, rules))
+    with_ladder.validate()
+    without = _follow_up(with_ladder, found, DRIFT, JOB)
+    assert (without.tiers, without.burst) == (plan.tiers, None)
+    assert without.provenance.note.endswith("the burst ladder was for other thresholds: it is removed")
     small, large = plan.tiers
     assert (small.threshold, small.instances, large.stages) == (60.0, instances, ())
     assert tuple(stage.instances for stage in small.stages) == counts

@@ -36,7 +36,7 @@ async def test_chain_window_and_acceptance_are_in_the_status(
     view, now = MeshView(), asyncio.get_running_loop().time()
     view.connect([record], None, now)
     unused: Any = None
-    status = MeshStatus("router", InstancePool(view, ejection_s=60.0), unused, unused, unused)
+    status = MeshStatus("router", InstancePool(view, ejection_s=60.0), unused, unused, unused, unused)
     message = pb.MeshStatus(instances=[status._instance([record], now)])
     (instance,) = status_from_proto(message).instances
     assert instance.drafting == shown

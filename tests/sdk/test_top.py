@@ -4,7 +4,7 @@ from collections import deque
 
 from rich.console import Console
 
-from penstock import Drafting, InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
+from penstock import BurstChange, BurstStatus, Drafting, InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
 from penstock.cli.top import screen
 
 
@@ -50,6 +50,23 @@ def test_workers_show_what_drafts_and_how_much_of_it_is_accepted() -> None:
     assert "none now" in rows["w1"]
     assert "%" not in rows["w1"] + rows["w2"]
     assert "drafted by" not in drawn(None)
+
+
+def test_the_step_of_a_burst_ladder_is_shown_with_what_is_left_of_the_budget() -> None:
+    head = ("r", 3, True, 0.0, (), (), 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    change = BurstChange(1.0, 0, 2, "load")
+
+    def text(burst: BurstStatus | None) -> str:
+        console = Console(width=200)
+        with console.capture() as captured:
+            console.print(screen(MeshStatus(*head, burst=burst), deque()))
+        return captured.get()
+
+    shown = text(BurstStatus(2, 5, 83.0, 84.21, 0.4, False, 31.24, 7, (change,)))
+    assert "burst step 2 of 4 at 31.2 requests/s, mean quality 84.2 (holds 83), 40% of the budget left" in shown
+    assert "last change load" in shown
+    assert "budget spent" in text(BurstStatus(0, 5, 83.0, None, 0.0, True, 31.24, 0))
+    assert "burst" not in text(None)
 
 
 def test_a_router_of_several_processes_is_one_line_and_says_how_many_answer() -> None:

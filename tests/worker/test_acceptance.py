@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_service.engine.randomness import uniform
+from services.domain.randomness import uniform
 from worker_service.speculation import acceptance
 
 

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from services.clock import VirtualClock
-from services.domain import FinishReason, GenerationRequest, SamplingParams, StepLatencyModel, TextPrompt, TokenFrame
+from services.domain import (
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    StepLatencyModel,
+    TextPrompt,
+    TokenFrame,
+    randomness,
+)
 from services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, Overloaded, PromptTooLong
 from worker_service.engine import core as core_module
-from worker_service.engine import randomness
 from worker_service.engine.busy_share import BusyShare
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import DraftDistribution, Finished, LastBlocks, Verification

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from services.domain import SamplingParams
-from worker_service.engine.randomness import uniform
+from services.domain.randomness import uniform
 from worker_service.engine.torch import sampling
 from worker_service.engine.torch.sampling import Position, choose, distributions
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from services.clock import Clock
 from services.domain.errors import AlreadyRunning, Overloaded, RequestFailed, invalid
 from services.domain.instances import Load
+from services.domain.randomness import DRAW, uniform
 from services.domain.requests import (
     FinishReason,
     GenerationRequest,
@@ -39,7 +40,6 @@ from worker_service.engine.interface import (
 )
 from worker_service.engine.kv_transfer import KvTransfers
 from worker_service.engine.proposals import Continuation, Proposals
-from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.runner import ModelRunner, RawLogprobs, Row, RowResult
 from worker_service.engine.throughput import PromptThroughput, Throughput
 from worker_service.request_failures import request_failed

@@ -29,6 +29,7 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.instances import Load
+from services.domain.randomness import DRAW, uniform
 from services.domain.requests import (
     FinishReason,
     GenerationRequest,
@@ -59,7 +60,6 @@ from worker_service.engine.interface import (
     Verification,
 )
 from worker_service.engine.loop import OutputCoalescing
-from worker_service.engine.randomness import DRAW, uniform
 from worker_service.engine.sglang import attach
 from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient, server_id
 from worker_service.engine.sglang.forms import FIELD, sampling_form

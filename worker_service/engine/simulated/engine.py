@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel, StepLoad
+from services.domain.randomness import uniform
 from services.domain.requests import SamplingParams
 from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.interface import EngineInfo, KvLayout, capabilities_of_own_steps
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.penalties import logit_changes
-from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
 from worker_service.text import ByteTokenizer

@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from services.domain.randomness import uniform
 from services.domain.requests import SamplingParams
-from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import Row
 from worker_service.engine.torch.compiled_draft import CompiledDraft, Draft
 from worker_service.engine.torch.runner import TorchRunner

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.domain.randomness import uniform
 from services.domain.requests import SamplingParams
 from worker_service.engine.penalties import LogitChanges, logit_changes
-from worker_service.engine.randomness import uniform
 from worker_service.engine.runner import RawLogprobs
 
 RANKED_FIRST = (256, 8192)

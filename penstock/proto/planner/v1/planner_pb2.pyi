@@ -165,6 +165,7 @@ class Plan(_message.Message):
     SCORER_FIELD_NUMBER: _builtins.int
     JUDGE_UNAVAILABLE_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Set by the planner; the first is 1."""
     scorer: _builtins.str
@@ -176,6 +177,10 @@ class Plan(_message.Message):
 
     @_builtins.property
     def provenance(self) -> Global___Provenance: ...
+    @_builtins.property
+    def burst(self) -> Global___BurstLadder:
+        """How thresholds give way under a burst. Unset: they do not."""
+
     def __init__(
         self,
         *,
@@ -184,14 +189,110 @@ class Plan(_message.Message):
         scorer: _builtins.str = ...,
         judge_unavailable: Global___JudgeUnavailablePolicy.ValueType = ...,
         provenance: Global___Provenance | None = ...,
+        burst: Global___BurstLadder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["judge_unavailable", b"judge_unavailable", "provenance", b"provenance", "revision", b"revision", "scorer", b"scorer", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "judge_unavailable", b"judge_unavailable", "provenance", b"provenance", "revision", b"revision", "scorer", b"scorer", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class BurstLadder(_message.Message):
+    """Thresholds by which routers keep up with a burst, while the mean quality over a window holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEAN_QUALITY_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    mean_quality: _builtins.float
+    """The mean planned quality that routers hold over `router.burst_window_s`, 0 to 100; at most the quality of the first step."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstStep]:
+        """2 to 16. The first has the thresholds of the tiers; each further one accepts all that the one before accepts, and sustains
+        a higher rate.
+        """
+
+    def __init__(
+        self,
+        *,
+        mean_quality: _builtins.float = ...,
+        steps: _abc.Iterable[Global___BurstStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_quality", b"mean_quality", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BurstLadder: _TypeAlias = BurstLadder  # noqa: Y015
+
+@_typing.final
+class BurstStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THRESHOLDS_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    TIER_SHARE_FIELD_NUMBER: _builtins.int
+    quality: _builtins.float
+    """The planned mean score of the accepted answers, 0 to 100; at most that of the step before."""
+    rate_per_s: _builtins.float
+    """Arrivals per second, of the whole mesh, up to which the step is used."""
+    tier: _builtins.str
+    """The tier that limits the rate, and the share of the requests that reach it, over 0 and at most 1."""
+    tier_share: _builtins.float
+    @_builtins.property
+    def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstThreshold]:
+        """Of each tier but the last, in order."""
+
+    def __init__(
+        self,
+        *,
+        thresholds: _abc.Iterable[Global___BurstThreshold] | None = ...,
+        quality: _builtins.float = ...,
+        rate_per_s: _builtins.float = ...,
+        tier: _builtins.str = ...,
+        tier_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quality", b"quality", "rate_per_s", b"rate_per_s", "thresholds", b"thresholds", "tier", b"tier", "tier_share", b"tier_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BurstStep: _TypeAlias = BurstStep  # noqa: Y015
+
+@_typing.final
+class BurstThreshold(_message.Message):
+    """Answers that score more are accepted, and a share of those that score exactly this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORE_FIELD_NUMBER: _builtins.int
+    TIE_SHARE_FIELD_NUMBER: _builtins.int
+    score: _builtins.float
+    """0 to 100."""
+    tie_share: _builtins.float
+    """Over 0 and at most 1. [1]"""
+    def __init__(
+        self,
+        *,
+        score: _builtins.float = ...,
+        tie_share: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tie_share", b"_tie_share", "tie_share", b"tie_share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tie_share", b"_tie_share", "score", b"score", "tie_share", b"tie_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tie_share: _TypeAlias = _typing.Literal["tie_share"]  # noqa: Y015
+    _WhichOneofArgType__tie_share: _TypeAlias = _typing.Literal["_tie_share", b"_tie_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tie_share) -> _WhichOneofReturnType__tie_share | None: ...
+
+Global___BurstThreshold: _TypeAlias = BurstThreshold  # noqa: Y015
 
 @_typing.final
 class TierPlan(_message.Message):
@@ -1272,6 +1373,8 @@ class PlanCascadeRequest(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     MAX_UTILISATION_FIELD_NUMBER: _builtins.int
     SKIP_FIELD_NUMBER: _builtins.int
+    BURST_FLOOR_FIELD_NUMBER: _builtins.int
+    BURST_MEAN_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """Targets, one at least: the mean score of the answers that stand, and the p95 that `objective` means."""
     max_latency_s: _builtins.float
@@ -1289,6 +1392,12 @@ class PlanCascadeRequest(_message.Message):
     """Also choose below which predicted score each tier is passed over. Needs predicted_scores of the judged prompts. Plans for
     several rules, so it takes several times as long.
     """
+    burst_floor: _builtins.float
+    """Also compute a burst ladder, whose steps have at least this mean score, 0 to 100. Unset: none."""
+    burst_mean: _builtins.float
+    """The mean quality that routers hold over a window while thresholds give way, over burst_floor and at most min_quality.
+    [min_quality]
+    """
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1305,11 +1414,17 @@ class PlanCascadeRequest(_message.Message):
         goal: Global___Goal.ValueType = ...,
         max_utilisation: _builtins.float | None = ...,
         skip: _builtins.bool = ...,
+        burst_floor: _builtins.float | None = ...,
+        burst_mean: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "budget", b"budget", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
+    _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
+    _WhichOneofReturnType__burst_mean: _TypeAlias = _typing.Literal["burst_mean"]  # noqa: Y015
+    _WhichOneofArgType__burst_mean: _TypeAlias = _typing.Literal["_burst_mean", b"_burst_mean"]  # noqa: Y015
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
     _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
@@ -1320,6 +1435,10 @@ class PlanCascadeRequest(_message.Message):
     _WhichOneofArgType__max_utilisation: _TypeAlias = _typing.Literal["_max_utilisation", b"_max_utilisation"]  # noqa: Y015
     _WhichOneofReturnType__min_quality: _TypeAlias = _typing.Literal["min_quality"]  # noqa: Y015
     _WhichOneofArgType__min_quality: _TypeAlias = _typing.Literal["_min_quality", b"_min_quality"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_mean) -> _WhichOneofReturnType__burst_mean | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
     @_typing.overload
@@ -1458,6 +1577,8 @@ class CascadePlan(_message.Message):
     BREAKS_AT_RATE_PER_S_FIELD_NUMBER: _builtins.int
     RATE_PER_S_FIELD_NUMBER: _builtins.int
     DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
+    BURST_REASON_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1485,10 +1606,16 @@ class CascadePlan(_message.Message):
     """That were planned for; for GOAL_RATE the rate that was found."""
     dollars_per_hour: _builtins.float
     """Of all GPUs given to tiers; unset where no price was given."""
+    burst_reason: _builtins.str
+    """Why there is no ladder, where one was asked for; else empty."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
     def took(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def burst(self) -> Global___BurstLadder:
+        """With burst_floor. A tier that is not used has the score 101. Unset: there is none; see burst_reason."""
+
     def __init__(
         self,
         *,
@@ -1510,10 +1637,12 @@ class CascadePlan(_message.Message):
         breaks_at_rate_per_s: _builtins.float | None = ...,
         rate_per_s: _builtins.float | None = ...,
         dollars_per_hour: _builtins.float | None = ...,
+        burst: Global___BurstLadder | None = ...,
+        burst_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015

@@ -45,6 +45,8 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     """The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
     ESCALATION_REASON_REJECTED_EARLY: _EscalationReason.ValueType  # 9
     """The unfinished answer scored less than one of the plan's early checks asks for, and was cancelled."""
+    ESCALATION_REASON_TIE_NOT_ACCEPTED: _EscalationReason.ValueType  # 10
+    """The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 
 class EscalationReason(_EscalationReason, metaclass=_EscalationReasonEnumTypeWrapper): ...
 
@@ -65,6 +67,8 @@ ESCALATION_REASON_PREDICTED_SCORE_LOW: EscalationReason.ValueType  # 8
 """The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
 ESCALATION_REASON_REJECTED_EARLY: EscalationReason.ValueType  # 9
 """The unfinished answer scored less than one of the plan's early checks asks for, and was cancelled."""
+ESCALATION_REASON_TIE_NOT_ACCEPTED: EscalationReason.ValueType  # 10
+"""The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
 
 class _InstanceState:
@@ -87,6 +91,33 @@ INSTANCE_STATE_DRAINING: InstanceState.ValueType  # 2
 INSTANCE_STATE_EJECTED: InstanceState.ValueType  # 3
 """A call to it failed recently, or its lease has expired: others are tried first."""
 Global___InstanceState: _TypeAlias = InstanceState  # noqa: Y015
+
+class _BurstReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BurstReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BurstReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BURST_REASON_UNSPECIFIED: _BurstReason.ValueType  # 0
+    BURST_REASON_LOAD: _BurstReason.ValueType  # 1
+    """More requests come than the step sustains."""
+    BURST_REASON_CALM: _BurstReason.ValueType  # 2
+    """An earlier step has been enough for a while."""
+    BURST_REASON_BUDGET_SPENT: _BurstReason.ValueType  # 3
+    """The mean quality over the window would not hold."""
+    BURST_REASON_BUDGET_RECOVERED: _BurstReason.ValueType  # 4
+
+class BurstReason(_BurstReason, metaclass=_BurstReasonEnumTypeWrapper): ...
+
+BURST_REASON_UNSPECIFIED: BurstReason.ValueType  # 0
+BURST_REASON_LOAD: BurstReason.ValueType  # 1
+"""More requests come than the step sustains."""
+BURST_REASON_CALM: BurstReason.ValueType  # 2
+"""An earlier step has been enough for a while."""
+BURST_REASON_BUDGET_SPENT: BurstReason.ValueType  # 3
+"""The mean quality over the window would not hold."""
+BURST_REASON_BUDGET_RECOVERED: BurstReason.ValueType  # 4
+Global___BurstReason: _TypeAlias = BurstReason  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -276,10 +307,15 @@ class Accepted(_message.Message):
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
+    BURST_STEP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     plan_revision: _builtins.int
     seed: _builtins.int
     """The seed in use, even if the request has none."""
+    burst_step: _builtins.int
+    """The step of the plan's burst ladder that the request takes: 0 for the plan's own thresholds. Unset: no step was chosen,
+    because the plan has no ladder, the request names a tier, or it resumes a stream.
+    """
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
         """The longest time between two messages of this stream. If a client receives nothing for several intervals, it may continue
@@ -293,12 +329,15 @@ class Accepted(_message.Message):
         plan_revision: _builtins.int = ...,
         seed: _builtins.int = ...,
         heartbeat_interval: _duration_pb2.Duration | None = ...,
+        burst_step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_step", b"_burst_step", "burst_step", b"burst_step", "heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "plan_revision", b"plan_revision", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_step", b"_burst_step", "burst_step", b"burst_step", "heartbeat_interval", b"heartbeat_interval", "plan_revision", b"plan_revision", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__burst_step: _TypeAlias = _typing.Literal["burst_step"]  # noqa: Y015
+    _WhichOneofArgType__burst_step: _TypeAlias = _typing.Literal["_burst_step", b"_burst_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_step) -> _WhichOneofReturnType__burst_step | None: ...
 
 Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
@@ -1106,6 +1145,7 @@ class RouterStatus(_message.Message):
     MIGRATION_COUNT_FIELD_NUMBER: _builtins.int
     ADVICE_UNMET_COUNT_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
     active_count: _builtins.int
     waiting_count: _builtins.int
     finished_count: _builtins.int
@@ -1125,6 +1165,10 @@ class RouterStatus(_message.Message):
     def slo(self) -> Global___SloCounters:
         """Of requests with an SLO."""
 
+    @_builtins.property
+    def burst(self) -> Global___BurstStatus:
+        """Unset where the plan has no burst ladder."""
+
     def __init__(
         self,
         *,
@@ -1140,14 +1184,102 @@ class RouterStatus(_message.Message):
         migration_count: _builtins.int = ...,
         advice_unmet_count: _builtins.int = ...,
         slo: Global___SloCounters | None = ...,
+        burst: Global___BurstStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "migration_count", b"migration_count", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "burst", b"burst", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "migration_count", b"migration_count", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
+
+@_typing.final
+class BurstStatus(_message.Message):
+    """How thresholds give way to the load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    MEAN_QUALITY_FIELD_NUMBER: _builtins.int
+    WINDOW_QUALITY_FIELD_NUMBER: _builtins.int
+    BUDGET_LEFT_SHARE_FIELD_NUMBER: _builtins.int
+    OUT_OF_BUDGET_FIELD_NUMBER: _builtins.int
+    CHANGE_COUNT_FIELD_NUMBER: _builtins.int
+    ARRIVALS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """That new requests take, from 0; of several processes the highest."""
+    step_count: _builtins.int
+    """Of the ladder."""
+    mean_quality: _builtins.float
+    """That the mean over the window holds."""
+    window_quality: _builtins.float
+    """Of the requests of the last `router.burst_window_s` seconds; unset without any."""
+    budget_left_share: _builtins.float
+    """Share of the window's budget that is not spent, 0 to 1; of several processes the least."""
+    out_of_budget: _builtins.bool
+    """The load needs a step that the budget does not allow, in one process at least."""
+    change_count: _builtins.int
+    """Since the router started."""
+    arrivals_per_second: _builtins.float
+    """Of requests of the cascade, at all routers."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstChange]:
+        """The last changes of this process, newest first, at most 10."""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        step_count: _builtins.int = ...,
+        mean_quality: _builtins.float = ...,
+        window_quality: _builtins.float | None = ...,
+        budget_left_share: _builtins.float = ...,
+        out_of_budget: _builtins.bool = ...,
+        change_count: _builtins.int = ...,
+        arrivals_per_second: _builtins.float = ...,
+        changes: _abc.Iterable[Global___BurstChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality", "window_quality", b"window_quality"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality", "arrivals_per_second", b"arrivals_per_second", "budget_left_share", b"budget_left_share", "change_count", b"change_count", "changes", b"changes", "mean_quality", b"mean_quality", "out_of_budget", b"out_of_budget", "step", b"step", "step_count", b"step_count", "window_quality", b"window_quality"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__window_quality: _TypeAlias = _typing.Literal["window_quality"]  # noqa: Y015
+    _WhichOneofArgType__window_quality: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_quality) -> _WhichOneofReturnType__window_quality | None: ...
+
+Global___BurstStatus: _TypeAlias = BurstStatus  # noqa: Y015
+
+@_typing.final
+class BurstChange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    FROM_STEP_FIELD_NUMBER: _builtins.int
+    TO_STEP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    from_step: _builtins.int
+    to_step: _builtins.int
+    reason: Global___BurstReason.ValueType
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        at: _timestamp_pb2.Timestamp | None = ...,
+        from_step: _builtins.int = ...,
+        to_step: _builtins.int = ...,
+        reason: Global___BurstReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "from_step", b"from_step", "reason", b"reason", "to_step", b"to_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BurstChange: _TypeAlias = BurstChange  # noqa: Y015
 
 @_typing.final
 class SloCounters(_message.Message):
@@ -1643,6 +1775,7 @@ class GetCountersResponse(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     LISTENING_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
     active_count: _builtins.int
     waiting_count: _builtins.int
     finished_count: _builtins.int
@@ -1662,6 +1795,10 @@ class GetCountersResponse(_message.Message):
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCounters]: ...
     @_builtins.property
     def slo(self) -> Global___SloCounters: ...
+    @_builtins.property
+    def burst(self) -> Global___BurstCounters:
+        """Unset where the plan has no burst ladder."""
+
     def __init__(
         self,
         *,
@@ -1678,14 +1815,51 @@ class GetCountersResponse(_message.Message):
         tiers: _abc.Iterable[Global___TierCounters] | None = ...,
         listening: _builtins.bool = ...,
         slo: Global___SloCounters | None = ...,
+        burst: Global___BurstCounters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "listening", b"listening", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "burst", b"burst", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "listening", b"listening", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetCountersResponse: _TypeAlias = GetCountersResponse  # noqa: Y015
+
+@_typing.final
+class BurstCounters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    BUDGET_LEFT_SHARE_FIELD_NUMBER: _builtins.int
+    OUT_OF_BUDGET_FIELD_NUMBER: _builtins.int
+    CHANGE_COUNT_FIELD_NUMBER: _builtins.int
+    WINDOW_COUNT_FIELD_NUMBER: _builtins.int
+    WINDOW_QUALITY_SUM_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """As in BurstStatus."""
+    budget_left_share: _builtins.float
+    out_of_budget: _builtins.bool
+    change_count: _builtins.int
+    window_count: _builtins.int
+    """Of the window: the requests, and the sum of their planned qualities."""
+    window_quality_sum: _builtins.float
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        budget_left_share: _builtins.float = ...,
+        out_of_budget: _builtins.bool = ...,
+        change_count: _builtins.int = ...,
+        window_count: _builtins.int = ...,
+        window_quality_sum: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_left_share", b"budget_left_share", "change_count", b"change_count", "out_of_budget", b"out_of_budget", "step", b"step", "window_count", b"window_count", "window_quality_sum", b"window_quality_sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BurstCounters: _TypeAlias = BurstCounters  # noqa: Y015
 
 @_typing.final
 class TierCounters(_message.Message):

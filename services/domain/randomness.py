@@ -1,9 +1,10 @@
-"""Random numbers that depend only on the seed of a request and the output position. No I/O.
+"""Random numbers that depend only on the seed of a request and a position in it. No I/O.
 
 So a sampled reply does not depend on the batch, on chunking, on preemption or on the instance.
 """
 
-DRAW = 0  # for drawing a token; other purposes have other numbers
+DRAW = 0  # for drawing a token; the position is that of the token in the output
+TIE = 1  # for accepting an answer that scores exactly the threshold; the position is that of the tier
 _MASK = (1 << 64) - 1
 
 
@@ -16,5 +17,5 @@ def _mixed(x: int) -> int:
 
 
 def uniform(seed: int, offset: int, purpose: int = DRAW) -> float:
-    """A number in [0, 1) with 53 random bits for output position `offset`."""
+    """A number in [0, 1) with 53 random bits for position `offset` of a request with this seed."""
     return (_mixed(_mixed(_mixed(seed) ^ offset) ^ purpose) >> 11) / (1 << 53)

@@ -1,0 +1,342 @@
+"""Burst ladders where they are planned: each step, ties, plan files, commands, and a burst in virtual time."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock import AsyncPlannerClient, CascadePlan
+from penstock.cli.main import app
+from penstock.client import errors, plans
+from penstock.client.transport import plan_event_from_proto
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service.burst_codec import ladder_from_json, ladder_from_proto, ladder_to_json, ladder_to_proto
+from planner_service.burst_ladder import (
+    LEAST_GAIN,
+    TIE_SHARES,
+    NoLadder,
+    burst_ladder,
+    draws,
+    expected,
+    rules_below,
+    tie_rule,
+)
+from planner_service.burst_simulation import route_by_steps, simulate_bursts, steps_taken
+from planner_service.cascade_simulation import simulate_cascade
+from planner_service.demand import demand_of, draw_demand
+from planner_service.deployment.search import Strategy
+from planner_service.files import FileError, read_quality, read_site, read_trace
+from planner_service.mesh_tiers import mesh_ladder
+from planner_service.plan_cascade import plan_cascade
+from planner_service.plan_file import ladder_of, read_plan, strategies_of
+from planner_service.planning_codec import inputs_from_proto, options_from_proto
+from planner_service.planning_options import Options
+from planner_service.routing.quality import SKIPPED, JudgedSample, route
+from planner_service.simulator import Dispatch
+from planner_service.site import Demand, Site
+from services.domain import Role
+from services.domain.bursts import BurstLadder, BurstThreshold, tie_accepted
+from services.domain.errors import InvalidRequest
+from services.domain.hardware import ReplicaShape
+from services.testing import RedisProcess, serving
+from tests.conftest import ROOT
+from tests.planner.test_solver_rpcs import inputs
+from tests.support.mesh import COMPOSE
+
+EXAMPLES = ROOT / "examples"
+FILES = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--models", EXAMPLES / "deepseek-cascade.yaml",
+         "--quality", EXAMPLES / "judged.csv")  # fmt: skip
+THRESHOLDS = (84.0, SKIPPED)
+CALM_PER_S = 16.0
+FLOOR, MEAN = 72.0, 83.0
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
+
+
+@pytest.fixture(scope="module")
+def judged(site: Site) -> JudgedSample:
+    return read_quality(EXAMPLES / "judged.csv", site.tiers)
+
+
+@pytest.fixture(scope="module")
+def demand(judged: JudgedSample) -> Demand:
+    trace = read_trace(EXAMPLES / "trace.csv")
+    return demand_of(trace, judged, requests=500, seed=1, lengths="quality", rate=CALM_PER_S)
+
+
+@pytest.fixture(scope="module")
+def strategies(site: Site) -> tuple[Strategy, ...]:
+    """Small has headroom, as any tier below the one that gives way needs; medium is not used."""
+    return strategies_of((((ReplicaShape(1, 1), 6),), (), ((ReplicaShape(8, 1), 1),)), site)
+
+
+def planned(demand: Demand, strategies: tuple[Strategy, ...], **fields: Any) -> BurstLadder | NoLadder:
+    options: dict[str, Any] = {"floor": FLOOR, "mean_quality": MEAN, "max_utilisation": 0.75} | fields
+    return burst_ladder(demand, THRESHOLDS, strategies, Dispatch.CAPACITY, **options)
+
+
+@pytest.fixture(scope="module")
+def ladder(demand: Demand, strategies: tuple[Strategy, ...]) -> BurstLadder:
+    result = planned(demand, strategies)
+    assert isinstance(result, BurstLadder)
+    return result
+
+
+def coarse(sample: JudgedSample) -> JudgedSample:
+    """Of a judge that knows four scores only."""
+    return dataclasses.replace(sample, scores=np.round(sample.scores / 33.4) * 33.0)
+
+
+def test_each_step_gives_way_further_and_says_what_it_has(
+    demand: Demand, judged: JudgedSample, ladder: BurstLadder
+) -> None:
+    own, *further = ladder.steps
+    assert [rule.score for rule in own.thresholds] == list(THRESHOLDS)
+    assert own.quality == pytest.approx(route(judged, THRESHOLDS).quality)
+    assert own.tier == "large"
+    assert own.tier_share == route(demand.requests, THRESHOLDS).processed[-1].mean()
+    assert len(further) >= 4
+    for before, step in itertools.pairwise(ladder.steps):
+        assert step.rate_per_s >= LEAST_GAIN * before.rate_per_s
+        assert FLOOR <= step.quality <= before.quality
+        assert step.thresholds[0].score <= before.thresholds[0].score
+        assert step.thresholds[1].score == SKIPPED, "a tier without GPUs stays out"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_expectations_over_ties_are_the_mean_of_what_routers_draw(seed: int) -> None:
+    """Shares and quality of random rules, against the mean over many draws, each decided as a router does."""
+    rng = np.random.default_rng(seed)
+    scores = np.asarray(rng.integers(0, 4, (40, 3)) * 30.0, np.float64)
+    predicted = np.asarray(rng.integers(0, 100, (40, 3)), np.float64)
+    sample = JudgedSample(("a", "b", "c"), rng.integers(1, 50, 40), rng.integers(1, 90, (40, 3)), scores, predicted)
+    sample = sample.skipping((20.0, None)) if seed % 2 else sample
+    rules = (BurstThreshold(float(rng.choice([30, 60])), 0.3), BurstThreshold(float(rng.choice([0, 60, 101])), 0.7))
+    processed, quality = expected(sample, rules)
+    scores_of = [rule.score for rule in rules]
+    runs = [route(sample, scores_of, tie_rule(rules, draws(40, 3, draw))) for draw in range(1500)]
+    assert np.mean([run.quality for run in runs]) == pytest.approx(quality, abs=0.3)
+    assert np.mean([run.processed for run in runs], axis=0) == pytest.approx(processed, abs=0.06)
+    drawn = draws(40, 3, 1)
+    routed = route(sample, scores_of, tie_rule(rules, drawn))
+    for i in range(40):
+        answered = 2
+        for tier, rule in enumerate(rules):
+            if rule.score > 100 or (sample.passed_over is not None and sample.passed_over[i, tier]) or answered < 2:
+                continue
+            tied = scores[i, tier] == rule.score and tie_accepted(rule.tie_share, drawn[i, tier])
+            if scores[i, tier] > rule.score or tied:
+                answered = tier
+        assert routed.answered[i] == answered
+
+
+def test_a_step_is_the_best_of_all_rules_that_sustain_its_rate(
+    demand: Demand, strategies: tuple[Strategy, ...]
+) -> None:
+    """With a coarse judge, whose rules are few: no other rule of at least the step's rate has more quality."""
+    rough = Demand(coarse(demand.judged), coarse(demand.requests), demand.arrival_s)
+    own = (66.0, SKIPPED)
+    ladder = burst_ladder(
+        rough, own, strategies, Dispatch.CAPACITY, floor=20.0, mean_quality=30.0, max_utilisation=0.75
+    )
+    assert isinstance(ladder, BurstLadder)
+    rules = rules_below(rough.judged, 0, BurstThreshold(own[0]), 100)
+    assert rules[0] == BurstThreshold(66.0)
+    assert [rule.tie_share for rule in rules[1:5]] == [*TIE_SHARES, 1.0], "a part of the ties at 33"
+    skipped = BurstThreshold(SKIPPED)
+    reach = {rule: float(expected(rough.judged, (rule, skipped))[0][-1].mean()) for rule in rules}
+    for step in ladder.steps[1:]:
+        others = [r for r in rules if reach[r] <= reach[step.thresholds[0]]]
+        assert step.quality == pytest.approx(max(expected(rough.judged, (r, skipped))[1] for r in others))
+    assert any(step.thresholds[0].tie_share < 1 for step in ladder.steps)
+
+
+def test_where_nothing_helps_the_reason_is_said(demand: Demand, strategies: tuple[Strategy, ...], site: Site) -> None:
+    """The first tier breaks first, the floor is at the plan's own quality, or the arrivals have no rate."""
+    narrow = strategies_of((((ReplicaShape(1, 1), 1),), (), ((ReplicaShape(8, 1), 3),)), site)
+    first = planned(demand, narrow)
+    assert isinstance(first, NoLadder)
+    assert "small breaks first" in first.reason
+    high = planned(demand, strategies, floor=88.09)
+    assert isinstance(high, NoLadder)
+    assert "88.09" in high.reason
+    at_once = Demand(demand.judged, demand.requests, np.zeros(len(demand.arrival_s)))
+    none = planned(at_once, strategies)
+    assert isinstance(none, NoLadder)
+    assert "no rate" in none.reason
+
+
+def test_under_a_burst_the_slo_and_the_mean_hold_where_fixed_thresholds_break(
+    site: Site, judged: JudgedSample, ladder: BurstLadder, strategies: tuple[Strategy, ...]
+) -> None:
+    """Three times the rate for 40 s of every 300 s: p95 stays under 25 s, and every 600 s have the mean score."""
+    rng, at_s, arrivals = np.random.default_rng(1), 0.0, list[float]()
+    while at_s < 1500:
+        at_s += rng.exponential(1 / (3 * CALM_PER_S if at_s % 300 > 260 else CALM_PER_S))
+        arrivals.append(at_s)
+    arrival_s = np.array(arrivals)
+    bursty = draw_demand(judged, arrival_s, 1)
+    run = simulate_bursts(site, bursty, ladder, strategies, Dispatch.CAPACITY)
+    _, fixed_s = simulate_cascade(site, bursty, THRESHOLDS, strategies, Dispatch.CAPACITY)
+    assert np.percentile(run.total_s, 95) < 25 < 35 < np.percentile(fixed_s, 95)
+    sums = np.concatenate(([0.0], np.cumsum(run.scores)))
+    begins = np.searchsorted(arrival_s, arrival_s - 600.0)
+    counts = np.arange(1, len(arrival_s) + 1) - begins
+    means = (sums[1:] - sums[begins]) / counts
+    assert means[arrival_s >= 600].min() >= MEAN
+    assert run.steps.max() >= 4
+    assert 0 < run.changes < 60
+
+
+def test_without_a_burst_the_plans_own_thresholds_hold(
+    site: Site, demand: Demand, ladder: BurstLadder, strategies: tuple[Strategy, ...]
+) -> None:
+    steps, changes = steps_taken(ladder, np.arange(3000) / CALM_PER_S, 600.0)
+    assert not steps.any()
+    assert changes == 0
+    run = simulate_bursts(
+        site, demand, dataclasses.replace(ladder, steps=ladder.steps[:1] * 2), strategies, Dispatch.CAPACITY
+    )
+    reports, total_s = simulate_cascade(site, demand, THRESHOLDS, strategies, Dispatch.CAPACITY)
+    assert run.reports == reports
+    assert (run.total_s == total_s).all()
+    processed, _ = route_by_steps(demand.requests, ladder, np.zeros(len(total_s), np.int64))
+    assert (processed == route(demand.requests, THRESHOLDS).processed).all()
+
+
+def test_ladders_survive_files_and_messages(ladder: BurstLadder) -> None:
+    assert ladder_from_json(json.loads(json.dumps(ladder_to_json(ladder))), SKIPPED) == ladder
+    assert ladder_from_json(ladder_to_json(None), SKIPPED) is None
+    sent = pb.BurstLadder.FromString(ladder_to_proto(ladder).SerializeToString())
+    assert ladder_from_proto(sent, "burst") == ladder
+    sent.steps[1].thresholds[0].ClearField("tie_share")
+    assert ladder_from_proto(sent, "burst").steps[1].thresholds[0].tie_share == 1.0
+    published = mesh_ladder(ladder, (6, 0, 1))
+    assert [step.thresholds[1] for step in published.steps] == [BurstThreshold(100.0)] * len(ladder.steps)
+    assert [step.thresholds[0] for step in published.steps] == [step.thresholds[0] for step in ladder.steps]
+    del sent.steps[1:]
+    sent.steps.extend([pb.BurstStep()] * 100)
+    with pytest.raises(InvalidRequest, match=r"burst\.steps"):
+        ladder_from_proto(sent, "burst")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"burst_floor": 70.0}, "burst_mean"),
+        ({"burst_mean": 70.0, "min_quality": 80.0}, "burst_mean"),
+        ({"burst_floor": 70.0, "burst_mean": 81.0, "min_quality": 80.0}, "burst_mean"),
+        ({"burst_floor": 80.0, "min_quality": 80.0}, "burst_floor"),
+        ({"burst_floor": -1.0, "min_quality": 80.0}, "burst_floor"),
+        ({"burst_floor": float("nan"), "min_quality": 80.0}, "burst_floor"),
+        ({"burst_floor": 70.0, "burst_mean": float("nan"), "min_quality": 80.0}, "burst_mean"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(fields: dict[str, float], named: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        Options(max_latency_s=10.0, **fields).check(3)  # type: ignore[arg-type]
+    assert [problem.field for problem in error.value.problems] == [named]
+
+
+def test_a_mean_over_the_plans_own_quality_is_refused() -> None:
+    site, demand = inputs_from_proto(inputs())
+    with pytest.raises(InvalidRequest, match="burst_mean"):
+        plan_cascade(site, demand, Options(max_latency_s=1000.0, burst_floor=50.0, burst_mean=99.9))
+
+
+@pytest.fixture
+async def planner(redis: RedisProcess, mesh_file: Any) -> AsyncIterator[AsyncPlannerClient]:
+    async with (
+        serving(Role.PLANNER, COMPOSE[Role.PLANNER], mesh_file(), redis.url) as chassis,
+        AsyncPlannerClient(chassis.admin_address) as client,
+    ):
+        yield client
+
+
+def test_a_ladder_is_in_the_response_of_the_rpc() -> None:
+    """Without one, the reason is; a request without a floor has neither."""
+    site, demand = inputs_from_proto(inputs())
+    request = pb.PlanCascadeRequest(min_quality=75, burst_floor=60, burst_mean=70, max_utilisation=0.5)
+    assert (options_from_proto(request).burst_floor, options_from_proto(request).burst_mean) == (60, 70)
+    assert options_from_proto(pb.PlanCascadeRequest(min_quality=75)).burst_floor is None
+    plan = plan_cascade(site, demand, options_from_proto(request))
+    assert (plan.burst is None) == bool(plan.burst_reason)
+    from planner_service.planning_codec import plan_to_proto
+
+    for each in (plan, dataclasses.replace(plan, burst=None, burst_reason="because")):
+        message = pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=plan_to_proto(each, site, demand, 1.0)))
+        received = plan_event_from_proto(message)
+        assert isinstance(received, CascadePlan)
+        assert received.burst_reason == each.burst_reason
+        assert (received.burst is None) == (each.burst is None)
+        if each.burst is not None and received.burst is not None:
+            assert [step.rate_per_s for step in received.burst.steps] == [s.rate_per_s for s in each.burst.steps]
+
+
+async def test_the_rpc_refuses_a_floor_over_the_mean(planner: AsyncPlannerClient) -> None:
+    rows = [plans.JudgedPrompt(10, (5, 5), (20.0 + i % 60, 90.0)) for i in range(40)]
+    models = [{"name": n, "model": m} for n, m in (("small", "qwen2.5-7b"), ("large", "qwen2.5-72b"))]
+    workload = plans.PlanningInputs(
+        {"gpu": "h100", "nodes": 1, "gpus_per_node": 8}, {"tiers": models}, [(i * 0.2, 10, 5) for i in range(40)], rows
+    )
+    with pytest.raises(errors.InvalidRequestError) as error:
+        async for _ in planner.plan_cascade(workload, min_quality=70, burst_floor=75):
+            pass
+    assert "burst_floor" in error.value.fields
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(a) for a in arguments])
+
+
+def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladder: BurstLadder) -> None:
+    """The plan file has it; `simulate` lets thresholds give way by it; `diff` shows both; a damaged one is named."""
+    trace, one, other = EXAMPLES / "trace.csv", tmp_path / "one.json", tmp_path / "other.json"
+    inputs_ = ("--trace", trace, "--min-quality", 80, "--runs", 0, "--requests", 60)
+    done = run("plan", *FILES, *inputs_, "--burst-floor", 70, "--burst-mean", 75, "--out", one)
+    assert done.exit_code == 0, done.output
+    figures = json.loads(one.read_text())
+    assert (figures["burst"] is None) == bool(figures["burst_reason"])
+    assert ("Burst ladder" in done.output) == (figures["burst"] is not None)
+    assert ("no burst ladder" in done.output) == (figures["burst"] is None)
+    rules = [{**step, "thresholds": figures["thresholds"]} for step in ladder_to_json(ladder)["steps"][:2]]  # type: ignore[index]
+    lowest = [None if h is None else 0.0 for h in figures["thresholds"]]
+    rules[0] |= {"rate_per_s": 1.0}
+    rules[1] |= {"rate_per_s": 2.0, "thresholds": lowest, "quality": 75.0}
+    figures["burst"] = {"mean_quality": 70.0, "steps": rules}
+    other.write_text(json.dumps(figures))
+    read = read_plan(other)
+    assert read.burst is not None
+    assert ladder_of(figures) == read.burst
+    done = run("simulate", "--plan", other, "--trace", trace, "--requests", 200, "--json")
+    assert done.exit_code == 0, done.output
+    burst = json.loads(done.stdout)["burst"]
+    assert sum(burst["steps"]) == 200
+    assert burst["steps"][1] > 100, "the trace comes faster than the first step sustains"
+    shown = run("simulate", "--plan", other, "--trace", trace, "--requests", 200)
+    assert "requests by step" in shown.output
+    done = run("plan", "diff", one, other)
+    assert done.exit_code == 0, done.output
+    assert "burst: mean quality that holds" in done.output
+    assert "quality 75.00 up to 2/s" in done.output
+    compared = json.loads(run("plan", "diff", one, other, "--json").stdout)
+    assert compared["burst"][1]["steps"][1]["rate_per_s"] == 2.0
+    figures["burst"]["steps"][1]["rate_per_s"] = 0.5
+    other.write_text(json.dumps(figures))
+    with pytest.raises(FileError, match=r"burst\.steps\[1\]\.rate_per_s"):
+        read_plan(other)
+    for damaged in ({"mean_quality": 70.0}, {"mean_quality": 70.0, "steps": 5}, "x"):
+        other.write_text(json.dumps(figures | {"burst": damaged}))
+        with pytest.raises(FileError, match="not a plan file"):
+            read_plan(other)
+    assert run("plan", *FILES, *inputs_, "--burst-floor", 70, "--sweep", "rate").exit_code == 2
+    assert "burst_mean" in run("plan", *FILES, *inputs_, "--burst-mean", 75).output
