@@ -30,6 +30,7 @@ from penstock.client.mesh_status import (
 from penstock.client.plans import (
     CascadePlan,
     DraftChoice,
+    Grading,
     JudgedPrompt,
     Percentiles,
     Plan,
@@ -97,6 +98,7 @@ __all__ = [
     "Event",
     "FinishReason",
     "Finished",
+    "Grading",
     "InstanceChanged",
     "InstanceStatus",
     "InvalidRequestError",

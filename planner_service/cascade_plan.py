@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_service.cascade_simulation import simulate_cascade
+from planner_service.cascade_simulation import GradingReport, run_cascade
 from planner_service.deployment.search import Strategy
 from planner_service.planning_options import Budget, Goal, Objective
 from planner_service.repeated_runs import Interval, repeated
@@ -42,7 +42,8 @@ class CascadePlan:
 
     latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
     given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
-    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule.
+    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. grading:
+    how much is judged, and how long that takes; None where judging loads nothing.
     """
 
     tiers: tuple[TierOutcome, ...]
@@ -68,6 +69,7 @@ class CascadePlan:
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
     skip_below: tuple[float | None, ...] = ()
+    grading: GradingReport | None = None
 
     @property
     def gpus(self) -> int:
@@ -98,7 +100,7 @@ def outcome(
 ) -> CascadePlan:
     """The plan that a solution amounts to, simulated from end to end."""
     strategies = solution.deployment.strategies
-    reports, total_s = simulate_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
+    run = run_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
     processed = route(demand.judged, solution.thresholds)
     tiers = tuple(
         TierOutcome(name, model.name, gpus, strategy, reaching, answering, report)
@@ -109,20 +111,21 @@ def outcome(
             strategies,
             processed.share_processed(),
             processed.share_answered(),
-            reports,
+            run.reports,
             strict=True,
         )
     )
     slowest = max(range(len(tiers)), key=lambda i: strategies[i].latency_s)
     used = sum(s.gpus for s in strategies)
-    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, deployer.dispatch)
+    how = (deployer.dispatch, site.grading)
+    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, *how)
     binds = f"{tiers[slowest].name} is the slowest tier; {used} of {deployer.gpus} GPUs are used"
     return CascadePlan(
         tiers,
         solution.thresholds,
         processed.quality,
         solution.deployment.latency_s,
-        float(np.percentile(total_s, 95)),
+        float(np.percentile(run.total_s, 95)),
         solution,
         deployer.dispatch,
         binds if load is None else f"{binds}; {load}",
@@ -137,6 +140,7 @@ def outcome(
         dollars_per_hour=site.dollars_per_hour(
             (replica.shape, count) for strategy in strategies for replica, count in strategy.replicas
         ),
+        grading=run.grading,
     )
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -13,20 +13,26 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner_service.profiles import ProfileError, fit_qoe, read_profile
+from planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Grading
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica, Workload
 from planner_service.simulator.speculation import MAX_WINDOW
 from planner_service.site import Site, TierSpeculation
 from planner_service.stages import batches_of
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.latency import StepLatencyModel
 from services.domain.stages import QoeModel
-from services.settings import MAX_DRAFT_WINDOW
+from services.settings import MAX_DRAFT_WINDOW, MAX_PROCESSES, MeshJudge
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
 MAX_DRAFTERS = 4  # of one tier: every subset of them is a chain to compare
+MAX_JUDGE_TOKENS = 1_000_000  # longer than any model's context
+MAX_THINKING_TOKENS = 65_536  # of a grading tier, as in the mesh file
+JUDGE_MODEL_FIELDS = frozenset(("replicas", "pass_s", "token_s", "max_batch", "max_batch_tokens"))
+GRADING_TIER_FIELDS = frozenset(("question_tokens", "reply_tokens"))
 
 
 class FileError(Exception):
@@ -238,8 +244,47 @@ class EngineEntry(_Part):
     block_tokens: Count = 16
 
 
+class JudgeEntry(_Part):
+    """What judges, as a load: a tier of the cascade, or processes of the judge service with a model of their own.
+
+    tier: its name. question_tokens: of a grading request, besides prompt and answer. reply_tokens: of a grade, thoughts
+    included. model: of the judge service, under /models. replicas: its processes. pass_s, token_s: a forward pass takes
+    pass_s + token_s * its tokens. max_batch, max_batch_tokens: as in the mesh file.
+    """
+
+    tier: str = ""
+    question_tokens: Annotated[int, Field(ge=0, le=MAX_JUDGE_TOKENS)] = QUESTION_TOKENS
+    reply_tokens: Annotated[int, Field(ge=1, le=MAX_THINKING_TOKENS)] = REPLY_TOKENS
+    model: str = ""
+    replicas: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    pass_s: Annotated[float, Field(ge=0)] = 0.0
+    token_s: Positive | None = None
+    max_batch: Annotated[int, Field(ge=1, le=MAX_JUDGE_TOKENS)] = MeshJudge().max_batch
+    max_batch_tokens: Annotated[int, Field(ge=64, le=MAX_JUDGE_TOKENS)] = MeshJudge().max_batch_tokens
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.tier) == bool(self.model):
+            raise ValueError("give either tier or model")
+        of_other = JUDGE_MODEL_FIELDS if self.tier else GRADING_TIER_FIELDS
+        if others := sorted(self.model_fields_set & of_other):
+            raise ValueError(f"{others[0]}: not with {'tier' if self.tier else 'model'}")
+        if self.model and self.token_s is None:
+            raise ValueError("token_s: is needed for a model: how long the judge takes per token")
+        return self
+
+    def grading(self, tiers: Sequence[str]) -> Grading:
+        if self.tier:
+            return Grading(tiers.index(self.tier), self.question_tokens, self.reply_tokens)
+        assert self.token_s is not None
+        latency = StepLatencyModel.linear(self.pass_s, self.token_s, 0.0)
+        limits = EngineLimits(self.max_batch, self.max_batch_tokens)
+        return Grading.by_judge_model(len(tiers), self.model, self.replicas, latency, limits)
+
+
 class CascadeFile(_Part):
     tiers: Annotated[list[TierEntry], Field(min_length=1)]
+    judge: JudgeEntry | None = None
     judge_s: Annotated[float, Field(ge=0)] = 0.0
     runtime: RuntimeEntry = RuntimeEntry()
     engine: EngineEntry = EngineEntry()
@@ -249,7 +294,15 @@ class CascadeFile(_Part):
         names = [tier.name for tier in self.tiers]
         if len(set(names)) < len(names):
             raise ValueError("tiers: every name may stand once")
+        if self.judge is not None and len(names) == 1:
+            raise ValueError("judge: the answers of a single tier are not judged")
+        if self.judge is not None and self.judge.tier and self.judge.tier not in names:
+            raise ValueError(f"judge.tier: '{self.judge.tier[:80]}' is none of the tiers: {', '.join(names)}")
         return self
+
+    def grading(self) -> Grading | None:
+        """What judges, as a load; None where that is not stated."""
+        return None if self.judge is None else self.judge.grading([tier.name for tier in self.tiers])
 
     def speculations(self) -> tuple[TierSpeculation, ...]:
         """What drafts, by tier; empty for none at all. ValueError for a model that the catalogue does not have."""
@@ -309,6 +362,7 @@ def read_site(cluster: Path, models: Path) -> Site:
         measured,
         where[1:],
         cascade.speculations(),
+        cascade.grading(),
     )
 
 

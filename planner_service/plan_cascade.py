@@ -16,6 +16,7 @@ from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.goals import any_within, cheapest, least_latency, most_quality, rounded_down, rounded_up
+from planner_service.routing.grading import Grading
 from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from planner_service.simulator import Dispatch
@@ -275,6 +276,7 @@ class DeployerOptions(TypedDict):
 
     dispatch: Dispatch
     max_utilisation: float | None
+    grading: Grading | None
     on_evaluation: Callable[[int], None]
 
 
@@ -296,6 +298,8 @@ def deployer_for(
     kinds, reasons = [], {}
     for tier, name in enumerate(site.tiers):
         longest = int((demand.requests.input_tokens + demand.requests.output_tokens[:, tier]).max())
+        if site.grading is not None and site.grading.tier == tier:
+            longest = max(longest, site.grading.longest_tokens(demand.requests))
         able, reason = replica_kinds(site, tier, gpus, longest)
         kinds.append(able)
         if not able:
@@ -304,6 +308,7 @@ def deployer_for(
     how: DeployerOptions = {
         "dispatch": dispatch,
         "max_utilisation": max_utilisation,
+        "grading": site.grading,
         "on_evaluation": on_evaluation,
     }
     if site.more:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_service.cascade_plan import CascadePlan
+from planner_service.cascade_simulation import GradingReport
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_site
 from planner_service.planned_drafts import (
@@ -122,6 +123,7 @@ def plan_json(
             "sustained_per_s": plan.load.sustained_per_s,
             "overloaded": plan.load.overloaded,
         },
+        "grading": _grading_json(site, plan.grading),
         "rate_per_s": plan.rate_per_s,
         "breaks_at_rate": None if plan.load is None else plan.load.sustained_per_s,
         "evaluations": solution.evaluations,
@@ -129,6 +131,19 @@ def plan_json(
         "seconds": seconds,
         "inputs": {name: getattr(inputs, name) for name in PlanInputs.__slots__},
     }
+
+
+def _grading_json(site: Site, grading: GradingReport | None) -> dict[str, Any] | None:
+    """by: the tier or the judge model. wait_s: from the end of an answer to its score."""
+    if grading is None or site.grading is None:
+        return None
+    by = site.tiers[site.grading.tier] if site.grading.by_tier else site.grading.model
+    wait = _spread(grading.wait)
+    return {"by": by, "requests": grading.requests, "requests_per_s": grading.per_s, "wait_s": wait}
+
+
+def _spread(p: Percentiles) -> dict[str, float]:
+    return {"p50": p.p50, "p95": p.p95, "p99": p.p99, "mean": p.mean}
 
 
 def group_json(shape: ReplicaShape, count: int) -> dict[str, Any]:
@@ -186,14 +201,11 @@ def _interval(interval: Interval | None) -> dict[str, float] | None:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    def spread(p: Percentiles) -> dict[str, float]:
-        return {"p50": p.p50, "p95": p.p95, "p99": p.p99, "mean": p.mean}
-
     return {
         "requests": report.requests,
-        "ttft_s": spread(report.ttft),
-        "tpot_s": spread(report.tpot),
-        "latency_s": spread(report.latency),
+        "ttft_s": _spread(report.ttft),
+        "tpot_s": _spread(report.tpot),
+        "latency_s": _spread(report.latency),
         "requests_per_s": report.requests_per_s,
         "output_tokens_per_s": report.output_tokens_per_s,
         "utilisation": report.utilisation,

@@ -141,6 +141,7 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
         tuple(measured),
         where[1:],
         _speculations(cascade_file, at),
+        cascade_file.grading(),
     )
 
 
@@ -262,6 +263,14 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
     created.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
     if plan.load is not None:
         created.breaks_at_rate_per_s = plan.load.sustained_per_s
+    if plan.grading is not None:
+        created.grading.CopyFrom(
+            pb.Grading(
+                requests=plan.grading.requests,
+                requests_per_s=plan.grading.per_s,
+                wait=percentiles_to_proto(plan.grading.wait),
+            )
+        )
     if plan.promise is not None:
         created.tested_quality = plan.promise.tested_quality
     return created

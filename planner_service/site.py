@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from planner_service.routing.grading import Grading
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica
 from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
@@ -31,7 +32,8 @@ class TierSpeculation:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: to judge one answer.
+    """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: seconds to judge one answer; with
+    `grading`, the load of what judges, in addition to the wait for its grade.
 
     cluster: the GPUs of the first type. more: those of further types, each with a name; no replica spans two types.
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
@@ -47,6 +49,7 @@ class Site:
     measured: tuple[tuple[Replica, ...], ...] = ()
     more: tuple[ClusterSpec, ...] = ()
     speculation: tuple[TierSpeculation, ...] = ()
+    grading: Grading | None = None
 
     @property
     def types(self) -> tuple[ClusterSpec, ...]:

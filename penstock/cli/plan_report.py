@@ -49,6 +49,7 @@ def show(
         ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
         f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
+        *_grading_lines(plan, site),
         *_skip_lines(plan),
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
@@ -85,6 +86,15 @@ def _proof(plan: "CascadePlan") -> str:
     else:
         text = f"not proved: the best plan is at most {gap:.0%} faster"
     return text if plan.gpu_step == 1 else f"{text}; counts of GPUs up to {plan.gpu_step} apart"
+
+
+def _grading_lines(plan: "CascadePlan", site: "Site") -> list[str]:
+    report, grading = plan.grading, site.grading
+    if report is None or grading is None:
+        return []
+    by = site.tiers[grading.tier] if grading.by_tier else grading.model
+    how_many = f"{report.requests:,} answers" if report.per_s is None else f"{report.per_s:.3g} answers/s"
+    return [f"judging: {by} scores {how_many}, each within {seconds(report.wait.p95)} (p95)"]
 
 
 def _skip_lines(plan: "CascadePlan") -> list[str]:

@@ -183,11 +183,33 @@ class PlannedTier:
 
 
 @dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles and mean, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """What judging amounts to in a computed plan. requests: answers judged; requests_per_s: None if arrivals have no rate.
+
+    wait: from the end of an answer to its score.
+    """
+
+    requests: int
+    requests_per_s: float | None
+    wait: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
 class CascadePlan:
     """A computed plan; docs/planner.md explains its figures.
 
     gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
-    dollars_per_hour: None if the cluster has no price.
+    dollars_per_hour: None if the cluster has no price. grading: None if what judges was not stated.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -206,6 +228,7 @@ class CascadePlan:
     breaks_at_rate_per_s: float | None = None
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
+    grading: Grading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +237,6 @@ class Unreachable:
 
     reason: str
     best: float
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Percentiles and mean, in seconds."""
-
-    p50: float
-    p95: float
-    p99: float
-    mean: float
 
 
 @dataclass(frozen=True, slots=True)

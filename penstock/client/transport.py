@@ -476,6 +476,7 @@ def plan_event_from_proto(
         plan.breaks_at_rate_per_s if plan.HasField("breaks_at_rate_per_s") else None,
         plan.rate_per_s if plan.HasField("rate_per_s") else None,
         plan.dollars_per_hour if plan.HasField("dollars_per_hour") else None,
+        _grading(plan.grading) if plan.HasField("grading") else None,
     )
 
 
@@ -519,6 +520,11 @@ def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> p
 
 def _percentiles(p: planner_pb2.Percentiles) -> plans.Percentiles:
     return plans.Percentiles(p.p50, p.p95, p.p99, p.mean)
+
+
+def _grading(grading: planner_pb2.Grading) -> plans.Grading:
+    rate = grading.requests_per_s if grading.HasField("requests_per_s") else None
+    return plans.Grading(grading.requests, rate, _percentiles(grading.wait))
 
 
 def _planned_speculation(speculation: planner_pb2.PlannedSpeculation) -> plans.PlannedSpeculation:

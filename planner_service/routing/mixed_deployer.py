@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from planner_service.deployment.mixed import GpuTypes, MixedTable, Room
 from planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
 from planner_service.routing.deployer import Deployer
+from planner_service.routing.grading import Grading, TierLoad
 from planner_service.routing.quality import JudgedSample
 from planner_service.routing.solution import Deployment
 from planner_service.simulator.tier import Dispatch, Replica
-from planner_service.simulator.workload import Floats, Workload
+from planner_service.simulator.workload import Floats
 from services.domain.errors import invalid
 
 TOLERANCE = 1e-3  # of the least latency
@@ -34,6 +35,7 @@ class MixedDeployer(Deployer):
         dispatch: Dispatch = Dispatch.CAPACITY,
         percentile: float = 95.0,
         max_utilisation: float | None = None,
+        grading: Grading | None = None,
         on_evaluation: Callable[[int], None] = lambda _: None,
     ) -> None:
         super().__init__(
@@ -44,6 +46,7 @@ class MixedDeployer(Deployer):
             dispatch=dispatch,
             percentile=percentile,
             max_utilisation=max_utilisation,
+            grading=grading,
             on_evaluation=on_evaluation,
         )
         self.types = types
@@ -113,9 +116,9 @@ class MixedDeployer(Deployer):
         room = tuple(have - other for have, other in zip(self.types.gpus, others, strict=True))
         return room, self.types.most - sum(others)
 
-    def _new_table(self, tier: int, work: Workload) -> LatencyTable:
-        sustain = self._sustain_of(tier)
-        return MixedTable(work, self.kinds[tier], self.dispatch, self.percentile, sustain, self.types)
+    def _new_table(self, tier: int, load: TierLoad, kinds: Sequence[Replica]) -> LatencyTable:
+        how = (self.dispatch, self.percentile, self._sustain_of(tier), self.types, load.counted)
+        return MixedTable(load.work, kinds, *how)
 
     def _mixed(self, thresholds: Sequence[float]) -> tuple[MixedTable, ...]:
         return tuple(table for table in self._routed(thresholds)[1] if isinstance(table, MixedTable))

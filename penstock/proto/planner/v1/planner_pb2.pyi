@@ -804,14 +804,19 @@ class Cascade(_message.Message):
     JUDGE_S_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    JUDGE_FIELD_NUMBER: _builtins.int
     judge_s: _builtins.float
-    """Seconds for scoring an answer. [0]"""
+    """Seconds for scoring an answer, in addition to the load of `judge`. [0]"""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___CascadeTier]: ...
     @_builtins.property
     def runtime(self) -> Global___EngineRuntime: ...
     @_builtins.property
     def engine(self) -> Global___EngineBatch: ...
+    @_builtins.property
+    def judge(self) -> Global___CascadeJudge:
+        """What judges. [nothing that has a load]"""
+
     def __init__(
         self,
         *,
@@ -819,14 +824,94 @@ class Cascade(_message.Message):
         judge_s: _builtins.float = ...,
         runtime: Global___EngineRuntime | None = ...,
         engine: Global___EngineBatch | None = ...,
+        judge: Global___CascadeJudge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "runtime", b"runtime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "judge", b"judge", "runtime", b"runtime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "judge_s", b"judge_s", "runtime", b"runtime", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "judge", b"judge", "judge_s", b"judge_s", "runtime", b"runtime", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cascade: _TypeAlias = Cascade  # noqa: Y015
+
+@_typing.final
+class CascadeJudge(_message.Message):
+    """What judges the answers of all tiers but the last: one of the tiers, or processes with a model of their own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    QUESTION_TOKENS_FIELD_NUMBER: _builtins.int
+    REPLY_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    PASS_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """The name of a tier, which is sent a grading request for each answer. Either this or model."""
+    question_tokens: _builtins.int
+    """Tokens of a grading request besides prompt and answer. Only with tier. [200]"""
+    reply_tokens: _builtins.int
+    """Tokens of a grade. Only with tier. [4]"""
+    model: _builtins.str
+    """The name of a judge model. The fields below are only with it."""
+    replicas: _builtins.int
+    """[1]"""
+    pass_s: _builtins.float
+    """A forward pass takes pass_s + token_s * its tokens. [0]; token_s is required."""
+    token_s: _builtins.float
+    max_batch: _builtins.int
+    """Answers and tokens in one forward pass. [32 and 4096]"""
+    max_batch_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        question_tokens: _builtins.int | None = ...,
+        reply_tokens: _builtins.int | None = ...,
+        model: _builtins.str = ...,
+        replicas: _builtins.int | None = ...,
+        pass_s: _builtins.float | None = ...,
+        token_s: _builtins.float | None = ...,
+        max_batch: _builtins.int | None = ...,
+        max_batch_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_batch", b"_max_batch", "_max_batch_tokens", b"_max_batch_tokens", "_pass_s", b"_pass_s", "_question_tokens", b"_question_tokens", "_replicas", b"_replicas", "_reply_tokens", b"_reply_tokens", "_token_s", b"_token_s", "max_batch", b"max_batch", "max_batch_tokens", b"max_batch_tokens", "pass_s", b"pass_s", "question_tokens", b"question_tokens", "replicas", b"replicas", "reply_tokens", b"reply_tokens", "token_s", b"token_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch", b"_max_batch", "_max_batch_tokens", b"_max_batch_tokens", "_pass_s", b"_pass_s", "_question_tokens", b"_question_tokens", "_replicas", b"_replicas", "_reply_tokens", b"_reply_tokens", "_token_s", b"_token_s", "max_batch", b"max_batch", "max_batch_tokens", b"max_batch_tokens", "model", b"model", "pass_s", b"pass_s", "question_tokens", b"question_tokens", "replicas", b"replicas", "reply_tokens", b"reply_tokens", "tier", b"tier", "token_s", b"token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_batch: _TypeAlias = _typing.Literal["max_batch"]  # noqa: Y015
+    _WhichOneofArgType__max_batch: _TypeAlias = _typing.Literal["_max_batch", b"_max_batch"]  # noqa: Y015
+    _WhichOneofReturnType__max_batch_tokens: _TypeAlias = _typing.Literal["max_batch_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_batch_tokens: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__pass_s: _TypeAlias = _typing.Literal["pass_s"]  # noqa: Y015
+    _WhichOneofArgType__pass_s: _TypeAlias = _typing.Literal["_pass_s", b"_pass_s"]  # noqa: Y015
+    _WhichOneofReturnType__question_tokens: _TypeAlias = _typing.Literal["question_tokens"]  # noqa: Y015
+    _WhichOneofArgType__question_tokens: _TypeAlias = _typing.Literal["_question_tokens", b"_question_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__replicas: _TypeAlias = _typing.Literal["replicas"]  # noqa: Y015
+    _WhichOneofArgType__replicas: _TypeAlias = _typing.Literal["_replicas", b"_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__reply_tokens: _TypeAlias = _typing.Literal["reply_tokens"]  # noqa: Y015
+    _WhichOneofArgType__reply_tokens: _TypeAlias = _typing.Literal["_reply_tokens", b"_reply_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__token_s: _TypeAlias = _typing.Literal["token_s"]  # noqa: Y015
+    _WhichOneofArgType__token_s: _TypeAlias = _typing.Literal["_token_s", b"_token_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch) -> _WhichOneofReturnType__max_batch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch_tokens) -> _WhichOneofReturnType__max_batch_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_s) -> _WhichOneofReturnType__pass_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__question_tokens) -> _WhichOneofReturnType__question_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas) -> _WhichOneofReturnType__replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reply_tokens) -> _WhichOneofReturnType__reply_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_s) -> _WhichOneofReturnType__token_s | None: ...
+
+Global___CascadeJudge: _TypeAlias = CascadeJudge  # noqa: Y015
 
 @_typing.final
 class CascadeTier(_message.Message):
@@ -1458,6 +1543,7 @@ class CascadePlan(_message.Message):
     BREAKS_AT_RATE_PER_S_FIELD_NUMBER: _builtins.int
     RATE_PER_S_FIELD_NUMBER: _builtins.int
     DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    GRADING_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1489,6 +1575,10 @@ class CascadePlan(_message.Message):
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
     def took(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def grading(self) -> Global___Grading:
+        """Unset where what judges was not stated."""
+
     def __init__(
         self,
         *,
@@ -1510,10 +1600,11 @@ class CascadePlan(_message.Message):
         breaks_at_rate_per_s: _builtins.float | None = ...,
         rate_per_s: _builtins.float | None = ...,
         dollars_per_hour: _builtins.float | None = ...,
+        grading: Global___Grading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -1537,6 +1628,40 @@ class CascadePlan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tested_quality) -> _WhichOneofReturnType__tested_quality | None: ...
 
 Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+
+@_typing.final
+class Grading(_message.Message):
+    """What judging amounts to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """Answers judged."""
+    requests_per_s: _builtins.float
+    """Unset where arrivals have no rate."""
+    @_builtins.property
+    def wait(self) -> Global___Percentiles:
+        """From the end of an answer to its score."""
+
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        requests_per_s: _builtins.float | None = ...,
+        wait: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "requests_per_s", b"requests_per_s", "wait", b"wait"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "requests", b"requests", "requests_per_s", b"requests_per_s", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__requests_per_s: _TypeAlias = _typing.Literal["requests_per_s"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_s: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_s) -> _WhichOneofReturnType__requests_per_s | None: ...
+
+Global___Grading: _TypeAlias = Grading  # noqa: Y015
 
 @_typing.final
 class PlannedTier(_message.Message):
