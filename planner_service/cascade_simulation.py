@@ -18,7 +18,7 @@ from planner_service.simulator.workload import Bools, Floats
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
 
-ROUNDS = 4
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from services.domain.hardware import ReplicaShape
 from services.domain.latency import StepLatencyModel
 
-QUESTION_TOKENS = 200  # instructions, marks and chat template of the judge's grading request: about 800 characters
+QUESTION_TOKENS = 150  # instructions, marks and chat template of the judge's grading request: about 450 characters
 REPLY_TOKENS = 4  # what the judge allows for a grade
 GRADES_FIRST = 1  # priority of grading requests; a tier's own have 0
 OWN = -1

@@ -852,7 +852,7 @@ class CascadeJudge(_message.Message):
     tier: _builtins.str
     """The name of a tier, which is sent a grading request for each answer. Either this or model."""
     question_tokens: _builtins.int
-    """Tokens of a grading request besides prompt and answer. Only with tier. [200]"""
+    """Tokens of a grading request besides prompt and answer. Only with tier. [150]"""
     reply_tokens: _builtins.int
     """Tokens of a grade. Only with tier. [4]"""
     model: _builtins.str
