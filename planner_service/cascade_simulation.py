@@ -119,17 +119,17 @@ class _Rows:
             what = f"{len(own)} requests reach" if len(own) else f"{len(load.work)} answers are to be graded by"
             raise invalid("thresholds", f"{what} tier {self._site.tiers[tier]}, which has no GPUs")
         served = self._grade(load, replicas)
-        mine = np.flatnonzero(load.own)
-        self.ends_s[tier, load.row[mine]] = served.finish_s[mine]
+        own = np.flatnonzero(load.own)
+        self.ends_s[tier, load.row[own]] = served.finish_s[own]
         part = Served(
-            served.first_s[mine],
-            served.finish_s[mine],
-            served.replica[mine],
+            served.first_s[own],
+            served.finish_s[own],
+            served.replica[own],
             served.busy_share,
             served.steps,
             served.preemptions,
         )
-        return report(load.work.subset(mine), part)
+        return report(load.work.subset(own), part)
 
     def _grade(self, load: TierLoad, replicas: Sequence[Replica]) -> Served:
         """Serve a load, and note how long its answers wait for their grades."""
