@@ -70,19 +70,19 @@ def run_cascade(
         InvalidRequest: requests reach a tier that has no GPUs, or answers are to be graded by one.
     """
     processed = route(demand.requests, thresholds).processed
-    rows = _Rows(site, demand, processed, strategies, dispatch)
+    simulation = _Simulation(site, demand, processed, strategies, dispatch)
     if site.grading is None:
-        return CascadeRun(tuple(rows.simulate()), rows.done_s - demand.arrival_s, None)
+        return CascadeRun(tuple(simulation.simulate_round()), simulation.done_s - demand.arrival_s, None)
     for _ in range(rounds):
-        reports = rows.simulate()
-    waits = rows.waits_s[:-1][processed[:-1]]
+        reports = simulation.simulate_round()
+    waits = simulation.waits_s[:-1][processed[:-1]]
     rate = demand.rate_per_s
     per_s = None if rate is None else rate * len(waits) / len(demand.requests)
     grading = GradingReport(len(waits), per_s, Percentiles.of(waits))
-    return CascadeRun(tuple(reports), rows.done_s - demand.arrival_s, grading)
+    return CascadeRun(tuple(reports), simulation.done_s - demand.arrival_s, grading)
 
 
-class _Rows:
+class _Simulation:
     """The requests of a cascade, in rounds. ends_s (C, N): when each tier's answer was complete; NaN before that is known.
 
     waits_s (C, N): from then to its grade. done_s (N): when the final answer was there.
@@ -97,7 +97,7 @@ class _Rows:
         self.waits_s: Floats = np.zeros(processed.shape)
         self.done_s: Floats = np.zeros(len(demand.requests))
 
-    def simulate(self) -> list[Report]:
+    def simulate_round(self) -> list[Report]:
         """One round: every tier from the first to the last."""
         at_s, reports = self._demand.arrival_s.copy(), []  # when each request reaches the tier at hand
         for tier, strategy in enumerate(self._strategies):
@@ -108,17 +108,17 @@ class _Rows:
         grading = self._site.grading
         if grading is not None and not grading.by_tier:
             nobody = Arrivals(np.zeros(0, np.int64), np.zeros(0))
-            self._grade(self._load(grading.tier, nobody), grading.replicas)
+            self._serve_all(self._load(grading.tier, nobody), grading.replicas)
         return reports
 
     def _serve(self, tier: int, strategy: Strategy, at_s: Floats) -> Report:
-        own = np.flatnonzero(self._processed[tier])
-        load = self._load(tier, Arrivals(own, at_s[own]))
+        rows = np.flatnonzero(self._processed[tier])
+        load = self._load(tier, Arrivals(rows, at_s[rows]))
         replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
         if len(load.work) and not replicas:
-            what = f"{len(own)} requests reach" if len(own) else f"{len(load.work)} answers are to be graded by"
+            what = f"{len(rows)} requests reach" if len(rows) else f"{len(load.work)} answers are to be graded by"
             raise invalid("thresholds", f"{what} tier {self._site.tiers[tier]}, which has no GPUs")
-        served = self._grade(load, replicas)
+        served = self._serve_all(load, replicas)
         own = np.flatnonzero(load.own)
         self.ends_s[tier, load.row[own]] = served.finish_s[own]
         part = Served(
@@ -131,7 +131,7 @@ class _Rows:
         )
         return report(load.work.subset(own), part)
 
-    def _grade(self, load: TierLoad, replicas: Sequence[Replica]) -> Served:
+    def _serve_all(self, load: TierLoad, replicas: Sequence[Replica]) -> Served:
         """Serve a load, and note how long its answers wait for their grades."""
         served = serve(load.work, replicas, self._dispatch)
         answers = np.flatnonzero(~load.own)

@@ -247,8 +247,8 @@ class EngineEntry(_Part):
 class JudgeEntry(_Part):
     """What judges, as a load: a tier of the cascade, or processes of the judge service with a model of their own.
 
-    tier: its name. question_tokens: of a grading request, in addition to prompt and answer. reply_tokens: of a grade, thoughts
-    included. model: of the judge service, under /models. replicas: its processes. pass_s, token_s: a forward pass takes
+    tier: its name. question_tokens: of a grading request, in addition to prompt and answer. reply_tokens: of a grade, with
+    thoughts. model: of the judge service, under /models. replicas: its processes. pass_s, token_s: a forward pass takes
     pass_s + token_s * its tokens. max_batch, max_batch_tokens: as in the mesh file.
     """
 

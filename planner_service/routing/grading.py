@@ -29,8 +29,8 @@ UNLIMITED_TOKENS = 1 << 40  # a judge model keeps no KV between forward passes
 class Grading:
     """tier: the one that grades, by number; one more than the last where `replicas` of a judge model do.
 
-    question_tokens: of a grading request, in addition to prompt and answer. reply_tokens: of a grade, thoughts included. model: the
-    judge model's name, else empty.
+    question_tokens: of a grading request, in addition to prompt and answer. reply_tokens: of a grade, thoughts included.
+    model: the judge model's name, else empty.
     """
 
     tier: int
