@@ -137,11 +137,15 @@ def outcome(
         requests=len(demand.arrival_s),
         seconds=demand.seconds,
         rate_per_s=demand.rate_per_s,
-        dollars_per_hour=site.dollars_per_hour(
-            (replica.shape, count) for strategy in strategies for replica, count in strategy.replicas
-        ),
+        dollars_per_hour=dollars_per_hour(site, strategies),
         grading=run.grading,
     )
+
+
+def dollars_per_hour(site: Site, strategies: Sequence[Strategy]) -> float | None:
+    """What GPUs and tokens of remote tiers cost; None where a type of GPU that is used has no price."""
+    gpus = site.dollars_per_hour((replica.shape, count) for s in strategies for replica, count in s.replicas)
+    return None if gpus is None else gpus + sum(s.remote_dollars_per_hour for s in strategies)
 
 
 def with_runs(site: Site, plan: CascadePlan, runs: Sequence[Demand]) -> CascadePlan:

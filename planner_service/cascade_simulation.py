@@ -13,7 +13,7 @@ import numpy as np
 from planner_service.deployment.search import Strategy
 from planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from planner_service.routing.quality import route
-from planner_service.simulator import Dispatch, Percentiles, Replica, Report, Served, report, serve
+from planner_service.simulator import Dispatch, Percentiles, Report, Served, report, serve
 from planner_service.simulator.workload import Bools, Floats
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
@@ -108,17 +108,17 @@ class _Simulation:
         grading = self._site.grading
         if grading is not None and not grading.by_tier:
             nobody = Arrivals(np.zeros(0, np.int64), np.zeros(0))
-            self._serve_all(self._load(grading.tier, nobody), grading.replicas)
+            strategy = Strategy(((grading.replicas[0], len(grading.replicas)),), 0.0)
+            self._serve_all(self._load(grading.tier, nobody), strategy)
         return reports
 
     def _serve(self, tier: int, strategy: Strategy, at_s: Floats) -> Report:
         rows = np.flatnonzero(self._processed[tier])
         load = self._load(tier, Arrivals(rows, at_s[rows]))
-        replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
-        if len(load.work) and not replicas:
+        if len(load.work) and not strategy.used:
             what = f"{len(rows)} requests reach" if len(rows) else f"{len(load.work)} answers are to be graded by"
             raise invalid("thresholds", f"{what} tier {self._site.tiers[tier]}, which has no GPUs")
-        served = self._serve_all(load, replicas)
+        served = self._serve_all(load, strategy)
         own = np.flatnonzero(load.own)
         self.ends_s[tier, load.row[own]] = served.finish_s[own]
         part = Served(
@@ -131,9 +131,13 @@ class _Simulation:
         )
         return report(load.work.subset(own), part)
 
-    def _serve_all(self, load: TierLoad, replicas: Sequence[Replica]) -> Served:
+    def _serve_all(self, load: TierLoad, strategy: Strategy) -> Served:
         """Serve a load, and note how long its answers wait for their grades."""
-        served = serve(load.work, replicas, self._dispatch)
+        if strategy.remote is not None:
+            served = strategy.remote.serve(load.work)
+        else:
+            replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
+            served = serve(load.work, replicas, self._dispatch)
         answers = np.flatnonzero(~load.own)
         self.waits_s[load.graded[answers], load.row[answers]] = served.finish_s[answers] - load.work.arrival_s[answers]
         return served

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -16,6 +17,7 @@ from planner_service.profiles import ProfileError, fit_qoe, read_profile
 from planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Grading
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.speculation import MAX_WINDOW
 from planner_service.site import Site, TierSpeculation
 from planner_service.stages import batches_of
@@ -29,6 +31,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 MAX_DRAFTERS = 4  # of one tier: every subset of them is a chain to compare
+MAX_PRICE = 1e6  # dollars per million tokens
 MAX_JUDGE_TOKENS = 1_000_000  # longer than any model's context
 MAX_THINKING_TOKENS = 65_536  # of a grading tier, as in the mesh file
 JUDGE_MODEL_FIELDS = frozenset(("replicas", "pass_s", "token_s", "max_batch", "max_batch_tokens"))
@@ -201,16 +204,48 @@ class SpeculationEntry(_Part):
         return TierSpeculation(tuple(drafters), self.max_window, self.context_tokens)
 
 
+class RemoteEntry(_Part):
+    """An API that serves a tier: prices in dollars per million tokens, seconds, limits per minute. See RemoteTier."""
+
+    dollars_per_million_input_tokens: Annotated[float, Field(ge=0, le=MAX_PRICE)]
+    dollars_per_million_output_tokens: Annotated[float, Field(ge=0, le=MAX_PRICE)]
+    first_token_s: Positive
+    token_s: Annotated[float, Field(ge=0)]
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
+
+    def spec(self) -> RemoteTier:
+        def per_s(per_minute: float | None) -> float:
+            return math.inf if per_minute is None else per_minute / 60
+
+        return RemoteTier(
+            self.first_token_s,
+            self.token_s,
+            self.dollars_per_million_input_tokens / 1e6,
+            self.dollars_per_million_output_tokens / 1e6,
+            per_s(self.requests_per_minute),
+            per_s(self.tokens_per_minute),
+        )
+
+
 class TierEntry(_Part):
-    """profiles: files of `penstock profile`, next to this one; the tier is planned with these replicas only."""
+    """profiles: files of `penstock profile`, next to this one; the tier is planned with these replicas only.
+
+    remote: the API that serves the tier, where the model has the name `model`; then it is not in the catalogue.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     model: str | ModelEntry
     profiles: tuple[Path, ...] = ()
     speculation: SpeculationEntry = SpeculationEntry()
+    remote: RemoteEntry | None = None
 
     @model_validator(mode="after")
     def _not_both(self) -> Self:
+        if self.remote is not None and (self.profiles or self.speculation.drafters):
+            raise ValueError("remote: not with profiles or speculation")
+        if self.remote is not None and not isinstance(self.model, str):
+            raise ValueError("model: must be a name for a remote tier")
         if self.profiles and self.speculation.drafters:
             raise ValueError("speculation: not with profiles, which are measured with what drafts")
         own = self.model if isinstance(self.model, str) else self.model.name
@@ -222,6 +257,8 @@ class TierEntry(_Part):
     def spec(self) -> ModelSpec:
         if isinstance(self.model, ModelEntry):
             return self.model.spec(self.model.name or self.name)
+        if self.remote is not None:
+            return ModelSpec(self.model, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)  # takes no memory of ours
         return model_of_catalogue(self.model)
 
 
@@ -300,6 +337,18 @@ class CascadeFile(_Part):
             raise ValueError(f"judge.tier: '{self.judge.tier[:80]}' is none of the tiers: {', '.join(names)}")
         return self
 
+    def remotes(self, types: Sequence[ClusterSpec]) -> tuple[RemoteTier | None, ...]:
+        """The APIs that serve tiers; empty where there is none.
+
+        Raises:
+            ValueError: A type of GPU has no price.
+        """
+        if all(tier.remote is None for tier in self.tiers):
+            return ()
+        if any(each.dollars_per_gpu_hour is None for each in types):
+            raise ValueError("remote: the cluster needs dollars_per_gpu_hour, which prices of tokens are added to")
+        return tuple(None if tier.remote is None else tier.remote.spec() for tier in self.tiers)
+
     def grading(self) -> Grading | None:
         """What judges, as a load; None where that is not stated."""
         return None if self.judge is None else self.judge.grading([tier.name for tier in self.tiers])
@@ -342,6 +391,7 @@ def read_site(cluster: Path, models: Path) -> Site:
     try:
         cascade = CascadeFile.model_validate(_yaml(models))
         specs = tuple(tier.spec() for tier in cascade.tiers)
+        remotes = cascade.remotes(where)
         measured = tuple(
             tuple(
                 _measured(models.parent / path, where, f"tiers.{i}.profiles.{j}") for j, path in enumerate(t.profiles)
@@ -363,6 +413,7 @@ def read_site(cluster: Path, models: Path) -> Site:
         where[1:],
         cascade.speculations(),
         cascade.grading(),
+        remotes,
     )
 
 

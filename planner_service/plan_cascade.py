@@ -55,7 +55,7 @@ def plan_cascade(
     options.check(len(site.tiers))
     if len(demand.arrival_s) < LEAST_REQUESTS:
         raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
-    if site.more and options.budget is Budget.EXACT:
+    if options.budget is Budget.EXACT and (site.more or site.remotes):
         raise invalid("budget", EXACT_IS_FOR_ONE)
     if options.skip:
         return _with_skip_rule(site, demand, options, runs, on_evaluation)
@@ -300,9 +300,9 @@ def deployer_for(
         longest = int((demand.requests.input_tokens + demand.requests.output_tokens[:, tier]).max())
         if site.grading is not None and site.grading.tier == tier:
             longest = max(longest, site.grading.longest_tokens(demand.requests))
-        able, reason = replica_kinds(site, tier, gpus, longest)
+        able, reason = replica_kinds(site, tier, gpus, longest) if site.remote_of(tier) is None else ([], "")
         kinds.append(able)
-        if not able:
+        if not able and site.remote_of(tier) is None:
             reasons[name] = reason
     place = (demand.requests, demand.arrival_s, kinds)
     how: DeployerOptions = {
@@ -311,8 +311,8 @@ def deployer_for(
         "grading": site.grading,
         "on_evaluation": on_evaluation,
     }
-    if site.more:
-        return MixedDeployer(*place, gpu_types(site, gpus), **how), reasons
+    if site.more or site.remotes:
+        return MixedDeployer(*place, gpu_types(site, gpus), remotes=site.remotes, **how), reasons
     return Deployer(*place, gpus, **how), reasons
 
 

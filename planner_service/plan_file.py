@@ -73,6 +73,9 @@ def plan_json(
                 "model": tier.model,
                 "gpus": tier.gpus,
                 "replicas": [group_json(replica.shape, count) for replica, count in tier.strategy.replicas],
+                "remote": None
+                if tier.strategy.remote is None
+                else {"dollars_per_hour": tier.strategy.remote_dollars_per_hour},
                 "speculation": _speculation_json(planned_speculation(site, i, tier.strategy.replicas)),
                 "share_processed": tier.share_processed,
                 "share_answered": tier.share_answered,
@@ -180,6 +183,11 @@ def _speculation_json(speculation: PlannedSpeculation | None) -> dict[str, Any] 
     }
 
 
+def instances_of(tier: dict[str, Any]) -> int:
+    """How many workers a tier of a plan file has: one for each replica, and one for a remote tier that is used."""
+    return 1 if tier.get("remote") is not None else sum(int(group["count"]) for group in tier["replicas"])
+
+
 def drafters_of(tier: dict[str, Any]) -> PlannedDrafters:
     """What drafts in a tier of a plan file. KeyError, TypeError or ValueError if it does not say so."""
     speculation = tier.get("speculation")
@@ -259,6 +267,9 @@ def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Si
     """Replicas (shape, count) of each tier, on a site. InvalidRequest where one does not fit."""
     result = []
     for tier, parts in enumerate(shapes):
+        if (remote := site.remote_of(tier)) is not None:
+            result.append(Strategy((), 0.0, remote))
+            continue
         replicas = []
         for j, (shape, count) in enumerate(parts):
             replica, reason = site.replica(tier, shape, 1)

@@ -56,6 +56,10 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
     """InvalidRequest for a replica whose shards do not fit a node."""
     result = []
     for tier, parts in enumerate(shapes):
+        if site.remote_of(tier) is not None:
+            raise invalid(
+                "render", f"{site.tiers[tier]} is remote: add its worker (engine: openai) to manifests of the rest"
+            )
         drafts = bool(site.speculation_of(tier).drafters)
         for j, (shape, count) in enumerate(parts):
             if drafts and shape.gpus > 1:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from planner_service.routing.grading import Grading
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica
+from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from planner_service.simulator.workload import Floats
 from services.domain.errors import invalid
@@ -38,6 +39,7 @@ class Site:
     cluster: the GPUs of the first type. more: those of further types, each with a name; no replica spans two types.
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
     speculation: by tier, what drafts for it; empty for none at all. Profiles have it already.
+    remotes: by tier, the API that serves it instead of GPUs; empty where none is remote.
     """
 
     cluster: ClusterSpec
@@ -50,6 +52,7 @@ class Site:
     more: tuple[ClusterSpec, ...] = ()
     speculation: tuple[TierSpeculation, ...] = ()
     grading: Grading | None = None
+    remotes: tuple[RemoteTier | None, ...] = ()
 
     @property
     def types(self) -> tuple[ClusterSpec, ...]:
@@ -76,6 +79,8 @@ class Site:
 
     def replica(self, tier: int, shape: ReplicaShape, longest_tokens: int) -> tuple[Replica | None, str]:
         """(a replica of tier `tier` with room for such a request in each lane, or None; why not)."""
+        if self.remote_of(tier) is not None:
+            return None, f"{self.tiers[tier]} is remote: it takes no GPUs"
         if self.measured and self.measured[tier]:
             measured = next((r for r in self.measured[tier] if r.shape == shape), None)
             if measured is None:
@@ -106,6 +111,10 @@ class Site:
             max_window=speculation.max_window,
         )
         return Replica(shape, latency, fits.kv_tokens, self.limits), ""
+
+    def remote_of(self, tier: int) -> RemoteTier | None:
+        """The API that serves a tier; None where GPUs do."""
+        return self.remotes[tier] if self.remotes else None
 
     def speculation_of(self, tier: int) -> TierSpeculation:
         """What drafts for a tier; without drafters where nothing does."""

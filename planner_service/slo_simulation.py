@@ -42,6 +42,8 @@ def simulate_slos(
             is stated, which is not simulated with SLOs.
     """
     check_classes(classes)
+    if site.remotes:
+        raise invalid("remote", "tiers are not simulated with SLOs")
     if site.grading is not None:
         raise invalid("judge", "is not simulated with SLOs: state judge_s instead")
     requests, routed = demand.requests, route(demand.requests, thresholds)

@@ -58,7 +58,9 @@ def sustained_load(
     """What each tier sustains of the requests that reach it, by simulation; the deployment sustains the least of all tiers.
 
     requests: one per arrival of `arrival_s` (N, ascending). grading: what grades answers as a load, which counts at the tier
-    that grades; None where that loads nothing. None where the arrivals have no rate: they come all at once.
+    that grades; None where that loads nothing.
+
+    None where arrivals have no rate, as they come all at once, or where only remote tiers without limits serve.
     """
     span_s = float(arrival_s[-1] - arrival_s[0]) if len(arrival_s) else 0.0
     if span_s <= 0:
@@ -70,7 +72,7 @@ def sustained_load(
     arrivals = [Arrivals(np.flatnonzero(chosen), arrival_s[chosen]) for chosen in processed]
     for tier, strategy in enumerate(strategies):
         work = tier_load(requests, tier, arrivals[tier], grading, list(enumerate(arrivals[:-1]))).work
-        if not len(work) or not strategy.replicas:
+        if not len(work) or not strategy.used:
             utilisation.append(0.0)
             continue
         breaks_per_s = tier_sustains_per_s(strategy, work, dispatch) / (len(work) / len(requests))
@@ -82,11 +84,15 @@ def sustained_load(
         if len(work):
             limits.append((grading.sustained_per_s(work) / (len(work) / len(requests)), JUDGE))
     sustained_per_s, name = min(limits)
+    if not np.isfinite(sustained_per_s):
+        return None  # a remote tier without limits serves everything
     return SustainedLoad(offered_per_s, sustained_per_s, name, tuple(utilisation))
 
 
 def tier_sustains_per_s(strategy: Strategy, work: Workload, dispatch: Dispatch) -> float:
-    """Requests per second at which the first of a tier's replicas is given more than it serves."""
+    """Requests per second at which the first of a tier's replicas is given more than it serves, or a limit is reached."""
+    if strategy.remote is not None:
+        return strategy.remote.sustained_per_s(work)
     saturated = [saturated_per_s(replica, work) for replica, _ in strategy.replicas]
     counts = [count for _, count in strategy.replicas]
     if dispatch is Dispatch.ROUND_ROBIN:

@@ -9,6 +9,7 @@ from penstock.cli.output import console, print_written, seconds
 
 if TYPE_CHECKING:
     from planner_service.cascade_plan import CascadePlan
+    from planner_service.deployment.search import Strategy
     from planner_service.site import Demand, Site
     from planner_service.verdict import NextStep
 
@@ -32,16 +33,16 @@ def show(
         table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     for i, (tier, utilisation) in enumerate(zip(plan.tiers, plan.utilisation, strict=True)):
         threshold = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
-        if not tier.gpus:
+        if not tier.strategy.used:
             threshold = "not used"
         table.add_row(
             tier.name,
             str(tier.gpus),
-            str(tier.strategy),
+            _strategy_words(tier.strategy),
             f"{tier.share_processed:.0%}",
             f"{tier.share_answered:.0%}",
-            seconds(tier.strategy.latency_s) if tier.gpus else "-",
-            f"{utilisation:.0%}" if tier.gpus and plan.load is not None else "-",
+            seconds(tier.strategy.latency_s) if tier.strategy.used else "-",
+            f"{utilisation:.0%}" if tier.strategy.used and plan.load is not None else "-",
             threshold,
         )
     console.print(table)
@@ -60,6 +61,11 @@ def show(
     console.print("\n".join(lines), highlight=False)
     if written:
         print_written(*written)
+
+
+def _strategy_words(strategy: "Strategy") -> str:
+    dollars = strategy.remote_dollars_per_hour
+    return f"remote, {dollars:,.2f} dollars/hour for tokens" if strategy.remote is not None else str(strategy)
 
 
 def _title(plan: "CascadePlan", site: "Site") -> str:

@@ -166,6 +166,7 @@ class PlannedTier:
 
     utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
     skip_below: the tier is passed over for prompts whose predicted score is lower; None: never.
+    remote_dollars_per_hour: what the tokens of a remote tier cost; None for other tiers and where it is not used.
     """
 
     name: str
@@ -180,6 +181,7 @@ class PlannedTier:
     utilisation: float = 0.0
     speculation: PlannedSpeculation | None = None
     skip_below: float | None = None
+    remote_dollars_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -456,6 +456,7 @@ def plan_event_from_proto(
             t.utilisation,
             _planned_speculation(t.speculation) if t.HasField("speculation") else None,
             t.skip_below if t.HasField("skip_below") else None,
+            t.remote_dollars_per_hour if t.HasField("remote_dollars_per_hour") else None,
         )
         for t in plan.tiers
     )

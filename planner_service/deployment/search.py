@@ -19,6 +19,7 @@ import numpy as np
 
 from planner_service.deployment import ranking
 from planner_service.simulator import kernel
+from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.tier import Dispatch, KindTable, Replica, alone_latency, assign, serve, serve_kinds
 from planner_service.simulator.workload import Bools, Floats, Workload
 
@@ -39,10 +40,20 @@ def gpu_counts(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Replicas by kind with their counts; none for a tier without GPUs. latency_s: at the percentile asked for."""
+    """Replicas by kind with their counts; none for a tier without GPUs. latency_s: at the percentile asked for.
+
+    remote: what serves instead of replicas, and remote_dollars_per_hour what its tokens cost.
+    """
 
     replicas: tuple[tuple[Replica, int], ...]
     latency_s: float
+    remote: RemoteTier | None = None
+    remote_dollars_per_hour: float = 0.0
+
+    @property
+    def used(self) -> bool:
+        """Whether anything serves."""
+        return bool(self.replicas) or self.remote is not None
 
     @property
     def gpus(self) -> int:
@@ -52,7 +63,7 @@ class Strategy:
         def one(replica: Replica, count: int) -> str:
             return f"({f'DP={count}, ' if count > 1 else ''}{replica.shape})"
 
-        return ", ".join(one(*part) for part in self.replicas) or "-"
+        return "remote" if self.remote is not None else ", ".join(one(*part) for part in self.replicas) or "-"
 
 
 NOTHING = Strategy((), 0.0)
@@ -113,8 +124,13 @@ class LatencyTable:
         return min(kind.shape.gpus for kind in self._kinds) if len(self._work) else 0
 
     @property
-    def feasible(self) -> bool:
+    def can_serve(self) -> bool:
+        """Whether there is anything that serves such requests, however few."""
         return bool(self._kinds) or not len(self._work)
+
+    @property
+    def feasible(self) -> bool:
+        return self.can_serve
 
     def alone_s(self) -> Floats:
         """(N) seconds of each request alone on the kind that is fastest for it."""

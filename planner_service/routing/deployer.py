@@ -196,14 +196,11 @@ class Deployer:
         _, tables = self._routed(thresholds)
         latencies = np.zeros(processed.shape)
         for tier, (table, strategy) in enumerate(zip(tables, strategies, strict=True)):
-            load, seconds = (
-                self._load(tier, processed[tier], self._answers(tier, processed)),
-                table.latencies_s(strategy),
-            )
+            load = self._load(tier, processed[tier], self._answers(tier, processed))
             tiers = np.where(load.graded == OWN, tier, load.graded)
-            np.add.at(latencies, (tiers, load.row), seconds)
+            np.add.at(latencies, (tiers, load.row), table.latencies_s(strategy))
         if self.grading is not None and not self.grading.by_tier:
-            load = self._load(self.grading.tier, processed[-1][:0], processed[:-1])
+            load = self._judge_load(self.grading, processed)
             served = serve(load.work, self.grading.replicas, self.dispatch)
             latencies[load.graded, load.row] += served.finish_s - load.work.arrival_s
         return latencies
@@ -212,7 +209,7 @@ class Deployer:
         """(C, N) seconds of each request alone on the fastest replica of each tier; infinite where none fits."""
         everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
         tables = [self._table(tier, everyone, nobody) for tier in range(len(self.sample.tiers))]
-        return np.array([t.alone_s() if t.feasible else np.full(len(everyone), INFEASIBLE) for t in tables])
+        return np.array([t.alone_s() if t.can_serve else np.full(len(everyone), INFEASIBLE) for t in tables])
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
         return Workload(
@@ -234,7 +231,7 @@ class Deployer:
     def _unserved(self) -> LatencyTable:
         """The table of a tier that nothing can serve."""
         everyone = np.ones(len(self.sample), np.bool_)
-        return self._new_table(0, self._load(0, everyone, everyone[None][:0]), [])
+        return self._unserved_table(self._load(0, everyone, everyone[None][:0]).work)
 
     def _judge_keeps_up(self, processed: Bools) -> bool:
         """Whether the replicas of a judge model sustain the answers of a routing; True where a tier grades."""
@@ -243,10 +240,14 @@ class Deployer:
             return True
         key = processed[:-1].tobytes()
         if key not in self._keeps_up:
-            work = self._load(grading.tier, processed[-1][:0], processed[:-1]).work
+            work = self._judge_load(grading, processed).work
             able = len(work) < 2 or not np.isfinite(work.rate_per_s)
             self._keeps_up[key] = able or work.rate_per_s <= self.max_utilisation * grading.sustained_per_s(work)
         return self._keeps_up[key]
+
+    def _judge_load(self, grading: Grading, processed: Bools) -> TierLoad:
+        """What the replicas of a judge model are sent."""
+        return self._load(grading.tier, np.zeros(len(self.sample), np.bool_), processed[:-1])
 
     def _answers(self, tier: int, processed: Bools) -> Bools:
         """(A, N) the answers, by the tier that gave them, that `tier` grades; A is 0 where it grades none."""
@@ -255,7 +256,7 @@ class Deployer:
     def _table(self, tier: int, chosen: Bools, answers: Bools) -> LatencyTable:
         key = (tier, chosen.tobytes(), answers.tobytes())
         if key not in self._tables:
-            self._tables[key] = self._new_table(tier, self._load(tier, chosen, answers), self.kinds[tier])
+            self._tables[key] = self._new_table(tier, self._load(tier, chosen, answers))
         return self._tables[key]
 
     def _load(self, tier: int, chosen: Bools, answers: Bools) -> TierLoad:
@@ -268,9 +269,12 @@ class Deployer:
         graded = [(of, arrivals(these)) for of, these in enumerate(answers)]
         return tier_load(self.sample, tier, arrivals(chosen), self.grading, graded)
 
-    def _new_table(self, tier: int, load: TierLoad, kinds: Sequence[Replica]) -> LatencyTable:
+    def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
         how = (self.dispatch, self.percentile, self._sustain_of(tier), load.counted)
-        return self.table(load.work, kinds, *how)
+        return self.table(load.work, self.kinds[tier], *how)
+
+    def _unserved_table(self, work: Workload) -> LatencyTable:
+        return self.table(work, [], self.dispatch, self.percentile)
 
     def _sustain_of(self, tier: int) -> Sustain | None:
         """What simulation says of arithmetic capacities, over all requests: taken to hold for those that reach the tier."""

@@ -922,6 +922,7 @@ class CascadeTier(_message.Message):
     MODEL_SPEC_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    REMOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_name: _builtins.str
     """A name in the catalogue."""
@@ -935,6 +936,10 @@ class CascadeTier(_message.Message):
     def speculation(self) -> Global___Speculation:
         """Not with measured replicas: these are measured with what drafts."""
 
+    @_builtins.property
+    def remote(self) -> Global___RemoteApi:
+        """An API serves the tier; model_name is the model's name there. Not with measured or speculation."""
+
     def __init__(
         self,
         *,
@@ -943,16 +948,80 @@ class CascadeTier(_message.Message):
         model_spec: Global___ModelShape | None = ...,
         measured: _abc.Iterable[Global___MeasuredReplica] | None = ...,
         speculation: Global___Speculation | None = ...,
+        remote: Global___RemoteApi | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "speculation", b"speculation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name", "speculation", b"speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_model: _TypeAlias = _typing.Literal["model_name", "model_spec"]  # noqa: Y015
     _WhichOneofArgType_model: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...
 
 Global___CascadeTier: _TypeAlias = CascadeTier  # noqa: Y015
+
+@_typing.final
+class RemoteApi(_message.Message):
+    """An API that others run. It takes no GPUs. Needs prices of all GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOLLARS_PER_MILLION_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_MILLION_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    dollars_per_million_input_tokens: _builtins.float
+    """Dollars per million tokens. Both are required."""
+    dollars_per_million_output_tokens: _builtins.float
+    first_token_s: _builtins.float
+    """Seconds until the first token and for each later one, whatever the load. Both are required."""
+    token_s: _builtins.float
+    requests_per_minute: _builtins.float
+    """Its limits. [none]"""
+    tokens_per_minute: _builtins.float
+    """Input and output."""
+    def __init__(
+        self,
+        *,
+        dollars_per_million_input_tokens: _builtins.float | None = ...,
+        dollars_per_million_output_tokens: _builtins.float | None = ...,
+        first_token_s: _builtins.float | None = ...,
+        token_s: _builtins.float | None = ...,
+        requests_per_minute: _builtins.float | None = ...,
+        tokens_per_minute: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_million_input_tokens", b"_dollars_per_million_input_tokens", "_dollars_per_million_output_tokens", b"_dollars_per_million_output_tokens", "_first_token_s", b"_first_token_s", "_requests_per_minute", b"_requests_per_minute", "_token_s", b"_token_s", "_tokens_per_minute", b"_tokens_per_minute", "dollars_per_million_input_tokens", b"dollars_per_million_input_tokens", "dollars_per_million_output_tokens", b"dollars_per_million_output_tokens", "first_token_s", b"first_token_s", "requests_per_minute", b"requests_per_minute", "token_s", b"token_s", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_million_input_tokens", b"_dollars_per_million_input_tokens", "_dollars_per_million_output_tokens", b"_dollars_per_million_output_tokens", "_first_token_s", b"_first_token_s", "_requests_per_minute", b"_requests_per_minute", "_token_s", b"_token_s", "_tokens_per_minute", b"_tokens_per_minute", "dollars_per_million_input_tokens", b"dollars_per_million_input_tokens", "dollars_per_million_output_tokens", b"dollars_per_million_output_tokens", "first_token_s", b"first_token_s", "requests_per_minute", b"requests_per_minute", "token_s", b"token_s", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars_per_million_input_tokens: _TypeAlias = _typing.Literal["dollars_per_million_input_tokens"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_million_input_tokens: _TypeAlias = _typing.Literal["_dollars_per_million_input_tokens", b"_dollars_per_million_input_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__dollars_per_million_output_tokens: _TypeAlias = _typing.Literal["dollars_per_million_output_tokens"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_million_output_tokens: _TypeAlias = _typing.Literal["_dollars_per_million_output_tokens", b"_dollars_per_million_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
+    _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__requests_per_minute: _TypeAlias = _typing.Literal["requests_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_minute: _TypeAlias = _typing.Literal["_requests_per_minute", b"_requests_per_minute"]  # noqa: Y015
+    _WhichOneofReturnType__token_s: _TypeAlias = _typing.Literal["token_s"]  # noqa: Y015
+    _WhichOneofArgType__token_s: _TypeAlias = _typing.Literal["_token_s", b"_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_minute: _TypeAlias = _typing.Literal["tokens_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_minute: _TypeAlias = _typing.Literal["_tokens_per_minute", b"_tokens_per_minute"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_million_input_tokens) -> _WhichOneofReturnType__dollars_per_million_input_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_million_output_tokens) -> _WhichOneofReturnType__dollars_per_million_output_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_s) -> _WhichOneofReturnType__first_token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_minute) -> _WhichOneofReturnType__requests_per_minute | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_s) -> _WhichOneofReturnType__token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_minute) -> _WhichOneofReturnType__tokens_per_minute | None: ...
+
+Global___RemoteApi: _TypeAlias = RemoteApi  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
@@ -1680,6 +1749,7 @@ class PlannedTier(_message.Message):
     UTILISATION_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
+    REMOTE_DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -1694,6 +1764,8 @@ class PlannedTier(_message.Message):
     """The rate offered to it, over what it sustains."""
     skip_below: _builtins.float
     """The tier is passed over for prompts whose predicted score is lower; see TierPlan. Unset: never."""
+    remote_dollars_per_hour: _builtins.float
+    """What the tokens of a remote tier cost. Unset for other tiers and where it is not used."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     @_builtins.property
@@ -1718,15 +1790,20 @@ class PlannedTier(_message.Message):
         utilisation: _builtins.float = ...,
         speculation: Global___PlannedSpeculation | None = ...,
         skip_below: _builtins.float | None = ...,
+        remote_dollars_per_hour: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["remote_dollars_per_hour"]  # noqa: Y015
+    _WhichOneofArgType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour"]  # noqa: Y015
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remote_dollars_per_hour) -> _WhichOneofReturnType__remote_dollars_per_hour | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_below) -> _WhichOneofReturnType__skip_below | None: ...
     @_typing.overload
