@@ -114,6 +114,7 @@ class _Simulation:
 
     def _serve(self, tier: int, strategy: Strategy, at_s: Floats) -> Report:
         rows = np.flatnonzero(self._processed[tier])
+        rows = rows[np.argsort(at_s[rows], kind="stable")]
         load = self._load(tier, Arrivals(rows, at_s[rows]))
         if len(load.work) and not strategy.used:
             what = f"{len(rows)} requests reach" if len(rows) else f"{len(load.work)} answers are to be graded by"

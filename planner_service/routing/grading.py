@@ -108,19 +108,20 @@ def tier_load(
 ) -> TierLoad:
     """What `tier` is sent: its own requests and, if it grades, answers.
 
-    answers: (the tier that gives them, when they are complete).
+    own: in order of arrival. answers: (the tier that gives them, when they are complete).
     """
-    row, at_s = [own.row], [own.at_s]
-    own_outputs = sample.output_tokens[own.row, tier] if len(own.row) else np.zeros(0, np.int64)
-    inputs, outputs = [sample.input_tokens[own.row]], [own_outputs]
+    if grading is None or grading.tier != tier:
+        work = Workload(own.at_s, sample.input_tokens[own.row], sample.output_tokens[own.row, tier])
+        return TierLoad(work, own.row, np.full(len(own.row), OWN, np.int64))
+    outputs = [sample.output_tokens[own.row, tier] if len(own.row) else np.zeros(0, np.int64)]
+    row, at_s, inputs = [own.row], [own.at_s], [sample.input_tokens[own.row]]
     graded = [np.full(len(own.row), OWN, np.int64)]
-    if grading is not None and grading.tier == tier:
-        for of, complete in answers:
-            row.append(complete.row)
-            at_s.append(complete.at_s)
-            inputs.append(grading.input_tokens(sample, of)[complete.row])
-            outputs.append(np.full(len(complete.row), grading.reply_tokens, np.int64))
-            graded.append(np.full(len(complete.row), of, np.int64))
+    for of, complete in answers:
+        row.append(complete.row)
+        at_s.append(complete.at_s)
+        inputs.append(grading.input_tokens(sample, of)[complete.row])
+        outputs.append(np.full(len(complete.row), grading.reply_tokens, np.int64))
+        graded.append(np.full(len(complete.row), of, np.int64))
     arrival_s, which = np.concatenate(at_s), np.concatenate(graded)
     order = np.argsort(arrival_s, kind="stable")
     priority = np.where(which == OWN, 0, GRADES_FIRST)

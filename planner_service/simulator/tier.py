@@ -82,6 +82,8 @@ def assign(priority: Ints, kind: Ints, capacity: Floats, dispatch: Dispatch) -> 
     priority (N): those of one priority take turns by themselves. Else, where grading requests and others alternate, all of
     one sort could go to one replica.
     """
+    if (priority == priority[:1]).all():
+        return _turns(len(priority), kind, capacity, dispatch)
     owner = np.empty(len(priority), np.int64)
     for one in np.unique(priority):
         chosen = priority == one
