@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_service.cascade_simulation import simulate_cascade
+from planner_service.cascade_simulation import GradingReport, run_cascade
 from planner_service.deployment.search import Strategy
 from planner_service.planning_options import Budget, Goal, Objective
 from planner_service.repeated_runs import Interval, repeated
@@ -44,7 +44,8 @@ class CascadePlan:
     latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
     given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
     skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. burst: the burst ladder,
-    where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
+    where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED. grading:
+    how much is judged, and how long that takes; None where judging loads nothing.
     """
 
     tiers: tuple[TierOutcome, ...]
@@ -72,6 +73,7 @@ class CascadePlan:
     skip_below: tuple[float | None, ...] = ()
     burst: BurstLadder | None = None
     burst_reason: str = ""
+    grading: GradingReport | None = None
 
     @property
     def gpus(self) -> int:
@@ -102,7 +104,7 @@ def outcome(
 ) -> CascadePlan:
     """The plan that a solution amounts to, simulated from end to end."""
     strategies = solution.deployment.strategies
-    reports, total_s = simulate_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
+    run = run_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
     processed = route(demand.judged, solution.thresholds)
     tiers = tuple(
         TierOutcome(name, model.name, gpus, strategy, reaching, answering, report)
@@ -113,20 +115,21 @@ def outcome(
             strategies,
             processed.share_processed(),
             processed.share_answered(),
-            reports,
+            run.reports,
             strict=True,
         )
     )
     slowest = max(range(len(tiers)), key=lambda i: strategies[i].latency_s)
     used = sum(s.gpus for s in strategies)
-    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, deployer.dispatch)
+    how = (deployer.dispatch, site.grading)
+    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, *how)
     binds = f"{tiers[slowest].name} is the slowest tier; {used} of {deployer.gpus} GPUs are used"
     return CascadePlan(
         tiers,
         solution.thresholds,
         processed.quality,
         solution.deployment.latency_s,
-        float(np.percentile(total_s, 95)),
+        float(np.percentile(run.total_s, 95)),
         solution,
         deployer.dispatch,
         binds if load is None else f"{binds}; {load}",
@@ -138,10 +141,15 @@ def outcome(
         requests=len(demand.arrival_s),
         seconds=demand.seconds,
         rate_per_s=demand.rate_per_s,
-        dollars_per_hour=site.dollars_per_hour(
-            (replica.shape, count) for strategy in strategies for replica, count in strategy.replicas
-        ),
+        dollars_per_hour=dollars_per_hour(site, strategies),
+        grading=run.grading,
     )
+
+
+def dollars_per_hour(site: Site, strategies: Sequence[Strategy]) -> float | None:
+    """What GPUs and tokens of remote tiers cost; None where a type of GPU that is used has no price."""
+    gpus = site.dollars_per_hour((replica.shape, count) for s in strategies for replica, count in s.replicas)
+    return None if gpus is None else gpus + sum(s.remote_dollars_per_hour for s in strategies)
 
 
 def with_runs(site: Site, plan: CascadePlan, runs: Sequence[Demand]) -> CascadePlan:

@@ -1,15 +1,47 @@
-"""A whole cascade in virtual time: tier by tier, with what escalates and judging in between. No I/O."""
+"""A whole cascade in virtual time: tier by tier, with what escalates and judging in between. No I/O.
+
+Where answers are graded by a tier or a judge model, how long they wait for their grades depends on its load, and its load on
+when they have them and escalate. So the tiers are simulated in several rounds, each with the waits of the round before it.
+Grading requests go first, so the waits depend little on other requests, and settle soon (a test compares more rounds).
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner_service.deployment.search import Strategy
+from planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from planner_service.routing.quality import route
-from planner_service.simulator import Dispatch, Report, Workload, report, serve
+from planner_service.simulator import Dispatch, Percentiles, Report, Served, report, serve
 from planner_service.simulator.workload import Bools, Floats
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GradingReport:
+    """What grading amounts to. requests: answers graded. per_s: over the arrivals; None where they have no rate.
+
+    wait: from the end of an answer to its grade.
+    """
+
+    requests: int
+    per_s: float | None
+    wait: Percentiles
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CascadeRun:
+    """reports: of each tier's own requests; busy time and steps include grading. total_s (N): from a request's arrival to its
+    final answer. grading: None where that loads nothing.
+    """
+
+    reports: tuple[Report, ...]
+    total_s: Floats
+    grading: GradingReport | None
 
 
 def simulate_cascade(
@@ -27,19 +59,107 @@ def simulate_routed(
     site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch
 ) -> tuple[list[Report], Floats]:
     """As `simulate_cascade`. processed (C, N): the requests that reach each tier."""
-    requests = demand.requests
-    at = demand.arrival_s.copy()  # when each request reaches the tier at hand
-    done = np.zeros(len(requests))
-    reports = []
-    for tier, strategy in enumerate(strategies):
-        chosen = np.flatnonzero(processed[tier])
-        order = chosen[np.argsort(at[chosen], kind="stable")]
-        work = Workload(at[order], requests.input_tokens[order], requests.output_tokens[order, tier])
-        replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
-        if len(work) and not replicas:
-            raise invalid("thresholds", f"{len(work)} requests reach tier {site.tiers[tier]}, which has no GPUs")
-        served = serve(work, replicas, dispatch)
-        judged_s = site.judge_s if tier < len(strategies) - 1 else 0.0
-        at[order] = done[order] = served.finish_s + judged_s
-        reports.append(report(work, served))
-    return reports, done - demand.arrival_s
+    run = _run(site, demand, processed, strategies, dispatch, ROUNDS)
+    return list(run.reports), run.total_s
+
+
+def run_cascade(
+    site: Site,
+    demand: Demand,
+    thresholds: Sequence[float],
+    strategies: Sequence[Strategy],
+    dispatch: Dispatch,
+    rounds: int = ROUNDS,
+) -> CascadeRun:
+    """Simulate. rounds: where grading is a load; else there is one.
+
+    Raises:
+        InvalidRequest: requests reach a tier that has no GPUs, or answers are to be graded by one.
+    """
+    return _run(site, demand, route(demand.requests, thresholds).processed, strategies, dispatch, rounds)
+
+
+def _run(
+    site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch, rounds: int
+) -> CascadeRun:
+    simulation = _Simulation(site, demand, processed, strategies, dispatch)
+    if site.grading is None:
+        return CascadeRun(tuple(simulation.simulate_round()), simulation.done_s - demand.arrival_s, None)
+    for _ in range(rounds):
+        reports = simulation.simulate_round()
+    waits = simulation.waits_s[:-1][processed[:-1]]
+    rate = demand.rate_per_s
+    per_s = None if rate is None else rate * len(waits) / len(demand.requests)
+    grading = GradingReport(len(waits), per_s, Percentiles.of(waits))
+    return CascadeRun(tuple(reports), simulation.done_s - demand.arrival_s, grading)
+
+
+class _Simulation:
+    """The requests of a cascade, in rounds. ends_s (C, N): when each tier's answer was complete; NaN before that is known.
+
+    waits_s (C, N): from then to its grade. done_s (N): when the final answer was there.
+    """
+
+    def __init__(
+        self, site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch
+    ) -> None:
+        self._site, self._demand, self._dispatch = site, demand, dispatch
+        self._processed, self._strategies = processed, strategies
+        self.ends_s: Floats = np.full(processed.shape, np.nan)
+        self.waits_s: Floats = np.zeros(processed.shape)
+        self.done_s: Floats = np.zeros(len(demand.requests))
+
+    def simulate_round(self) -> list[Report]:
+        """One round: every tier from the first to the last."""
+        at_s, reports = self._demand.arrival_s.copy(), []  # when each request reaches the tier at hand
+        for tier, strategy in enumerate(self._strategies):
+            reports.append(self._serve(tier, strategy, at_s))
+            chosen = self._processed[tier]
+            judged_s = self._site.judge_s + self.waits_s[tier, chosen] if tier < len(self._strategies) - 1 else 0.0
+            at_s[chosen] = self.done_s[chosen] = self.ends_s[tier, chosen] + judged_s
+        grading = self._site.grading
+        if grading is not None and not grading.by_tier:
+            nobody = Arrivals(np.zeros(0, np.int64), np.zeros(0))
+            strategy = Strategy(((grading.replicas[0], len(grading.replicas)),), 0.0)
+            self._serve_all(self._load(grading.tier, nobody), strategy)
+        return reports
+
+    def _serve(self, tier: int, strategy: Strategy, at_s: Floats) -> Report:
+        rows = np.flatnonzero(self._processed[tier])
+        rows = rows[np.argsort(at_s[rows], kind="stable")]
+        load = self._load(tier, Arrivals(rows, at_s[rows]))
+        if len(load.work) and not strategy.used:
+            what = f"{len(rows)} requests reach" if len(rows) else f"{len(load.work)} answers are to be graded by"
+            raise invalid("thresholds", f"{what} tier {self._site.tiers[tier]}, which has no GPUs")
+        served = self._serve_all(load, strategy)
+        own = np.flatnonzero(load.own)
+        self.ends_s[tier, load.row[own]] = served.finish_s[own]
+        part = Served(
+            served.first_s[own],
+            served.finish_s[own],
+            served.replica[own],
+            served.busy_share,
+            served.steps,
+            served.preemptions,
+        )
+        return report(load.work.subset(own), part)
+
+    def _serve_all(self, load: TierLoad, strategy: Strategy) -> Served:
+        """Serve a load, and note how long its answers wait for their grades."""
+        if strategy.remote is not None:
+            served = strategy.remote.serve(load.work)
+        else:
+            replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
+            served = serve(load.work, replicas, self._dispatch)
+        answers = np.flatnonzero(~load.own)
+        self.waits_s[load.graded[answers], load.row[answers]] = served.finish_s[answers] - load.work.arrival_s[answers]
+        return served
+
+    def _load(self, tier: int, own: Arrivals) -> TierLoad:
+        answers = [(of, self._answers(of)) for of in range(len(self._strategies) - 1)]
+        return tier_load(self._demand.requests, tier, own, self._site.grading, answers)
+
+    def _answers(self, tier: int) -> Arrivals:
+        """The answers of a tier that are known to be complete."""
+        known = np.flatnonzero(np.isfinite(self.ends_s[tier]))
+        return Arrivals(known, self.ends_s[tier, known])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from planner_service.cascade_plan import CascadePlan
+from planner_service.cascade_plan import CascadePlan, dollars_per_hour
 from planner_service.plan_cascade import deployer_for
 from planner_service.routing.goals import cheapest, least_latency
 from planner_service.routing.solution import Solution, Unreachable
@@ -27,8 +27,7 @@ def frontiers(
     limit_s = plan.latency_p95_s * (1 + 1e-9)
 
     def cost(solution: Solution) -> float:
-        strategies = solution.deployment.strategies
-        dollars = site.dollars_per_hour((kind.shape, count) for s in strategies for kind, count in s.replicas)
+        dollars = dollars_per_hour(site, solution.deployment.strategies)
         return float(sum(solution.deployment.gpus)) if dollars is None else dollars
 
     fastest = _solved(targets, lambda q: least_latency(deployer, q, demand.judged, TRIED))

@@ -17,6 +17,7 @@ from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.goals import any_within, cheapest, least_latency, most_quality, rounded_down, rounded_up
+from planner_service.routing.grading import Grading
 from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from planner_service.simulator import Dispatch
@@ -25,6 +26,7 @@ from planner_service.skip_search import Limits, best_rule, rules_tried
 from planner_service.sustained_load import rate_text
 from services.domain.errors import invalid
 
+NO_LADDER_WITH = "not where what judges is stated, or with remote tiers: steps of the ladder do not count their load"
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
 MARGIN = 0.98  # by which it is lowered beyond what was missed
 STARTED_FROM = 50  # routings that are tried for the slowest tier, where a search for what users feel begins
@@ -55,9 +57,11 @@ def plan_cascade(
     options.check(len(site.tiers))
     if len(demand.arrival_s) < LEAST_REQUESTS:
         raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
-    if site.more and options.budget is Budget.EXACT:
+    if options.budget is Budget.EXACT and (site.more or site.remotes):
         raise invalid("budget", EXACT_IS_FOR_ONE)
     if options.burst_floor is not None:
+        if site.grading is not None or site.remotes:
+            raise invalid("burst_floor", NO_LADDER_WITH)
         without = dataclasses.replace(options, burst_floor=None, burst_mean=None)
         plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
         return _with_burst_ladder(plan, demand, options, options.burst_floor)
@@ -304,6 +308,7 @@ class DeployerOptions(TypedDict):
 
     dispatch: Dispatch
     max_utilisation: float | None
+    grading: Grading | None
     on_evaluation: Callable[[int], None]
 
 
@@ -325,18 +330,21 @@ def deployer_for(
     kinds, reasons = [], {}
     for tier, name in enumerate(site.tiers):
         longest = int((demand.requests.input_tokens + demand.requests.output_tokens[:, tier]).max())
-        able, reason = replica_kinds(site, tier, gpus, longest)
+        if site.grading is not None and site.grading.tier == tier:
+            longest = max(longest, site.grading.longest_tokens(demand.requests))
+        able, reason = replica_kinds(site, tier, gpus, longest) if site.remote_of(tier) is None else ([], "")
         kinds.append(able)
-        if not able:
+        if not able and site.remote_of(tier) is None:
             reasons[name] = reason
     place = (demand.requests, demand.arrival_s, kinds)
     how: DeployerOptions = {
         "dispatch": dispatch,
         "max_utilisation": max_utilisation,
+        "grading": site.grading,
         "on_evaluation": on_evaluation,
     }
-    if site.more:
-        return MixedDeployer(*place, gpu_types(site, gpus), **how), reasons
+    if site.more or site.remotes:
+        return MixedDeployer(*place, gpu_types(site, gpus), remotes=site.remotes, **how), reasons
     return Deployer(*place, gpus, **how), reasons
 
 

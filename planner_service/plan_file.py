@@ -8,6 +8,7 @@ from typing import Any
 
 from planner_service.burst_codec import ladder_from_json, ladder_to_json
 from planner_service.cascade_plan import CascadePlan
+from planner_service.cascade_simulation import GradingReport
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_site
 from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
@@ -78,6 +79,9 @@ def plan_json(
                 "model": tier.model,
                 "gpus": tier.gpus,
                 "replicas": [group_json(replica.shape, count) for replica, count in tier.strategy.replicas],
+                "remote": None
+                if tier.strategy.remote is None
+                else {"dollars_per_hour": tier.strategy.remote_dollars_per_hour},
                 "speculation": _speculation_json(planned_speculation(site, i, tier.strategy.replicas)),
                 "share_processed": tier.share_processed,
                 "share_answered": tier.share_answered,
@@ -128,6 +132,7 @@ def plan_json(
             "sustained_per_s": plan.load.sustained_per_s,
             "overloaded": plan.load.overloaded,
         },
+        "grading": _grading_json(site, plan.grading),
         "rate_per_s": plan.rate_per_s,
         "breaks_at_rate": None if plan.load is None else plan.load.sustained_per_s,
         "evaluations": solution.evaluations,
@@ -135,6 +140,19 @@ def plan_json(
         "seconds": seconds,
         "inputs": {name: getattr(inputs, name) for name in PlanInputs.__slots__},
     }
+
+
+def _grading_json(site: Site, grading: GradingReport | None) -> dict[str, Any] | None:
+    """by: the tier or the judge model. wait_s: from the end of an answer to its score."""
+    if grading is None or site.grading is None:
+        return None
+    by = site.tiers[site.grading.tier] if site.grading.by_tier else site.grading.model
+    wait = _spread(grading.wait)
+    return {"by": by, "requests": grading.requests, "requests_per_s": grading.per_s, "wait_s": wait}
+
+
+def _spread(p: Percentiles) -> dict[str, float]:
+    return {"p50": p.p50, "p95": p.p95, "p99": p.p99, "mean": p.mean}
 
 
 def group_json(shape: ReplicaShape, count: int) -> dict[str, Any]:
@@ -171,6 +189,11 @@ def _speculation_json(speculation: PlannedSpeculation | None) -> dict[str, Any] 
     }
 
 
+def instances_of(tier: dict[str, Any]) -> int:
+    """How many workers a tier of a plan file has: one for each replica, and one for a remote tier that is used."""
+    return 1 if tier.get("remote") is not None else sum(int(group["count"]) for group in tier["replicas"])
+
+
 def drafters_of(tier: dict[str, Any]) -> PlannedDrafters:
     """What drafts in a tier of a plan file. KeyError, TypeError or ValueError if it does not say so."""
     speculation = tier.get("speculation")
@@ -192,14 +215,11 @@ def _interval(interval: Interval | None) -> dict[str, float] | None:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    def spread(p: Percentiles) -> dict[str, float]:
-        return {"p50": p.p50, "p95": p.p95, "p99": p.p99, "mean": p.mean}
-
     return {
         "requests": report.requests,
-        "ttft_s": spread(report.ttft),
-        "tpot_s": spread(report.tpot),
-        "latency_s": spread(report.latency),
+        "ttft_s": _spread(report.ttft),
+        "tpot_s": _spread(report.tpot),
+        "latency_s": _spread(report.latency),
         "requests_per_s": report.requests_per_s,
         "output_tokens_per_s": report.output_tokens_per_s,
         "utilisation": report.utilisation,
@@ -272,6 +292,9 @@ def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Si
     """Replicas (shape, count) of each tier, on a site. InvalidRequest where one does not fit."""
     result = []
     for tier, parts in enumerate(shapes):
+        if (remote := site.remote_of(tier)) is not None:
+            result.append(Strategy((), 0.0, remote))
+            continue
         replicas = []
         for j, (shape, count) in enumerate(parts):
             replica, reason = site.replica(tier, shape, 1)

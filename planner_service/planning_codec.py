@@ -20,6 +20,7 @@ from planner_service.files import (
     GpuEntry,
     ModelEntry,
     NodesEntry,
+    RemoteEntry,
     SpeculationEntry,
     TierEntry,
 )
@@ -27,6 +28,7 @@ from planner_service.planned_drafts import PlannedSpeculation, planned_speculati
 from planner_service.planning_options import Budget, Goal, Objective, Options
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
+from planner_service.simulator.remote import RemoteTier
 from planner_service.site import Demand, Site, TierSpeculation
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
@@ -122,7 +124,11 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
         else:
             raise invalid(f"{here}.model", "give either model_name or model_spec")
         speculation = _speculation(tier, here)
-        entries.append(_checked(TierEntry, {"name": tier.name, "model": model, "speculation": speculation}, here))
+        entries.append(
+            _checked(
+                TierEntry, {"name": tier.name, "model": model, "speculation": speculation, **_remote(tier, here)}, here
+            )
+        )
         measured.append(tuple(_replica(m, f"{here}.measured[{j}]") for j, m in enumerate(tier.measured)))
     message = _fields(cascade) | {"tiers": entries}
     cascade_file = _checked(CascadeFile, message, at)
@@ -144,7 +150,18 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
         tuple(measured),
         where[1:],
         _speculations(cascade_file, at),
+        cascade_file.grading(),
+        _remotes(cascade_file, where, at),
     )
+
+
+def _remote(tier: pb.CascadeTier, at: str) -> dict[str, RemoteEntry]:
+    """The API that serves a tier, as a field of TierEntry; nothing where none does."""
+    if not tier.HasField("remote"):
+        return {}
+    if tier.measured:
+        raise invalid(f"{at}.remote", "not with measured replicas")
+    return {"remote": _checked(RemoteEntry, _fields(tier.remote), f"{at}.remote")}
 
 
 def _speculation(tier: pb.CascadeTier, at: str) -> SpeculationEntry:
@@ -164,6 +181,15 @@ def _speculation(tier: pb.CascadeTier, at: str) -> SpeculationEntry:
         drafters.append(_checked(DrafterEntry, fields, here))
     fields = _fields(tier.speculation, "drafters")
     return _checked(SpeculationEntry, fields | {"drafters": drafters}, f"{at}.speculation")
+
+
+def _remotes(cascade: CascadeFile, types: tuple[ClusterSpec, ...], at: str) -> tuple[RemoteTier | None, ...]:
+    """The APIs that serve tiers. InvalidRequest where the cluster has no prices."""
+    try:
+        return cascade.remotes(types)
+    except ValueError as error:
+        first = next(i for i, tier in enumerate(cascade.tiers) if tier.remote is not None)
+        raise invalid(f"{at}.tiers[{first}].remote", str(error).removeprefix("remote: ")) from None
 
 
 def _speculations(cascade: CascadeFile, at: str) -> tuple[TierSpeculation, ...]:
@@ -234,7 +260,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                     for replica, count in tier.strategy.replicas
                 ],
                 threshold=threshold if threshold is not None and threshold <= 100 else None,
-                used=tier.gpus > 0,
+                used=tier.strategy.used,
                 share_processed=tier.share_processed,
                 share_answered=tier.share_answered,
                 latency_p95_s=tier.strategy.latency_s,
@@ -242,6 +268,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                 utilisation=utilisation,
                 speculation=_speculation_to_proto(planned_speculation(site, i, tier.strategy.replicas)),
                 skip_below=limit,
+                remote_dollars_per_hour=None if tier.strategy.remote is None else tier.strategy.remote_dollars_per_hour,
             )
             for i, (tier, threshold, utilisation, limit) in enumerate(
                 zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, strict=True)
@@ -267,6 +294,14 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
     created.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
     if plan.load is not None:
         created.breaks_at_rate_per_s = plan.load.sustained_per_s
+    if plan.grading is not None:
+        created.grading.CopyFrom(
+            pb.Grading(
+                requests=plan.grading.requests,
+                requests_per_s=plan.grading.per_s,
+                wait=percentiles_to_proto(plan.grading.wait),
+            )
+        )
     if plan.promise is not None:
         created.tested_quality = plan.promise.tested_quality
     return created

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner_service.mesh_tiers import mesh_tiers
+from planner_service.routing.grading import REPLY_TOKENS
 from planner_service.site import ONE_GPU, Site
 from services.domain.errors import invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
+from services.settings import MeshScorer
 
 PRIVATE_NETWORK = {"PENSTOCK_OPEN_ACCESS": "true", "PENSTOCK_ADMIN_HOST": "0.0.0.0"}
 """The manifests have neither keys nor certificates: only the network protects the services."""
@@ -54,6 +56,10 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
     """InvalidRequest for a replica whose shards do not fit a node."""
     result = []
     for tier, parts in enumerate(shapes):
+        if site.remote_of(tier) is not None:
+            raise invalid(
+                "render", f"{site.tiers[tier]} is remote: add its worker (engine: openai) to manifests of the rest"
+            )
         drafts = bool(site.speculation_of(tier).drafters)
         for j, (shape, count) in enumerate(parts):
             if drafts and shape.gpus > 1:
@@ -82,9 +88,12 @@ def _type_of(site: Site, shape: ReplicaShape, field: str) -> ClusterSpec:
 def mesh_file(
     name: str, site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], thresholds: Sequence[float | None]
 ) -> Manifest:
-    """The mesh file of the manifests. The largest tier grades answers until you name another judge."""
+    """The mesh file of the manifests. Where the models file does not state what judges, the largest tier grades.
+
+    Raises:
+        InvalidRequest: The plan has no replicas of the tier that grades.
+    """
     counts = [sum(count for _, count in parts) for parts in shapes]
-    judge = next(t for t in reversed(range(len(shapes))) if counts[t])
     tiers = []
     for i, (tier, (threshold, count)) in enumerate(zip(site.tiers, mesh_tiers(thresholds, counts), strict=True)):
         entry: Manifest = {
@@ -95,12 +104,34 @@ def mesh_file(
             **_engine(site, i),
         }
         tiers.append(entry | ({"threshold": threshold} if threshold is not None else {}))
-    scorer: Manifest = {"name": "llm", "kind": "llm"}
-    if site.speculation_of(judge).drafters:
-        scorer["tier"] = site.tiers[judge]
-    else:
-        scorer |= {"endpoint": f"http://{_dns(site.tiers[judge])}-server:{PORT}/v1", "model": "default"}
-    return {"name": name, "tiers": tiers, "judge": {"scorers": [scorer], "default_scorer": "llm"}}
+    return {"name": name, "tiers": tiers, "judge": _judge(site, counts)}
+
+
+def _judge(site: Site, counts: Sequence[int]) -> Manifest:
+    """The judge in the mesh file. counts: replicas by tier.
+
+    A tier that grades is sent grading requests through its workers, the least loaded first, so all its servers share them.
+    """
+    if site.grading is not None and not site.grading.by_tier:
+        limits = site.grading.replicas[0].limits
+        scorer: Manifest = {"name": "judge-model", "kind": "judge-model", "model": _model_folder(site.grading.model)}
+        processes = {"replicas": len(site.grading.replicas)}
+        batch = {"max_batch": limits.max_running, "max_batch_tokens": limits.max_step_tokens}
+        return {"scorers": [scorer], "default_scorer": scorer["name"]} | processes | batch
+    tier = next(t for t in reversed(range(len(counts))) if counts[t]) if site.grading is None else site.grading.tier
+    if not counts[tier]:
+        raise invalid("judge.tier", f"the plan has no replicas of {site.tiers[tier]}, which is to grade")
+    scorer = {"name": "llm", "kind": "llm", "tier": site.tiers[tier]}
+    share = MeshScorer(name="llm", kind="llm").tier_share
+    scorer["concurrency"] = counts[tier] * max(1, round(site.limits.max_running * share))  # as many as the workers take
+    if site.grading is not None:
+        scorer["thinking_tokens"] = max(0, site.grading.reply_tokens - REPLY_TOKENS)
+    return {"scorers": [scorer], "default_scorer": "llm"}
+
+
+def _judges(site: Site) -> int:
+    """How many processes the judge service has."""
+    return len(site.grading.replicas) if site.grading is not None and not site.grading.by_tier else 1
 
 
 def _engine(site: Site, tier: int) -> Manifest:
@@ -173,7 +204,7 @@ def compose(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], me
             "healthcheck": {"test": ["CMD", "redis-cli", "ping"], "interval": "2s", "timeout": "2s", "retries": 15},
         },
         "planner": of("planner"),
-        "judge": of("judge"),
+        "judge": of("judge") | ({"deploy": {"replicas": judges}} if (judges := _judges(site)) > 1 else {}),
         "router": of("router") | {"ports": [f"127.0.0.1:{port}:{port}" for port in (GRPC_PORT, HTTP_PORT)]},
     }
     gpu, first_of_tier = 0, set[int]()
@@ -233,7 +264,8 @@ def kubernetes(
     ]
     for role, ports in (("planner", ()), ("judge", ()), ("router", (GRPC_PORT, HTTP_PORT))):
         container = _penstock(role, {}) | ({"ports": _ports(*ports)} if ports else {})
-        manifests.append(_workload("Deployment", role, namespace, 1, [container]))
+        processes = _judges(site) if role == "judge" else 1
+        manifests.append(_workload("Deployment", role, namespace, processes, [container]))
         if ports:
             manifests.append(_service(role, namespace, list(ports)))
     first_of_tier = set[int]()

@@ -150,13 +150,18 @@ def job_maker(
     return make
 
 
+def _instances(tier: pb.PlannedTier) -> int:
+    remote = tier.HasField("remote_dollars_per_hour")
+    return 1 if remote else sum(group.count for group in tier.replicas)
+
+
 def _follow_up(before: Plan, plan: pb.CascadePlan, drift: Drift, job: ReplanJob) -> Plan:
     """The plan that held, with the thresholds and instance counts that were found, and without a burst ladder, which was for
     others. Its note says what went."""
     from planner_service.mesh_tiers import mesh_tiers  # brings numpy and numba
 
     thresholds = [t.threshold if t.HasField("threshold") else None for t in plan.tiers[:-1]]
-    settings = mesh_tiers(thresholds, [sum(group.count for group in t.replicas) for t in plan.tiers])
+    settings = mesh_tiers(thresholds, [_instances(t) for t in plan.tiers])
     target = f"quality >= {job.min_quality:g}" if job.min_quality is not None else f"latency <= {job.max_latency_s:g}"
     prediction = Prediction(
         "largest-tier", target, plan.workload_digest, plan.quality, plan.latency_p95_s, plan.end_to_end_p95_s

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from planner_service.routing.grading import Grading
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica
+from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from planner_service.simulator.workload import Floats
 from services.domain.errors import invalid
@@ -31,11 +33,13 @@ class TierSpeculation:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: to judge one answer.
+    """Where a cascade is to run. models: by tier, in the cascade's order. judge_s: seconds to judge one answer; with
+    `grading`, the load of what judges, in addition to the wait for its grade.
 
     cluster: the GPUs of the first type. more: those of further types, each with a name; no replica spans two types.
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
     speculation: by tier, what drafts for it; empty for none at all. Profiles have it already.
+    remotes: by tier, the API that serves it instead of GPUs; empty where none is remote.
     """
 
     cluster: ClusterSpec
@@ -47,6 +51,8 @@ class Site:
     measured: tuple[tuple[Replica, ...], ...] = ()
     more: tuple[ClusterSpec, ...] = ()
     speculation: tuple[TierSpeculation, ...] = ()
+    grading: Grading | None = None
+    remotes: tuple[RemoteTier | None, ...] = ()
 
     @property
     def types(self) -> tuple[ClusterSpec, ...]:
@@ -73,6 +79,8 @@ class Site:
 
     def replica(self, tier: int, shape: ReplicaShape, longest_tokens: int) -> tuple[Replica | None, str]:
         """(a replica of tier `tier` with room for such a request in each lane, or None; why not)."""
+        if self.remote_of(tier) is not None:
+            return None, f"{self.tiers[tier]} is remote: it takes no GPUs"
         if self.measured and self.measured[tier]:
             measured = next((r for r in self.measured[tier] if r.shape == shape), None)
             if measured is None:
@@ -103,6 +111,10 @@ class Site:
             max_window=speculation.max_window,
         )
         return Replica(shape, latency, fits.kv_tokens, self.limits), ""
+
+    def remote_of(self, tier: int) -> RemoteTier | None:
+        """The API that serves a tier; None where GPUs do."""
+        return self.remotes[tier] if self.remotes else None
 
     def speculation_of(self, tier: int) -> TierSpeculation:
         """What drafts for a tier; without drafters where nothing does."""

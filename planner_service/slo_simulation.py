@@ -38,9 +38,14 @@ def simulate_slos(
     """What each class receives of a cascade, end to end.
 
     Raises:
-        InvalidRequest: Bad classes; requests reach a tier without GPUs; a replica with pipeline stages.
+        InvalidRequest: Bad classes; requests reach a tier without GPUs; a replica with pipeline stages; a judge whose load
+            is stated, which is not simulated with SLOs.
     """
     check_classes(classes)
+    if site.remotes:
+        raise invalid("remote", "tiers are not simulated with SLOs")
+    if site.grading is not None:
+        raise invalid("judge", "is not simulated with SLOs: state judge_s instead")
     requests, routed = demand.requests, route(demand.requests, thresholds)
     of_class = draw_classes(classes, len(requests), seed)
     ttft_s, tpot_s = _asked(classes, of_class)

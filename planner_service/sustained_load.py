@@ -11,14 +11,17 @@ import numpy as np
 
 from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import Strategy
+from planner_service.routing.grading import Arrivals, Grading, tier_load
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.simulator import Dispatch, Workload
 from planner_service.simulator.workload import Bools, Floats
 
+JUDGE = "the judge"
+
 
 @dataclass(frozen=True, slots=True)
 class SustainedLoad:
-    """offered_per_s: arrivals per second. sustained_per_s: the rate at which it breaks, which `tier` limits.
+    """offered_per_s: arrivals per second. sustained_per_s: the rate at which it breaks, which `tier` limits, or JUDGE.
 
     utilisation: by tier, the share of what it sustains that is offered to it; 0 for a tier without requests.
     """
@@ -50,12 +53,16 @@ def sustained_load(
     thresholds: Sequence[float],
     strategies: Sequence[Strategy],
     dispatch: Dispatch = Dispatch.CAPACITY,
+    grading: Grading | None = None,
 ) -> SustainedLoad | None:
     """What each tier sustains of the requests that reach it, by simulation; the deployment sustains the least of all tiers.
 
-    requests: one per arrival of `arrival_s` (N, ascending). None where the arrivals have no rate: they come all at once.
+    requests: one per arrival of `arrival_s` (N, ascending). grading: what grades answers as a load, which counts at the tier
+    that grades; None where that loads nothing.
+
+    None where arrivals have no rate, as they come all at once, or where only remote tiers without limits serve.
     """
-    return load_of(requests, arrival_s, route(requests, thresholds).processed, strategies, dispatch)
+    return load_of(requests, arrival_s, route(requests, thresholds).processed, strategies, dispatch, grading)
 
 
 def load_of(
@@ -64,6 +71,7 @@ def load_of(
     processed: Bools,
     strategies: Sequence[Strategy],
     dispatch: Dispatch = Dispatch.CAPACITY,
+    grading: Grading | None = None,
 ) -> SustainedLoad | None:
     """As `sustained_load`. processed (C, N): the requests that reach each tier."""
     span_s = float(arrival_s[-1] - arrival_s[0]) if len(arrival_s) else 0.0
@@ -72,20 +80,30 @@ def load_of(
     offered_per_s = (len(arrival_s) - 1) / span_s
     limits: list[tuple[float, str]] = []
     utilisation = []
-    for tier, (chosen, strategy) in enumerate(zip(processed, strategies, strict=True)):
-        if not chosen.any() or not strategy.replicas:
+    arrivals = [Arrivals(np.flatnonzero(chosen), arrival_s[chosen]) for chosen in processed]
+    for tier, strategy in enumerate(strategies):
+        work = tier_load(requests, tier, arrivals[tier], grading, list(enumerate(arrivals[:-1]))).work
+        if not len(work) or not strategy.used:
             utilisation.append(0.0)
             continue
-        work = Workload(arrival_s[chosen], requests.input_tokens[chosen], requests.output_tokens[chosen, tier])
-        breaks_per_s = tier_sustains_per_s(strategy, work, dispatch) / float(chosen.mean())
+        breaks_per_s = tier_sustains_per_s(strategy, work, dispatch) / (len(work) / len(requests))
         limits.append((breaks_per_s, requests.tiers[tier]))
         utilisation.append(offered_per_s / breaks_per_s)
+    if grading is not None and not grading.by_tier:
+        nobody = Arrivals(np.zeros(0, np.int64), np.zeros(0))
+        work = tier_load(requests, grading.tier, nobody, grading, list(enumerate(arrivals[:-1]))).work
+        if len(work):
+            limits.append((grading.sustained_per_s(work) / (len(work) / len(requests)), JUDGE))
     sustained_per_s, name = min(limits)
+    if not np.isfinite(sustained_per_s):
+        return None  # a remote tier without limits serves everything
     return SustainedLoad(offered_per_s, sustained_per_s, name, tuple(utilisation))
 
 
 def tier_sustains_per_s(strategy: Strategy, work: Workload, dispatch: Dispatch) -> float:
-    """Requests per second at which the first of a tier's replicas is given more than it serves."""
+    """Requests per second at which the first of a tier's replicas is given more than it serves, or a limit is reached."""
+    if strategy.remote is not None:
+        return strategy.remote.sustained_per_s(work)
     saturated = [saturated_per_s(replica, work) for replica, _ in strategy.replicas]
     counts = [count for _, count in strategy.replicas]
     if dispatch is Dispatch.ROUND_ROBIN:

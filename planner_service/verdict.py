@@ -72,6 +72,10 @@ def _taken(site: Site, plan: CascadePlan) -> str:
         taken = ", ".join(f"{used[each.name]} of {each.gpus} {each.name}" for each in site.types if each.name in used)
     else:
         taken = f"{plan.gpus} of {site.gpus} GPUs"
+    remote = " and ".join(tier.name for tier in plan.tiers if tier.strategy.remote is not None)
+    if remote:
+        tokens = sum(tier.strategy.remote_dollars_per_hour for tier in plan.tiers)
+        taken += f" and {tokens:,.2f} dollars per hour for tokens of {remote}, together"
     return taken if plan.dollars_per_hour is None else f"{taken} for {plan.dollars_per_hour:,.2f} dollars per hour"
 
 

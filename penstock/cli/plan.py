@@ -479,12 +479,12 @@ def rollback(
 def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
     from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
-    from planner_service.plan_file import ladder_of
+    from planner_service.plan_file import instances_of, ladder_of
 
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         current = planner.get_plan()
-        instances = [sum(group["count"] for group in tier["replicas"]) for tier in figures["tiers"]]
+        instances = [instances_of(tier) for tier in figures["tiers"]]
         per_tier = mesh_tiers(figures["thresholds"], instances)
         planned = [
             PlannedTier(tier["name"], tier["model"], threshold, count, tier["gpus"])

@@ -131,7 +131,7 @@ def _groups(tier: dict[str, Any]) -> str:
         pipeline = f", PP={group['pp']}" if group["pp"] > 1 else ""
         return f"{group['count']} x TP={group['tp']}{pipeline}" + (f" on {group['gpu']}" if "gpu" in group else "")
 
-    return "; ".join(map(one, tier["replicas"])) or "-"
+    return "; ".join(map(one, tier["replicas"])) or ("remote" if tier.get("remote") else "-")
 
 
 def _drafts(tier: dict[str, Any]) -> str:

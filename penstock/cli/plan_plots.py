@@ -9,6 +9,7 @@ from penstock.cli import options
 
 if TYPE_CHECKING:
     from planner_service.cascade_plan import CascadePlan
+    from planner_service.deployment.search import Strategy
     from planner_service.frontiers import Points
     from planner_service.node_layout import Node
     from planner_service.site import Site
@@ -86,10 +87,7 @@ def plot_nodes(site: "Site", plan: "CascadePlan", out: Path) -> list[Path]:
     axes.set_xlabel("GPU of the node")
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    names = [
-        f"{tier.name}: {', '.join(f'{count} x {replica.shape}' for replica, count in tier.strategy.replicas) or 'not used'}"
-        for tier in plan.tiers
-    ]
+    names = [f"{tier.name}: {_replicas(tier.strategy)}" for tier in plan.tiers]
     handles = [_box(0, 0, 1, facecolor=colour) for colour in colours]
     handles.append(_box(0, 0, 1, facecolor="#f0f0f0", edgecolor="#d0d0d0"))
     figure.legend(handles, [*names, "idle"], loc="outside lower left", frameon=False, fontsize=8, ncols=1)
@@ -169,3 +167,9 @@ def _write(figure: Any, out: Path) -> list[Path]:
         figure.savefig(path, dpi=120)
     plt.close(figure)
     return written
+
+
+def _replicas(strategy: "Strategy") -> str:
+    if not strategy.replicas:
+        return str(strategy) if strategy.used else "not used"
+    return ", ".join(f"{count} x {replica.shape}" for replica, count in strategy.replicas)

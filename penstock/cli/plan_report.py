@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.client.plans import BurstLadder as ClientLadder
     from penstock.client.plans import BurstStep as ClientStep
     from planner_service.cascade_plan import CascadePlan
+    from planner_service.deployment.search import Strategy
     from planner_service.site import Demand, Site
     from planner_service.verdict import NextStep
     from services.domain.bursts import BurstLadder, BurstStep
@@ -36,16 +37,16 @@ def show(
         table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     for i, (tier, utilisation) in enumerate(zip(plan.tiers, plan.utilisation, strict=True)):
         threshold = "all" if i == len(plan.thresholds) else f"{plan.thresholds[i]:.4g}"
-        if not tier.gpus:
+        if not tier.strategy.used:
             threshold = "not used"
         table.add_row(
             tier.name,
             str(tier.gpus),
-            str(tier.strategy),
+            _strategy_words(tier.strategy),
             f"{tier.share_processed:.0%}",
             f"{tier.share_answered:.0%}",
-            seconds(tier.strategy.latency_s) if tier.gpus else "-",
-            f"{utilisation:.0%}" if tier.gpus and plan.load is not None else "-",
+            seconds(tier.strategy.latency_s) if tier.strategy.used else "-",
+            f"{utilisation:.0%}" if tier.strategy.used and plan.load is not None else "-",
             threshold,
         )
     console.print(table)
@@ -53,6 +54,7 @@ def show(
         ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
         f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
+        *_grading_lines(plan, site),
         *_skip_lines(plan),
         *([f"no burst ladder: {plan.burst_reason}"] if plan.burst_reason else []),
         *_interval_lines(plan),
@@ -90,6 +92,11 @@ def _rule(score: float, tie_share: float) -> str:
     return f"{score:.4g}" if tie_share == 1 else f"{score:.4g}, {tie_share:.0%} of ties"
 
 
+def _strategy_words(strategy: "Strategy") -> str:
+    dollars = strategy.remote_dollars_per_hour
+    return f"remote, {dollars:,.2f} dollars/hour for tokens" if strategy.remote is not None else str(strategy)
+
+
 def _title(plan: "CascadePlan", site: "Site") -> str:
     rate = "" if plan.rate_per_s is None else f" at {plan.rate_per_s:.3g} requests/s"
     return f"Cascade on up to {_cluster_words(site)}{rate}"
@@ -114,6 +121,15 @@ def _proof(plan: "CascadePlan") -> str:
     else:
         text = f"not proved: the best plan is at most {gap:.0%} faster"
     return text if plan.gpu_step == 1 else f"{text}; counts of GPUs up to {plan.gpu_step} apart"
+
+
+def _grading_lines(plan: "CascadePlan", site: "Site") -> list[str]:
+    report, grading = plan.grading, site.grading
+    if report is None or grading is None:
+        return []
+    by = site.tiers[grading.tier] if grading.by_tier else grading.model
+    how_many = f"{report.requests:,} answers" if report.per_s is None else f"{report.per_s:.3g} answers/s"
+    return [f"judging: {by} scores {how_many}, each within {seconds(report.wait.p95)} (p95)"]
 
 
 def _skip_lines(plan: "CascadePlan") -> list[str]:

@@ -202,6 +202,7 @@ class PlannedTier:
 
     utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
     skip_below: the tier is passed over for prompts whose predicted score is lower; None: never.
+    remote_dollars_per_hour: what the tokens of a remote tier cost; None for other tiers and where it is not used.
     """
 
     name: str
@@ -216,6 +217,29 @@ class PlannedTier:
     utilisation: float = 0.0
     speculation: PlannedSpeculation | None = None
     skip_below: float | None = None
+    remote_dollars_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles and mean, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """What judging amounts to in a computed plan. requests: answers judged; requests_per_s: None if arrivals have no rate.
+
+    wait: from the end of an answer to its score.
+    """
+
+    requests: int
+    requests_per_s: float | None
+    wait: Percentiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +248,7 @@ class CascadePlan:
 
     gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
     dollars_per_hour: None if the cluster has no price. burst: None if none was asked for, or for burst_reason.
+    grading: None if what judges was not stated.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -244,6 +269,7 @@ class CascadePlan:
     dollars_per_hour: float | None = None
     burst: BurstLadder | None = None
     burst_reason: str = ""
+    grading: Grading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +278,6 @@ class Unreachable:
 
     reason: str
     best: float
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Percentiles and mean, in seconds."""
-
-    p50: float
-    p95: float
-    p99: float
-    mean: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -523,6 +523,7 @@ def plan_event_from_proto(
             t.utilisation,
             _planned_speculation(t.speculation) if t.HasField("speculation") else None,
             t.skip_below if t.HasField("skip_below") else None,
+            t.remote_dollars_per_hour if t.HasField("remote_dollars_per_hour") else None,
         )
         for t in plan.tiers
     )
@@ -545,6 +546,7 @@ def plan_event_from_proto(
         plan.dollars_per_hour if plan.HasField("dollars_per_hour") else None,
         _ladder(plan.burst) if plan.HasField("burst") else None,
         plan.burst_reason,
+        _grading(plan.grading) if plan.HasField("grading") else None,
     )
 
 
@@ -588,6 +590,11 @@ def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> p
 
 def _percentiles(p: planner_pb2.Percentiles) -> plans.Percentiles:
     return plans.Percentiles(p.p50, p.p95, p.p99, p.mean)
+
+
+def _grading(grading: planner_pb2.Grading) -> plans.Grading:
+    rate = grading.requests_per_s if grading.HasField("requests_per_s") else None
+    return plans.Grading(grading.requests, rate, _percentiles(grading.wait))
 
 
 def _planned_speculation(speculation: planner_pb2.PlannedSpeculation) -> plans.PlannedSpeculation:

@@ -64,8 +64,9 @@ class MixedTable(LatencyTable):
         percentile: float,
         sustain: Sustain | None,
         types: GpuTypes,
+        counted: Bools | None = None,
     ) -> None:
-        super().__init__(work, kinds, dispatch, percentile, sustain)
+        super().__init__(work, kinds, dispatch, percentile, sustain, counted)
         self.types = types
         self._type = np.array([types.names.index(kind.shape.gpu) for kind in self._kinds], np.int64)
         self._of_cost: list[Parts] = []  # candidates, from the cheapest up
@@ -78,7 +79,7 @@ class MixedTable(LatencyTable):
     @property
     def least_alone_s(self) -> float:
         """What no replicas can beat: the percentile of each request alone on the kind that is fastest for it."""
-        return float(np.percentile(self.alone_s(), self._percentile)) if len(self._work) else 0.0
+        return self._percentile_s(self.alone_s()) if len(self._work) else 0.0
 
     def option(self, limit_s: float, number: int) -> tuple[Strategy, Room, float] | None:
         """(strategy, GPUs of each type, cost) of the number-th cheapest candidate whose latency is at most limit_s, of those

@@ -19,8 +19,9 @@ import numpy as np
 
 from planner_service.deployment import ranking
 from planner_service.simulator import kernel
+from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.tier import Dispatch, KindTable, Replica, alone_latency, assign, serve, serve_kinds
-from planner_service.simulator.workload import Floats, Workload
+from planner_service.simulator.workload import Bools, Floats, Workload
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
 INFEASIBLE = float("inf")
@@ -39,10 +40,20 @@ def gpu_counts(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Replicas by kind with their counts; none for a tier without GPUs. latency_s: at the percentile asked for."""
+    """Replicas by kind with their counts; none for a tier without GPUs. latency_s: at the percentile asked for.
+
+    remote: what serves instead of replicas, and remote_dollars_per_hour what its tokens cost.
+    """
 
     replicas: tuple[tuple[Replica, int], ...]
     latency_s: float
+    remote: RemoteTier | None = None
+    remote_dollars_per_hour: float = 0.0
+
+    @property
+    def used(self) -> bool:
+        """Whether anything serves."""
+        return bool(self.replicas) or self.remote is not None
 
     @property
     def gpus(self) -> int:
@@ -52,7 +63,7 @@ class Strategy:
         def one(replica: Replica, count: int) -> str:
             return f"({f'DP={count}, ' if count > 1 else ''}{replica.shape})"
 
-        return ", ".join(one(*part) for part in self.replicas) or "-"
+        return "remote" if self.remote is not None else ", ".join(one(*part) for part in self.replicas) or "-"
 
 
 NOTHING = Strategy((), 0.0)
@@ -77,8 +88,13 @@ class LatencyTable:
         dispatch: Dispatch,
         percentile: float,
         sustain: Sustain | None = None,
+        counted: Bools | None = None,
     ) -> None:
-        """`kinds`: replicas that fit; those without room for the longest request are left out."""
+        """kinds: replicas that fit; those without room for the longest request are left out.
+
+        counted (N): the requests whose latency counts, at least one of them; None for all.
+        """
+        self._counted = np.ones(len(work), np.bool_) if counted is None else counted
         self._work, self._dispatch, self._percentile = work, dispatch, percentile
         self._kinds = [kind for kind in kinds if kind.lane_tokens >= work.longest_tokens]
         self._best: list[tuple[int, Strategy | None]] = []  # l(f) of each count up to some, ascending
@@ -94,7 +110,7 @@ class LatencyTable:
         for k, kind in enumerate(self._kinds):
             self._alone[k] = alone_latency(work, kind)
         self._alone_means = self._alone.mean(axis=1) if len(work) else np.zeros(len(self._kinds))
-        self._alone_percentiles = [float(np.percentile(each, percentile)) if len(work) else 0.0 for each in self._alone]
+        self._alone_percentiles = [self._percentile_s(each) for each in self._alone]
         self._sizes = np.array([kind.shape.gpus for kind in self._kinds], np.int64)
         self._capacity = np.array([kind.capacity_per_s(*means) for kind in self._kinds])
         self._sustained, self._needed_per_s = self._capacity, 0.0
@@ -108,8 +124,13 @@ class LatencyTable:
         return min(kind.shape.gpus for kind in self._kinds) if len(self._work) else 0
 
     @property
-    def feasible(self) -> bool:
+    def can_serve(self) -> bool:
+        """Whether there is anything that serves such requests, however few."""
         return bool(self._kinds) or not len(self._work)
+
+    @property
+    def feasible(self) -> bool:
+        return self.can_serve
 
     def alone_s(self) -> Floats:
         """(N) seconds of each request alone on the kind that is fastest for it."""
@@ -223,15 +244,19 @@ class LatencyTable:
         self.simulations += 1
         work, table = self._work, self._table
         kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
-        owner = assign(len(work), kind, self._capacity, self._dispatch)
+        owner = assign(work.priority, kind, self._capacity, self._dispatch)
         arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
-        tables = (table.whole, table.rates, table.kx, table.ky, self._alone)
+        tables = (table.whole, table.rates, table.kx, table.ky, self._alone, self._counted)
         latency: float = kernel.percentile_within(*arrays, *tables, self._percentile, limit_s)
         if latency < INFEASIBLE:
             self._exact[parts] = latency
         else:
             self._at_least[parts] = limit_s
         return latency if latency < limit_s else INFEASIBLE
+
+    def _percentile_s(self, seconds: Floats) -> float:
+        """The percentile of (N) seconds, of the requests that count."""
+        return float(np.percentile(seconds[self._counted], self._percentile)) if len(self._work) else 0.0
 
     def _alone_percentile(self, parts: Parts) -> float:
         """Every request alone on the replica, where there is one kind: no simulation can be faster."""

@@ -1,5 +1,6 @@
 """The deployment of a cascade under given thresholds: GPUs and replicas of every tier. No I/O."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -14,9 +15,10 @@ from planner_service.deployment.search import (
     Sustain,
     gpu_counts,
 )
+from planner_service.routing.grading import OWN, Arrivals, Grading, TierLoad, tier_load
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Deployment
-from planner_service.simulator.tier import Dispatch, Replica
+from planner_service.simulator.tier import Dispatch, Replica, serve
 from planner_service.simulator.workload import Bools, Floats, Workload
 
 
@@ -24,7 +26,8 @@ class Deployer:
     """The deployment solver under any routing, remembering what it has simulated.
 
     sample: the requests as they arrive, one per row, at `arrival_s` (N, ascending). kinds: of replicas, by tier.
-    max_utilisation: of what a tier sustains, the share that its requests may take; None leaves that open.
+    max_utilisation: of what a tier or a judge model sustains, the share that it may be given; None leaves that open.
+    grading: what grades answers as a load; None where that loads nothing.
     """
 
     table = LatencyTable  # how l(f) is found
@@ -39,13 +42,15 @@ class Deployer:
         dispatch: Dispatch = Dispatch.CAPACITY,
         percentile: float = 95.0,
         max_utilisation: float | None = None,
+        grading: Grading | None = None,
         on_evaluation: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.sample, self.gpus, self.dispatch, self.percentile = sample, gpus, dispatch, percentile
         self._arrival_s, self.kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
-        self.max_utilisation = max_utilisation
+        self.max_utilisation, self.grading = max_utilisation, grading
         self._sustain: dict[int, Sustain | None] = {}
-        self._tables: dict[tuple[int, bytes], LatencyTable] = {}
+        self._keeps_up: dict[bytes, bool] = {}
+        self._tables: dict[tuple[int, bytes, bytes], LatencyTable] = {}
         self._known: dict[tuple[bytes, ...], Deployment | None] = {}
         self._tried: set[tuple[bytes, ...]] = set()
 
@@ -183,19 +188,28 @@ class Deployer:
         return Deployment(solved[0], tuple(s for s in strategies if s is not None), solved[1])
 
     def latencies_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> Floats:
-        """(C, N) each request's latency at each tier, as if it came there when it arrives; 0 where it does not come."""
-        routed = route(self.sample, thresholds)
+        """(C, N) each request's latency at each tier, as if it came there when it arrives; 0 where it does not come.
+
+        Where a tier grades, the time until an answer is graded is part of the latency at the tier that gave it.
+        """
+        processed = route(self.sample, thresholds).processed
         _, tables = self._routed(thresholds)
-        latencies = np.zeros(routed.processed.shape)
+        latencies = np.zeros(processed.shape)
         for tier, (table, strategy) in enumerate(zip(tables, strategies, strict=True)):
-            latencies[tier, routed.processed[tier]] = table.latencies_s(strategy)
+            load = self._load(tier, processed[tier], self._answers(tier, processed))
+            tiers = np.where(load.graded == OWN, tier, load.graded)
+            np.add.at(latencies, (tiers, load.row), table.latencies_s(strategy))
+        if self.grading is not None and not self.grading.by_tier:
+            load = self._judge_load(self.grading, processed)
+            served = serve(load.work, self.grading.replicas, self.dispatch)
+            latencies[load.graded, load.row] += served.finish_s - load.work.arrival_s
         return latencies
 
     def alone_s(self) -> Floats:
         """(C, N) seconds of each request alone on the fastest replica of each tier; infinite where none fits."""
-        everyone = np.ones(len(self.sample), np.bool_)
-        tables = [self._table(tier, everyone) for tier in range(len(self.sample.tiers))]
-        return np.array([t.alone_s() if t.feasible else np.full(len(everyone), INFEASIBLE) for t in tables])
+        everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
+        tables = [self._table(tier, everyone, nobody) for tier in range(len(self.sample.tiers))]
+        return np.array([t.alone_s() if t.can_serve else np.full(len(everyone), INFEASIBLE) for t in tables])
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
         return Workload(
@@ -209,23 +223,66 @@ class Deployer:
         if key not in self._tried:
             self._tried.add(key)
             self._on_evaluation(len(self._tried))
-        return key, [self._table(tier, row) for tier, row in enumerate(processed)]
+        if not self._judge_keeps_up(processed):
+            return key, [self._unserved] * len(processed)
+        return key, [self._table(tier, row, self._answers(tier, processed)) for tier, row in enumerate(processed)]
 
-    def _table(self, tier: int, chosen: Bools) -> LatencyTable:
-        key = (tier, chosen.tobytes())
+    @functools.cached_property
+    def _unserved(self) -> LatencyTable:
+        """The table of a tier that nothing can serve."""
+        everyone = np.ones(len(self.sample), np.bool_)
+        return self._unserved_table(self._load(0, everyone, everyone[None][:0]).work)
+
+    def _judge_keeps_up(self, processed: Bools) -> bool:
+        """Whether the replicas of a judge model sustain the answers of a routing; True where a tier grades."""
+        grading = self.grading
+        if grading is None or grading.by_tier or self.max_utilisation is None:
+            return True
+        key = processed[:-1].tobytes()
+        if key not in self._keeps_up:
+            work = self._judge_load(grading, processed).work
+            able = len(work) < 2 or not np.isfinite(work.rate_per_s)
+            self._keeps_up[key] = able or work.rate_per_s <= self.max_utilisation * grading.sustained_per_s(work)
+        return self._keeps_up[key]
+
+    def _judge_load(self, grading: Grading, processed: Bools) -> TierLoad:
+        """What the replicas of a judge model are sent."""
+        return self._load(grading.tier, np.zeros(len(self.sample), np.bool_), processed[:-1])
+
+    def _answers(self, tier: int, processed: Bools) -> Bools:
+        """(A, N) the answers, by the tier that gave them, that `tier` grades; A is 0 where it grades none."""
+        return processed[:-1] if self.grading is not None and self.grading.tier == tier else processed[:0]
+
+    def _table(self, tier: int, chosen: Bools, answers: Bools) -> LatencyTable:
+        key = (tier, chosen.tobytes(), answers.tobytes())
         if key not in self._tables:
-            self._tables[key] = self._new_table(tier, self.workload(tier, chosen))
+            self._tables[key] = self._new_table(tier, self._load(tier, chosen, answers))
         return self._tables[key]
 
-    def _new_table(self, tier: int, work: Workload) -> LatencyTable:
-        return self.table(work, self.kinds[tier], self.dispatch, self.percentile, self._sustain_of(tier))
+    def _load(self, tier: int, chosen: Bools, answers: Bools) -> TierLoad:
+        """What a tier is sent; all of it as if it came when the request arrives."""
+
+        def arrivals(these: Bools) -> Arrivals:
+            rows = np.flatnonzero(these)
+            return Arrivals(rows, self._arrival_s[rows])
+
+        graded = [(of, arrivals(these)) for of, these in enumerate(answers)]
+        return tier_load(self.sample, tier, arrivals(chosen), self.grading, graded)
+
+    def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
+        how = (self.dispatch, self.percentile, self._sustain_of(tier), load.counted)
+        return self.table(load.work, self.kinds[tier], *how)
+
+    def _unserved_table(self, work: Workload) -> LatencyTable:
+        return self.table(work, [], self.dispatch, self.percentile)
 
     def _sustain_of(self, tier: int) -> Sustain | None:
         """What simulation says of arithmetic capacities, over all requests: taken to hold for those that reach the tier."""
         if self.max_utilisation is None:
             return None
         if tier not in self._sustain:
-            work = self.workload(tier, np.ones(len(self.sample), np.bool_))
+            everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
+            work = self._load(tier, everyone[tier], self._answers(tier, everyone)).work
             means = float(work.input_tokens.mean()), float(work.output_tokens.mean())
             saturation: Mapping[Replica, float] = {
                 kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]

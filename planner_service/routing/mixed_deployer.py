@@ -8,21 +8,30 @@ cost, no other combination can be cheaper. The least latency of the slowest tier
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from planner_service.deployment.mixed import GpuTypes, MixedTable, Room
+from planner_service.deployment.remote import RemoteTable
 from planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
 from planner_service.routing.deployer import Deployer
+from planner_service.routing.grading import Grading, TierLoad
 from planner_service.routing.quality import JudgedSample
 from planner_service.routing.solution import Deployment
+from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.tier import Dispatch, Replica
 from planner_service.simulator.workload import Floats, Workload
 from services.domain.errors import invalid
 
 TOLERANCE = 1e-3  # of the least latency
-EXACT_IS_FOR_ONE = "exact is for a cluster of one type of GPU"
+EXACT_IS_FOR_ONE = "exact is for a cluster of one type of GPU, without remote tiers"
 
 
 class MixedDeployer(Deployer):
-    """As Deployer, with `types` of GPU: each replica's shape names its own. Costs are in their prices."""
+    """As Deployer, with `types` of GPU: each replica's shape names its own. Costs are in their prices.
+
+    remotes: by tier, the API that serves it instead of replicas; empty where none is remote. What its tokens cost counts in
+    dollars per hour: then prices of GPUs must be, too.
+    """
 
     def __init__(
         self,
@@ -34,6 +43,8 @@ class MixedDeployer(Deployer):
         dispatch: Dispatch = Dispatch.CAPACITY,
         percentile: float = 95.0,
         max_utilisation: float | None = None,
+        grading: Grading | None = None,
+        remotes: Sequence[RemoteTier | None] = (),
         on_evaluation: Callable[[int], None] = lambda _: None,
     ) -> None:
         super().__init__(
@@ -44,9 +55,13 @@ class MixedDeployer(Deployer):
             dispatch=dispatch,
             percentile=percentile,
             max_utilisation=max_utilisation,
+            grading=grading,
             on_evaluation=on_evaluation,
         )
-        self.types = types
+        self.types, self._remotes = types, remotes
+        self._rate_per_s = Workload(arrival_s, sample.input_tokens, sample.output_tokens[:, 0]).rate_per_s
+        if any(remotes) and not np.isfinite(self._rate_per_s):
+            raise invalid("trace", "the arrivals come all at once: a remote tier is paid by the rate")
         self._chosen: dict[tuple[tuple[MixedTable, ...], float], tuple[float, tuple[Strategy, ...]] | None] = {}
 
     @property
@@ -55,18 +70,25 @@ class MixedDeployer(Deployer):
 
     @property
     def least_cost(self) -> float:
-        return min(self.types.cost)
+        return 0.0 if any(self._remotes) else min(self.types.cost)
 
     @property
     def most_cost(self) -> float:
-        return self.types.price(self.types.gpus)
+        """What all GPUs cost, and all requests at every remote tier."""
+        everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
+        tables = [
+            self._table(tier, everyone, nobody) for tier, remote in enumerate(self._remotes) if remote is not None
+        ]
+        tokens = sum(table.strategy.remote_dollars_per_hour for table in tables if isinstance(table, RemoteTable))
+        return self.types.price(self.types.gpus) + tokens
 
     @property
     def tolerance(self) -> float:
         return TOLERANCE
 
     def cost(self, deployment: Deployment) -> float:
-        return sum(self.types.price(self.types.of(strategy)) for strategy in deployment.strategies)
+        strategies = deployment.strategies
+        return sum(self.types.price(self.types.of(s)) + s.remote_dollars_per_hour for s in strategies)
 
     def cost_within(self, thresholds: Sequence[float], limit_s: float, under: float = INFEASIBLE) -> float:
         chosen = self._cheapest(self._mixed(thresholds), limit_s)
@@ -113,9 +135,23 @@ class MixedDeployer(Deployer):
         room = tuple(have - other for have, other in zip(self.types.gpus, others, strict=True))
         return room, self.types.most - sum(others)
 
-    def _new_table(self, tier: int, work: Workload) -> LatencyTable:
-        sustain = self._sustain_of(tier)
-        return MixedTable(work, self.kinds[tier], self.dispatch, self.percentile, sustain, self.types)
+    def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
+        remote = self._remotes[tier] if self._remotes else None
+        if remote is None:
+            how = (self.dispatch, self.percentile, self._sustain_of(tier), self.types, load.counted)
+            return MixedTable(load.work, self.kinds[tier], *how)
+        return RemoteTable(
+            remote,
+            load.work,
+            self.percentile,
+            self.types,
+            load.counted,
+            per_s=self._rate_per_s * len(load.work) / len(self.sample),
+            max_utilisation=1.0 if self.max_utilisation is None else self.max_utilisation,
+        )
+
+    def _unserved_table(self, work: Workload) -> LatencyTable:
+        return MixedTable(work, [], self.dispatch, self.percentile, None, self.types)
 
     def _mixed(self, thresholds: Sequence[float]) -> tuple[MixedTable, ...]:
         return tuple(table for table in self._routed(thresholds)[1] if isinstance(table, MixedTable))

@@ -36,6 +36,7 @@ from planner_service.simulator.batch_step import (
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
+B = npt.NDArray[np.bool_]
 
 BUSY_S, STEPS, PREEMPTIONS, TOKENS, PEAK_RUNNING = range(5)
 COUNTERS = 5
@@ -230,6 +231,7 @@ def percentile_within(
     kx: F,
     ky: F,
     alone: F,  # (K, N) seconds of each request alone on each kind
+    counted: B,  # (N) whether a request's latency counts; at least one does
     percentile: float,
     limit_s: float,
 ) -> float:
@@ -237,20 +239,22 @@ def percentile_within(
 
     It is as soon as more requests are than may be. Those that are even when alone are known beforehand.
     """
-    count = len(arrival_s)
+    count = counted.sum()
     place = percentile / 100.0 * (count - 1)
     below = int(np.floor(place))
     late_allowed = count - below - 1
-    due = np.full(count, np.inf)
+    due = np.full(len(arrival_s), np.inf)
     if limit_s < np.inf:
-        for r in range(count):
+        for r in range(len(arrival_s)):
+            if not counted[r]:
+                continue
             if alone[kind[owner[r]], r] >= limit_s:
                 late_allowed -= 1
             else:
                 due[r] = arrival_s[r] + limit_s
         if late_allowed < 0:
             return np.inf
-    first, finish, counters = np.zeros(count), np.zeros(count), np.zeros(COUNTERS)
+    first, finish, counters = np.zeros(len(arrival_s)), np.zeros(len(arrival_s)), np.zeros(COUNTERS)
     if not simulate_tier(
         arrival_s,
         prompt,
@@ -269,7 +273,7 @@ def percentile_within(
         counters,
     ):
         return np.inf
-    latency = np.sort(finish - arrival_s)
+    latency = np.sort((finish - arrival_s)[counted])
     if below == count - 1:
         return float(latency[below])
     return float(latency[below] + (latency[below + 1] - latency[below]) * (place - below))

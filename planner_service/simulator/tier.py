@@ -76,8 +76,23 @@ class Served:
     preemptions: int
 
 
-def assign(count: int, kind: Ints, capacity: Floats, dispatch: Dispatch) -> Ints:
-    """(N) the replica of each of N requests. kind: (R) of each replica; capacity: (K) requests per second of each kind."""
+def assign(priority: Ints, kind: Ints, capacity: Floats, dispatch: Dispatch) -> Ints:
+    """(N) the replica of each of N requests. kind: (R) of each replica; capacity: (K) requests per second of each kind.
+
+    priority (N): those of one priority take turns by themselves. Else, where grading requests and others alternate, all of
+    one sort could go to one replica.
+    """
+    if (priority == priority[:1]).all():
+        return _turns(len(priority), kind, capacity, dispatch)
+    owner = np.empty(len(priority), np.int64)
+    for one in np.unique(priority):
+        chosen = priority == one
+        owner[chosen] = _turns(int(chosen.sum()), kind, capacity, dispatch)
+    return owner
+
+
+def _turns(count: int, kind: Ints, capacity: Floats, dispatch: Dispatch) -> Ints:
+    """(count) the replicas in their turns."""
     replicas = len(kind)
     if dispatch is Dispatch.ROUND_ROBIN or (kind == kind[0]).all():
         return np.arange(count, dtype=np.int64) % replicas
@@ -111,7 +126,7 @@ def serve(work: Workload, replicas: Sequence[Replica], dispatch: Dispatch = Disp
 
 def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats, dispatch: Dispatch) -> Served:
     """serve(), with replicas given as (R) indices into a table of kinds: for callers that simulate often."""
-    owner = assign(len(work), kind, capacity, dispatch)
+    owner = assign(work.priority, kind, capacity, dispatch)
     _check_room(work, owner, kind, table)
     first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(kernel.COUNTERS)
     arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)

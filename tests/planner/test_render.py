@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from services.mesh_file import load_mesh_file
+from services.settings import MeshFile
 from tests.conftest import ROOT
 
 SHAPES: tuple[list[tuple[int, int, int]], ...] = ([(2, 1, 1), (1, 2, 1)], [], [(1, 4, 1)])  # (count, tp, pp) by tier
@@ -132,6 +133,62 @@ def test_kubernetes_objects_hold_together(tmp_path: Path) -> None:
     assert [t.workers for t in mesh.tiers] == [4, 2, 2]
     hosts = {t.sglang.endpoint.removeprefix("http://").partition(":")[0] for t in mesh.tiers}
     assert hosts <= set(services)
+
+
+def state_judge(plan: Path, judge: dict[str, Any]) -> None:
+    """State what judges in a models file of the plan's own."""
+    content = json.loads(plan.read_text())
+    models = yaml.safe_load(Path(content["inputs"]["models"]).read_text())
+    own = plan.parent / "models.yaml"
+    own.write_text(yaml.safe_dump(models | {"judge": judge}))
+    content["inputs"]["models"] = str(own)
+    plan.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("to", ["compose", "kubernetes"])
+def test_all_servers_of_a_tier_share_its_grading(tmp_path: Path, to: str) -> None:
+    """The judge asks the tier's workers, as many requests at once as they take together; no server has an address of its own
+    in the judge's settings. A stated tier grades, else the largest that is used."""
+    plan = plan_file(tmp_path, ([(4, 1, 1)], [(2, 1, 1)], []))
+    for judge, tier, workers in ((None, "medium", 2), ({"tier": "small", "reply_tokens": 104}, "small", 4)):
+        if judge is not None:
+            state_judge(plan, judge)
+        mesh = rendered_mesh(plan, to)
+        (scorer,) = mesh.judge.scorers
+        assert (scorer.kind, scorer.tier, scorer.endpoint) == ("llm", tier, "")
+        assert scorer.concurrency == workers * mesh.tier(tier).max_running * scorer.tier_share
+        assert scorer.thinking_tokens == (100 if judge else 0)
+    state_judge(plan, {"tier": "large"})
+    refused = run("plan", "render", plan, "--to", to)
+    assert refused.exit_code == 2
+    assert "judge.tier: the plan has no replicas of large" in " ".join(refused.output.split())
+
+
+def rendered_mesh(plan: Path, to: str) -> MeshFile:
+    """The mesh file of a plan's manifests."""
+    done = run("plan", "render", plan, "--to", to)
+    assert done.exit_code == 0, done.output
+    if to == "compose":
+        return load_mesh_file(plan.with_suffix(".mesh.yaml"))
+    objects = yaml.safe_load_all(plan.with_suffix(".kubernetes.yaml").read_text())
+    file = plan.parent / "mesh.yaml"
+    file.write_text(next(o for o in objects if o["kind"] == "ConfigMap")["data"]["mesh.yaml"])
+    return load_mesh_file(file)
+
+
+def test_a_judge_model_has_its_processes(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, SHAPES)
+    state_judge(plan, {"model": "grader", "replicas": 3, "token_s": 1e-5, "max_batch": 16, "max_batch_tokens": 8192})
+    for to in ("compose", "kubernetes"):
+        judge = rendered_mesh(plan, to).judge
+        (scorer,) = judge.scorers
+        assert (scorer.kind, scorer.model, judge.default_scorer) == ("judge-model", "/models/grader", scorer.name)
+        assert (judge.replicas, judge.max_batch, judge.max_batch_tokens) == (3, 16, 8192)
+    services = yaml.safe_load((tmp_path / "plan.compose.yaml").read_text())["services"]
+    assert services["judge"]["deploy"] == {"replicas": 3}
+    objects = yaml.safe_load_all((tmp_path / "plan.kubernetes.yaml").read_text())
+    (deployment,) = (o for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"] == "judge")
+    assert deployment["spec"]["replicas"] == 3
 
 
 def typed_plan_file(folder: Path, gpus: tuple[str, str]) -> Path:

@@ -905,14 +905,19 @@ class Cascade(_message.Message):
     JUDGE_S_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    JUDGE_FIELD_NUMBER: _builtins.int
     judge_s: _builtins.float
-    """Seconds for scoring an answer. [0]"""
+    """Seconds for scoring an answer, in addition to the load of `judge`. [0]"""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___CascadeTier]: ...
     @_builtins.property
     def runtime(self) -> Global___EngineRuntime: ...
     @_builtins.property
     def engine(self) -> Global___EngineBatch: ...
+    @_builtins.property
+    def judge(self) -> Global___CascadeJudge:
+        """What judges. [nothing that has a load]"""
+
     def __init__(
         self,
         *,
@@ -920,14 +925,94 @@ class Cascade(_message.Message):
         judge_s: _builtins.float = ...,
         runtime: Global___EngineRuntime | None = ...,
         engine: Global___EngineBatch | None = ...,
+        judge: Global___CascadeJudge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "runtime", b"runtime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "judge", b"judge", "runtime", b"runtime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "judge_s", b"judge_s", "runtime", b"runtime", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "judge", b"judge", "judge_s", b"judge_s", "runtime", b"runtime", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cascade: _TypeAlias = Cascade  # noqa: Y015
+
+@_typing.final
+class CascadeJudge(_message.Message):
+    """What judges the answers of all tiers but the last: one of the tiers, or processes with a model of their own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    QUESTION_TOKENS_FIELD_NUMBER: _builtins.int
+    REPLY_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    PASS_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """The name of a tier, which is sent a grading request for each answer. Either this or model."""
+    question_tokens: _builtins.int
+    """Tokens of a grading request besides prompt and answer. Only with tier. [150]"""
+    reply_tokens: _builtins.int
+    """Tokens of a grade. Only with tier. [4]"""
+    model: _builtins.str
+    """The name of a judge model. The fields below are only with it."""
+    replicas: _builtins.int
+    """[1]"""
+    pass_s: _builtins.float
+    """A forward pass takes pass_s + token_s * its tokens. [0]; token_s is required."""
+    token_s: _builtins.float
+    max_batch: _builtins.int
+    """Answers and tokens in one forward pass. [32 and 4096]"""
+    max_batch_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        question_tokens: _builtins.int | None = ...,
+        reply_tokens: _builtins.int | None = ...,
+        model: _builtins.str = ...,
+        replicas: _builtins.int | None = ...,
+        pass_s: _builtins.float | None = ...,
+        token_s: _builtins.float | None = ...,
+        max_batch: _builtins.int | None = ...,
+        max_batch_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_batch", b"_max_batch", "_max_batch_tokens", b"_max_batch_tokens", "_pass_s", b"_pass_s", "_question_tokens", b"_question_tokens", "_replicas", b"_replicas", "_reply_tokens", b"_reply_tokens", "_token_s", b"_token_s", "max_batch", b"max_batch", "max_batch_tokens", b"max_batch_tokens", "pass_s", b"pass_s", "question_tokens", b"question_tokens", "replicas", b"replicas", "reply_tokens", b"reply_tokens", "token_s", b"token_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch", b"_max_batch", "_max_batch_tokens", b"_max_batch_tokens", "_pass_s", b"_pass_s", "_question_tokens", b"_question_tokens", "_replicas", b"_replicas", "_reply_tokens", b"_reply_tokens", "_token_s", b"_token_s", "max_batch", b"max_batch", "max_batch_tokens", b"max_batch_tokens", "model", b"model", "pass_s", b"pass_s", "question_tokens", b"question_tokens", "replicas", b"replicas", "reply_tokens", b"reply_tokens", "tier", b"tier", "token_s", b"token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_batch: _TypeAlias = _typing.Literal["max_batch"]  # noqa: Y015
+    _WhichOneofArgType__max_batch: _TypeAlias = _typing.Literal["_max_batch", b"_max_batch"]  # noqa: Y015
+    _WhichOneofReturnType__max_batch_tokens: _TypeAlias = _typing.Literal["max_batch_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_batch_tokens: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__pass_s: _TypeAlias = _typing.Literal["pass_s"]  # noqa: Y015
+    _WhichOneofArgType__pass_s: _TypeAlias = _typing.Literal["_pass_s", b"_pass_s"]  # noqa: Y015
+    _WhichOneofReturnType__question_tokens: _TypeAlias = _typing.Literal["question_tokens"]  # noqa: Y015
+    _WhichOneofArgType__question_tokens: _TypeAlias = _typing.Literal["_question_tokens", b"_question_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__replicas: _TypeAlias = _typing.Literal["replicas"]  # noqa: Y015
+    _WhichOneofArgType__replicas: _TypeAlias = _typing.Literal["_replicas", b"_replicas"]  # noqa: Y015
+    _WhichOneofReturnType__reply_tokens: _TypeAlias = _typing.Literal["reply_tokens"]  # noqa: Y015
+    _WhichOneofArgType__reply_tokens: _TypeAlias = _typing.Literal["_reply_tokens", b"_reply_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__token_s: _TypeAlias = _typing.Literal["token_s"]  # noqa: Y015
+    _WhichOneofArgType__token_s: _TypeAlias = _typing.Literal["_token_s", b"_token_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch) -> _WhichOneofReturnType__max_batch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch_tokens) -> _WhichOneofReturnType__max_batch_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pass_s) -> _WhichOneofReturnType__pass_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__question_tokens) -> _WhichOneofReturnType__question_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas) -> _WhichOneofReturnType__replicas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reply_tokens) -> _WhichOneofReturnType__reply_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_s) -> _WhichOneofReturnType__token_s | None: ...
+
+Global___CascadeJudge: _TypeAlias = CascadeJudge  # noqa: Y015
 
 @_typing.final
 class CascadeTier(_message.Message):
@@ -938,6 +1023,7 @@ class CascadeTier(_message.Message):
     MODEL_SPEC_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    REMOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_name: _builtins.str
     """A name in the catalogue."""
@@ -951,6 +1037,10 @@ class CascadeTier(_message.Message):
     def speculation(self) -> Global___Speculation:
         """Not with measured replicas: these are measured with what drafts."""
 
+    @_builtins.property
+    def remote(self) -> Global___RemoteApi:
+        """An API serves the tier; model_name is the model's name there. Not with measured or speculation."""
+
     def __init__(
         self,
         *,
@@ -959,16 +1049,80 @@ class CascadeTier(_message.Message):
         model_spec: Global___ModelShape | None = ...,
         measured: _abc.Iterable[Global___MeasuredReplica] | None = ...,
         speculation: Global___Speculation | None = ...,
+        remote: Global___RemoteApi | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "speculation", b"speculation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name", "speculation", b"speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_model: _TypeAlias = _typing.Literal["model_name", "model_spec"]  # noqa: Y015
     _WhichOneofArgType_model: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...
 
 Global___CascadeTier: _TypeAlias = CascadeTier  # noqa: Y015
+
+@_typing.final
+class RemoteApi(_message.Message):
+    """An API that others run. It takes no GPUs. Needs prices of all GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOLLARS_PER_MILLION_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_MILLION_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    dollars_per_million_input_tokens: _builtins.float
+    """Dollars per million tokens. Both are required."""
+    dollars_per_million_output_tokens: _builtins.float
+    first_token_s: _builtins.float
+    """Seconds until the first token and for each later one, whatever the load. Both are required."""
+    token_s: _builtins.float
+    requests_per_minute: _builtins.float
+    """Its limits. [none]"""
+    tokens_per_minute: _builtins.float
+    """Input and output."""
+    def __init__(
+        self,
+        *,
+        dollars_per_million_input_tokens: _builtins.float | None = ...,
+        dollars_per_million_output_tokens: _builtins.float | None = ...,
+        first_token_s: _builtins.float | None = ...,
+        token_s: _builtins.float | None = ...,
+        requests_per_minute: _builtins.float | None = ...,
+        tokens_per_minute: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_million_input_tokens", b"_dollars_per_million_input_tokens", "_dollars_per_million_output_tokens", b"_dollars_per_million_output_tokens", "_first_token_s", b"_first_token_s", "_requests_per_minute", b"_requests_per_minute", "_token_s", b"_token_s", "_tokens_per_minute", b"_tokens_per_minute", "dollars_per_million_input_tokens", b"dollars_per_million_input_tokens", "dollars_per_million_output_tokens", b"dollars_per_million_output_tokens", "first_token_s", b"first_token_s", "requests_per_minute", b"requests_per_minute", "token_s", b"token_s", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_million_input_tokens", b"_dollars_per_million_input_tokens", "_dollars_per_million_output_tokens", b"_dollars_per_million_output_tokens", "_first_token_s", b"_first_token_s", "_requests_per_minute", b"_requests_per_minute", "_token_s", b"_token_s", "_tokens_per_minute", b"_tokens_per_minute", "dollars_per_million_input_tokens", b"dollars_per_million_input_tokens", "dollars_per_million_output_tokens", b"dollars_per_million_output_tokens", "first_token_s", b"first_token_s", "requests_per_minute", b"requests_per_minute", "token_s", b"token_s", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars_per_million_input_tokens: _TypeAlias = _typing.Literal["dollars_per_million_input_tokens"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_million_input_tokens: _TypeAlias = _typing.Literal["_dollars_per_million_input_tokens", b"_dollars_per_million_input_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__dollars_per_million_output_tokens: _TypeAlias = _typing.Literal["dollars_per_million_output_tokens"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_million_output_tokens: _TypeAlias = _typing.Literal["_dollars_per_million_output_tokens", b"_dollars_per_million_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
+    _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__requests_per_minute: _TypeAlias = _typing.Literal["requests_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_minute: _TypeAlias = _typing.Literal["_requests_per_minute", b"_requests_per_minute"]  # noqa: Y015
+    _WhichOneofReturnType__token_s: _TypeAlias = _typing.Literal["token_s"]  # noqa: Y015
+    _WhichOneofArgType__token_s: _TypeAlias = _typing.Literal["_token_s", b"_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__tokens_per_minute: _TypeAlias = _typing.Literal["tokens_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__tokens_per_minute: _TypeAlias = _typing.Literal["_tokens_per_minute", b"_tokens_per_minute"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_million_input_tokens) -> _WhichOneofReturnType__dollars_per_million_input_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_million_output_tokens) -> _WhichOneofReturnType__dollars_per_million_output_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_s) -> _WhichOneofReturnType__first_token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_minute) -> _WhichOneofReturnType__requests_per_minute | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_s) -> _WhichOneofReturnType__token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_minute) -> _WhichOneofReturnType__tokens_per_minute | None: ...
+
+Global___RemoteApi: _TypeAlias = RemoteApi  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
@@ -1579,6 +1733,7 @@ class CascadePlan(_message.Message):
     DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     BURST_FIELD_NUMBER: _builtins.int
     BURST_REASON_FIELD_NUMBER: _builtins.int
+    GRADING_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1616,6 +1771,10 @@ class CascadePlan(_message.Message):
     def burst(self) -> Global___BurstLadder:
         """With burst_floor. A tier that is not used has the score 101. Unset: there is none; see burst_reason."""
 
+    @_builtins.property
+    def grading(self) -> Global___Grading:
+        """Unset where what judges was not stated."""
+
     def __init__(
         self,
         *,
@@ -1639,10 +1798,11 @@ class CascadePlan(_message.Message):
         dollars_per_hour: _builtins.float | None = ...,
         burst: Global___BurstLadder | None = ...,
         burst_reason: _builtins.str = ...,
+        grading: Global___Grading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -1668,6 +1828,40 @@ class CascadePlan(_message.Message):
 Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
 
 @_typing.final
+class Grading(_message.Message):
+    """What judging amounts to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """Answers judged."""
+    requests_per_s: _builtins.float
+    """Unset where arrivals have no rate."""
+    @_builtins.property
+    def wait(self) -> Global___Percentiles:
+        """From the end of an answer to its score."""
+
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        requests_per_s: _builtins.float | None = ...,
+        wait: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "requests_per_s", b"requests_per_s", "wait", b"wait"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "requests", b"requests", "requests_per_s", b"requests_per_s", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__requests_per_s: _TypeAlias = _typing.Literal["requests_per_s"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_s: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_s) -> _WhichOneofReturnType__requests_per_s | None: ...
+
+Global___Grading: _TypeAlias = Grading  # noqa: Y015
+
+@_typing.final
 class PlannedTier(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1684,6 +1878,7 @@ class PlannedTier(_message.Message):
     UTILISATION_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
+    REMOTE_DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -1698,6 +1893,8 @@ class PlannedTier(_message.Message):
     """The rate offered to it, over what it sustains."""
     skip_below: _builtins.float
     """The tier is passed over for prompts whose predicted score is lower; see TierPlan. Unset: never."""
+    remote_dollars_per_hour: _builtins.float
+    """What the tokens of a remote tier cost. Unset for other tiers and where it is not used."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     @_builtins.property
@@ -1722,15 +1919,20 @@ class PlannedTier(_message.Message):
         utilisation: _builtins.float = ...,
         speculation: Global___PlannedSpeculation | None = ...,
         skip_below: _builtins.float | None = ...,
+        remote_dollars_per_hour: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["remote_dollars_per_hour"]  # noqa: Y015
+    _WhichOneofArgType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour"]  # noqa: Y015
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remote_dollars_per_hour) -> _WhichOneofReturnType__remote_dollars_per_hour | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_below) -> _WhichOneofReturnType__skip_below | None: ...
     @_typing.overload

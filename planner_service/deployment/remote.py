@@ -1,0 +1,68 @@
+"""What a remote tier costs at which latency, under one workload: no GPUs, and dollars for tokens. No I/O."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner_service.deployment.mixed import GpuTypes, MixedTable, Room
+from planner_service.deployment.search import NOTHING, Strategy
+from planner_service.simulator.remote import RemoteTier
+from planner_service.simulator.tier import Dispatch
+from planner_service.simulator.workload import Bools, Floats, Workload
+
+
+class RemoteTable(MixedTable):
+    """A tier with one strategy: to send all requests to the API, whose latency does not depend on anything planned.
+
+    per_s: the rate at which the requests come. max_utilisation: of the limits, the share that they may take.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteTier,
+        work: Workload,
+        percentile: float,
+        types: GpuTypes,
+        counted: Bools,
+        *,
+        per_s: float,
+        max_utilisation: float,
+    ) -> None:
+        super().__init__(work, (), Dispatch.CAPACITY, percentile, None, types, counted)
+        self._each_s = remote.latency_s(work)
+        self.strategy, self._within_limits = NOTHING, True
+        if len(work):
+            dollars = remote.dollars(work) / len(work) * per_s * 3600
+            self.strategy = Strategy((), self._percentile_s(self._each_s), remote, dollars)
+            self._within_limits = per_s <= max_utilisation * remote.sustained_per_s(work)
+
+    @property
+    def least_gpus(self) -> int:
+        return 0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the limits allow the requests."""
+        return self._within_limits
+
+    @property
+    def can_serve(self) -> bool:
+        return True
+
+    def alone_s(self) -> Floats:
+        return self._each_s
+
+    def latencies_s(self, strategy: Strategy) -> Floats:
+        return self._each_s
+
+    def option(self, limit_s: float, number: int) -> tuple[Strategy, Room, float] | None:
+        strategy = self.strategy
+        if number or strategy.latency_s > limit_s:
+            return None
+        return strategy, (0,) * len(self.types.names), strategy.remote_dollars_per_hour
+
+    def fastest(self, room: Sequence[int], most: int, under_cost: float = np.inf) -> Strategy | None:
+        return self.strategy if self.strategy.remote_dollars_per_hour < under_cost else None
+
+    def faster(self, room: Sequence[int], most: int, than_s: float) -> Strategy | None:
+        return self.strategy if self.strategy.latency_s < than_s else None

@@ -1,0 +1,134 @@
+"""Grading as load: what judges, and what it is sent. No I/O.
+
+The answer of every tier but the last is graded before it is accepted or escalates, so how many grading requests there are
+follows from thresholds and skip rule. A tier that grades is sent prompt, answer and question, replies with a few tokens, and
+serves grading requests before all waiting ones. A judge model reads prompt and answer in one forward pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from planner_service.deployment.saturation import saturated_per_s
+from planner_service.routing.quality import JudgedSample
+from planner_service.simulator import EngineLimits, Replica
+from planner_service.simulator.workload import Bools, Floats, Ints, Workload
+from services.domain.hardware import ReplicaShape
+from services.domain.latency import StepLatencyModel
+
+QUESTION_TOKENS = 150  # instructions, marks and chat template of the judge's grading request: about 450 characters
+REPLY_TOKENS = 4  # what the judge allows for a grade
+GRADES_FIRST = 1  # priority of grading requests; a tier's own have 0
+OWN = -1
+UNLIMITED_TOKENS = 1 << 40  # a judge model keeps no KV between forward passes
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """tier: the one that grades, by number; one more than the last where `replicas` of a judge model do.
+
+    question_tokens: of a grading request, in addition to prompt and answer. reply_tokens: of a grade, thoughts included.
+    model: the judge model's name, else empty.
+    """
+
+    tier: int
+    question_tokens: int = QUESTION_TOKENS
+    reply_tokens: int = REPLY_TOKENS
+    replicas: tuple[Replica, ...] = ()
+    model: str = ""
+
+    @classmethod
+    def by_judge_model(
+        cls, tiers: int, model: str, replicas: int, latency: StepLatencyModel, limits: EngineLimits
+    ) -> Self:
+        """Replicas of a judge model, each of which scores a batch of answers in a forward pass.
+
+        latency: of a forward pass. limits: max_running is the answers, max_step_tokens the tokens of a batch.
+        """
+        replica = Replica(ReplicaShape(1, 1), latency, UNLIMITED_TOKENS, limits)
+        return cls(tiers, 0, 1, (replica,) * replicas, model)
+
+    @property
+    def by_tier(self) -> bool:
+        """Whether a tier grades, not a judge model."""
+        return not self.replicas
+
+    def sustained_per_s(self, work: Workload) -> float:
+        """Answers of such lengths that the replicas of a judge model score per second."""
+        return len(self.replicas) * saturated_per_s(self.replicas[0], work)
+
+    def input_tokens(self, sample: JudgedSample, tier: int) -> Ints:
+        """(N) tokens of the grading requests for the answers of `tier`."""
+        return sample.input_tokens + sample.output_tokens[:, tier] + self.question_tokens
+
+    def longest_tokens(self, sample: JudgedSample) -> int:
+        """Of one grading request and its reply; 0 where no answer is graded."""
+        graded = range(len(sample.tiers) - 1)
+        return max((int(self.input_tokens(sample, tier).max()) + self.reply_tokens for tier in graded), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TierLoad:
+    """What a tier is sent: M requests in order of arrival.
+
+    row (M): of the sample. graded (M): the tier whose answer is graded, OWN for the tier's own requests.
+    """
+
+    work: Workload
+    row: Ints
+    graded: Ints
+
+    @property
+    def own(self) -> Bools:
+        """(M) whether a request is one of the tier's own."""
+        return np.asarray(self.graded == OWN, np.bool_)
+
+    @property
+    def counted(self) -> Bools:
+        """(M) the requests whose latency is the tier's: its own; grading requests where it does nothing else."""
+        return self.own if self.own.any() else np.ones(len(self.row), np.bool_)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Which rows of a sample come, and when. row (M), at_s (M)."""
+
+    row: Ints
+    at_s: Floats
+
+
+def tier_load(
+    sample: JudgedSample,
+    tier: int,
+    own: Arrivals,
+    grading: Grading | None = None,
+    answers: Sequence[tuple[int, Arrivals]] = (),
+) -> TierLoad:
+    """What `tier` is sent: its own requests and, if it grades, answers.
+
+    own: in order of arrival. answers: (the tier that gives them, when they are complete).
+    """
+    if grading is None or grading.tier != tier:
+        work = Workload(own.at_s, sample.input_tokens[own.row], sample.output_tokens[own.row, tier])
+        return TierLoad(work, own.row, np.full(len(own.row), OWN, np.int64))
+    outputs = [sample.output_tokens[own.row, tier] if len(own.row) else np.zeros(0, np.int64)]
+    row, at_s, inputs = [own.row], [own.at_s], [sample.input_tokens[own.row]]
+    graded = [np.full(len(own.row), OWN, np.int64)]
+    for of, complete in answers:
+        row.append(complete.row)
+        at_s.append(complete.at_s)
+        inputs.append(grading.input_tokens(sample, of)[complete.row])
+        outputs.append(np.full(len(complete.row), grading.reply_tokens, np.int64))
+        graded.append(np.full(len(complete.row), of, np.int64))
+    arrival_s, which = np.concatenate(at_s), np.concatenate(graded)
+    order = np.argsort(arrival_s, kind="stable")
+    priority = np.where(which == OWN, 0, GRADES_FIRST)
+    work = Workload(
+        arrival_s[order],
+        np.concatenate(inputs)[order],
+        np.concatenate(outputs)[order],
+        priority[order].astype(np.int64),
+    )
+    return TierLoad(work, np.concatenate(row)[order], which[order])

@@ -1,0 +1,392 @@
+"""Judging as a load of the tier or judge model that does it: simulation, search, files, plans from end to end."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from benchmarks.brute_force import instance, wanted_quality
+from judge_service.scorers.grading import REPLY_TOKENS as JUDGES_REPLY_TOKENS
+from judge_service.scorers.grading import grade_question
+from penstock.cli.main import app
+from penstock.client import plans
+from penstock.client.transport import plan_event_from_proto
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service.cascade_simulation import run_cascade
+from planner_service.demand import draw_demand
+from planner_service.deployment.search import Strategy, exhaustive_latency
+from planner_service.files import FileError, read_site
+from planner_service.plan_cascade import deployer_for, plan_cascade
+from planner_service.planning_codec import plan_to_proto, site_from_proto
+from planner_service.routing.deployer import Deployer
+from planner_service.routing.goals import cheapest
+from planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Arrivals, Grading, tier_load
+from planner_service.routing.quality import JudgedSample, route
+from planner_service.routing.solution import Unreachable
+from planner_service.simulator import Dispatch, EngineLimits, Replica
+from planner_service.simulator.tier import alone_latency, assign, serve
+from planner_service.site import Demand, Site
+from planner_service.slo_classes import WorkloadClass
+from planner_service.slo_simulation import simulate_slos
+from planner_service.sustained_load import JUDGE, sustained_load
+from services.domain import InvalidRequest, StepLatencyModel
+from services.domain.hardware import ReplicaShape
+from services.domain.requests import TextPrompt
+
+TIERS = ("small", "large")
+BY_LARGE = {"tier": "large"}
+THRESHOLDS = (65.0,)
+LIMIT_S = 12.0
+
+
+def by_model(replicas: int) -> dict[str, Any]:
+    """A judge that takes about 25 ms for an answer: one process keeps up with 40 requests per second, but not at 75 %."""
+    return {"model": "judge", "replicas": replicas, "pass_s": 0.005, "token_s": 2e-5}
+
+
+def site_of(folder: Path, judge: dict[str, Any] | None = None, **more: Any) -> Site:
+    (folder / "cluster.yaml").write_text(yaml.safe_dump({"gpu": "h100", "nodes": 4, "gpus_per_node": 8}))
+    models = {
+        "tiers": [{"name": "small", "model": "qwen2.5-1.5b"}, {"name": "large", "model": "qwen2.5-72b"}],
+        **({} if judge is None else {"judge": judge}),
+        **more,
+    }
+    (folder / "models.yaml").write_text(yaml.safe_dump(models))
+    return read_site(folder / "cluster.yaml", folder / "models.yaml")
+
+
+def demand_at(rate_per_s: float, count: int = 400) -> Demand:
+    rng = np.random.default_rng(3)
+    hard, prompts = rng.normal(0, 20, 200), 200
+    scores = np.clip(np.stack([65 - hard, 90 - hard], 1), 0, 100).round()
+    judged = JudgedSample(
+        TIERS, rng.integers(100, 1500, prompts), rng.integers(50, 300, (prompts, 2)), scores, scores - 5
+    )
+    return draw_demand(judged, np.cumsum(rng.exponential(1 / rate_per_s, count)), 1)
+
+
+def planned_strategies(site: Site, demand: Demand) -> list[Strategy]:
+    deployer, _ = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY, max_utilisation=0.75)
+    deployment = deployer.cheapest_within(THRESHOLDS, LIMIT_S)
+    assert deployment is not None
+    return list(deployment.strategies)
+
+
+def test_a_tier_that_grades_needs_more(tmp_path: Path) -> None:
+    """For the same routing, latency and rate, the tier that grades takes more GPUs and is busier; the other does not."""
+    demand = demand_at(20.0)
+    plain, grading = site_of(tmp_path), site_of(tmp_path, BY_LARGE)
+    without, with_grades = planned_strategies(plain, demand), planned_strategies(grading, demand)
+    assert with_grades[0].gpus == without[0].gpus
+    assert with_grades[1].gpus > without[1].gpus
+    loads = [
+        sustained_load(demand.requests, demand.arrival_s, THRESHOLDS, without, Dispatch.CAPACITY, site.grading)
+        for site in (plain, grading)
+    ]
+    assert loads[0] is not None
+    assert loads[1] is not None
+    assert loads[1].utilisation[0] == loads[0].utilisation[0]
+    assert loads[1].utilisation[1] > 1.3 * loads[0].utilisation[1], "more than half of the answers are graded besides"
+    assert loads[1].sustained_per_s < loads[0].sustained_per_s
+    runs = [run_cascade(site, demand, THRESHOLDS, without, Dispatch.CAPACITY) for site in (plain, grading)]
+    assert runs[0].grading is None
+    assert np.percentile(runs[1].total_s, 95) > np.percentile(runs[0].total_s, 95)
+    assert runs[1].reports[1].latency.p95 > runs[0].reports[1].latency.p95, "grades go first"
+    assert runs[1].reports[1].requests == runs[0].reports[1].requests, "of the tier's own requests"
+
+
+def test_what_is_graded_follows_from_thresholds_and_skipping(tmp_path: Path) -> None:
+    """Every answer of a tier but the last is graded once: none of tiers that are passed over, by threshold or prediction."""
+    site, demand = site_of(tmp_path, BY_LARGE), demand_at(20.0)
+    strategies = planned_strategies(site, demand)
+    skipping = demand.skipping((50.0,))
+    for case, thresholds in ((demand, THRESHOLDS), (demand, (0.0,)), (demand, (101.0,)), (skipping, THRESHOLDS)):
+        run = run_cascade(site, case, thresholds, strategies, Dispatch.CAPACITY)
+        assert run.grading is not None
+        expected = int(route(case.requests, thresholds).processed[:-1].sum())
+        assert run.grading.requests == expected
+        assert run.grading.per_s == pytest.approx((demand.rate_per_s or 0.0) * expected / len(demand.requests))
+        assert (run.grading.wait.p50 > 0) == (expected > 0)
+    assert route(skipping.requests, THRESHOLDS).processed[0].sum() < len(demand.requests)
+
+
+@pytest.mark.parametrize("judge", [BY_LARGE, by_model(2), {"tier": "small"}])
+def test_rounds_settle(tmp_path: Path, judge: dict[str, Any]) -> None:
+    """The rounds that are simulated are enough: twice as many change latencies by less than 3 %, which is noise."""
+    site, demand = site_of(tmp_path, judge), demand_at(20.0)
+    strategies = planned_strategies(site_of(tmp_path, BY_LARGE), demand)
+    few = run_cascade(site, demand, THRESHOLDS, strategies, Dispatch.CAPACITY)
+    many = run_cascade(site, demand, THRESHOLDS, strategies, Dispatch.CAPACITY, rounds=8)
+    for percentile in (50, 95, 99):
+        assert np.percentile(few.total_s, percentile) == pytest.approx(
+            np.percentile(many.total_s, percentile), rel=0.03
+        )
+    assert few.grading is not None
+    assert many.grading is not None
+    assert few.grading.wait.p95 == pytest.approx(many.grading.wait.p95, rel=0.15)
+
+
+@pytest.mark.parametrize("judge", [BY_LARGE, by_model(1)])
+def test_without_load_a_grade_takes_what_it_takes_alone(tmp_path: Path, judge: dict[str, Any]) -> None:
+    """Requests far apart: an answer waits as long as its grading request has the judge for itself, and judge_s."""
+    site, demand = site_of(tmp_path, judge, judge_s=0.5), demand_at(0.01, 50)
+    strategies = planned_strategies(site_of(tmp_path, BY_LARGE), demand)
+    run = run_cascade(site, demand, (0.0,), strategies, Dispatch.CAPACITY)
+    requests, grading = demand.requests, site.grading
+    assert grading is not None
+    replica = grading.replicas[0] if grading.replicas else strategies[1].replicas[0][0]
+    answers = tier_load(
+        requests,
+        grading.tier,
+        Arrivals(np.zeros(0, np.int64), np.zeros(0)),
+        grading,
+        [(0, Arrivals(np.arange(len(requests)), demand.arrival_s))],
+    ).work
+    tokens = requests.input_tokens + requests.output_tokens[:, 0] + (QUESTION_TOKENS if grading.by_tier else 0)
+    assert answers.input_tokens.tolist() == tokens.tolist()
+    plain = run_cascade(
+        dataclasses.replace(site, grading=None, judge_s=0.0), demand, (0.0,), strategies, Dispatch.CAPACITY
+    )
+    np.testing.assert_allclose(run.total_s - plain.total_s, alone_latency(answers, replica) + 0.5, rtol=1e-6)
+
+
+def test_waits_grow_with_the_load(tmp_path: Path) -> None:
+    site = site_of(tmp_path, by_model(1))
+    waits = []
+    for rate in (1.0, 20.0, 60.0):
+        demand = demand_at(rate)
+        run = run_cascade(
+            site, demand, (0.0,), planned_strategies(site_of(tmp_path), demand_at(60.0)), Dispatch.CAPACITY
+        )
+        assert run.grading is not None
+        waits.append(run.grading.wait.p95)
+    assert waits[0] < waits[1] < waits[2]
+
+
+def test_a_judge_model_must_keep_up(tmp_path: Path) -> None:
+    """With too few processes, no routing that asks the small tier sustains the rate: the plan avoids it, or there is none."""
+    demand = demand_at(40.0)
+    targets: dict[str, Any] = {"min_quality": 76.0, "max_latency_s": LIMIT_S}
+    few, enough = site_of(tmp_path, by_model(1)), site_of(tmp_path, by_model(2))
+    plan = plan_cascade(enough, demand, **targets, max_utilisation=0.75)
+    assert plan.tiers[0].gpus > 0
+    strategies = [tier.strategy for tier in plan.tiers]
+    load = sustained_load(
+        demand.requests, demand.arrival_s, plan.thresholds, strategies, Dispatch.CAPACITY, few.grading
+    )
+    assert load is not None
+    assert load.tier == JUDGE
+    avoiding = plan_cascade(few, demand, **targets, max_utilisation=0.75)
+    assert avoiding.tiers[0].gpus == 0
+    assert avoiding.gpus > plan.gpus
+    with pytest.raises(Unreachable, match="the rate binds"):
+        plan_cascade(few, demand, min_quality=76.0, max_latency_s=LIMIT_S, max_utilisation=0.75, gpus=plan.gpus)
+
+
+def test_the_cheapest_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 60 small instances of replicas that run one request at a time: over thresholds, splits and multisets."""
+    monkeypatch.setattr("planner_service.deployment.search.PAIRS_TRIED", 100)
+    feasible = differs = 0
+    for seed in range(60):
+        plain, sample = instance(seed, tiers=2 + seed % 2, count=5 + seed % 4, gpus=4)
+        grading = Grading(seed % len(sample.tiers), question_tokens=60, reply_tokens=2)
+        arrival_s = plain._arrival_s * 0.2
+        kinds = [[dataclasses.replace(k, limits=EngineLimits(1, 256, 16)) for k in of_tier] for of_tier in plain.kinds]
+        deployer = Deployer(sample, arrival_s, kinds, 4, grading=grading)
+        alone = Deployer(sample, arrival_s, kinds, 4)
+        limit_s = float(np.random.default_rng(seed).uniform(0.5, 4.0))
+        best = brute_force_gpus(deployer, sample, wanted_quality(sample), limit_s)
+        try:
+            solution = cheapest(deployer, wanted_quality(sample), limit_s)
+        except Unreachable:
+            assert best == np.inf, seed
+            continue
+        feasible += 1
+        assert sum(solution.deployment.gpus) == best, seed
+        differs += best != brute_force_gpus(alone, sample, wanted_quality(sample), limit_s)
+    assert feasible >= 20
+    assert differs >= 5, "grading costs GPUs in some of them"
+
+
+def brute_force_gpus(deployer: Deployer, sample: JudgedSample, min_quality: float, limit_s: float) -> float:
+    """The fewest GPUs with which the p95 of every tier's own requests is within limit_s."""
+    best = np.inf
+    for thresholds in itertools.product(*(sample.levels(tier) for tier in range(len(sample.tiers) - 1))):
+        routed = route(sample, thresholds)
+        if routed.quality < min_quality - 1e-9:
+            continue
+        total = 0.0
+        for tier in range(len(sample.tiers)):
+            total += fewest_of_tier(deployer, sample, routed.processed, tier, limit_s)
+        best = min(best, total)
+    return best if best <= deployer.gpus else np.inf
+
+
+def fewest_of_tier(deployer: Deployer, sample: JudgedSample, processed: Any, tier: int, limit_s: float) -> float:
+    arrivals = [Arrivals(np.flatnonzero(rows), deployer._arrival_s[rows]) for rows in processed]
+    load = tier_load(sample, tier, arrivals[tier], deployer.grading, list(enumerate(arrivals[:-1])))
+    if not len(load.work):
+        return 0.0
+    small, fast = deployer.kinds[tier]
+    fewest = np.inf
+    for n, m in itertools.product(range(deployer.gpus + 1), range(deployer.gpus // 2 + 1)):
+        if n + m and n + 2 * m <= min(deployer.gpus, fewest - 1):
+            served = serve(load.work, [small] * n + [fast] * m)
+            seconds = (served.finish_s - load.work.arrival_s)[load.counted]
+            if np.percentile(seconds, 95.0) <= limit_s:
+                fewest = n + 2 * m
+    return fewest
+
+
+def test_sorts_of_requests_that_alternate_share_all_replicas() -> None:
+    """Where every request is followed by a grade, two replicas get as many grades each."""
+    priority, kinds = np.tile([0, 1], 50), np.zeros(2, np.int64)
+    owner = assign(priority, kinds, np.ones(1), Dispatch.CAPACITY)
+    for sort in (0, 1):
+        assert np.bincount(owner[priority == sort]).tolist() == [25, 25]
+    unlike = assign(priority, np.array([0, 1]), np.array([1.0, 3.0]), Dispatch.CAPACITY)
+    assert np.bincount(unlike[priority == 1]).tolist() == pytest.approx([12.5, 37.5], abs=1)
+
+
+def test_a_tier_that_only_grades_is_held_to_the_latency_of_its_grades() -> None:
+    """Without requests of its own, what counts are the grades: l(f) falls with more GPUs, and is not 0."""
+    plain, sample = instance(1, tiers=2, count=40, gpus=4)
+    deployer = Deployer(sample, plain._arrival_s * 0.1, plain.kinds, 4, grading=Grading(1, 20, 2))
+    deployment = deployer.deploy((0.0,))
+    assert deployment is not None
+    assert deployment.gpus[1] > 0
+    grades = deployer.latencies_s((0.0,), deployment.strategies) - Deployer(
+        sample, plain._arrival_s * 0.1, plain.kinds, 4
+    ).latencies_s((0.0,), (deployment.strategies[0], Strategy((), 0.0)))
+    assert deployment.strategies[1].latency_s == pytest.approx(np.percentile(grades[0], 95.0))
+    best = exhaustive_latency(plain.workload(0, np.ones(40, np.bool_)), plain.kinds[0], 1, Dispatch.CAPACITY, 95.0)
+    assert best is not None
+
+
+def test_the_usual_tokens_are_those_of_the_judge() -> None:
+    """The question's length, by four characters a token, and the room for a grade."""
+    characters = sum(len(message["content"]) for message in grade_question(TextPrompt(""), ""))
+    assert 0.6 * QUESTION_TOKENS <= characters / 4 <= QUESTION_TOKENS
+    assert REPLY_TOKENS == JUDGES_REPLY_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("judge", "problem"),
+    [
+        ({"tier": "medium"}, "judge.tier: 'medium' is none of the tiers: small, large"),
+        ({}, "give either tier or model"),
+        ({"tier": "large", "model": "judge", "token_s": 1e-5}, "give either tier or model"),
+        ({"tier": "large", "replicas": 2}, "replicas: not with tier"),
+        ({"model": "judge", "token_s": 1e-5, "reply_tokens": 4}, "reply_tokens: not with model"),
+        ({"model": "judge"}, "token_s: is needed for a model"),
+        ({"model": "judge", "token_s": 0}, "judge.token_s"),
+        ({"model": "judge", "token_s": float("inf")}, "judge.token_s"),
+        ({"model": "judge", "token_s": 1e-5, "replicas": 100_000}, "judge.replicas"),
+        ({"tier": "large", "question_tokens": -1}, "judge.question_tokens"),
+        ({"tier": "large", "reply_tokens": 10**9}, "judge.reply_tokens"),
+        ({"tier": "large", "tokens": 1}, "judge.tokens"),
+    ],
+)
+def test_bad_judges_are_refused(tmp_path: Path, judge: dict[str, Any], problem: str) -> None:
+    with pytest.raises(FileError, match="judge") as caught:
+        site_of(tmp_path, judge)
+    assert problem in str(caught.value)
+
+
+def test_a_single_tier_is_not_judged(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="judge: the answers of a single tier are not judged"):
+        site_of(tmp_path, BY_LARGE, tiers=[{"name": "large", "model": "qwen2.5-72b"}])
+
+
+def cascade_message(**judge: Any) -> pb.Cascade:
+    tiers = [
+        pb.CascadeTier(name="small", model_name="qwen2.5-1.5b"),
+        pb.CascadeTier(name="large", model_name="qwen2.5-72b"),
+    ]
+    return pb.Cascade(tiers=tiers, judge=pb.CascadeJudge(**judge))
+
+
+def test_messages_state_the_same_judges(tmp_path: Path) -> None:
+    cluster = pb.Cluster(gpu_name="h100", nodes=4, gpus_per_node=8)
+    for judge in (BY_LARGE, {"tier": "large", "question_tokens": 0, "reply_tokens": 9}, by_model(3)):
+        assert site_from_proto(cluster, cascade_message(**judge)).grading == site_of(tmp_path, judge).grading
+    assert site_from_proto(cluster, pb.Cascade(tiers=cascade_message().tiers)).grading is None
+    with pytest.raises(InvalidRequest, match=r"inputs\.cascade\.judge"):
+        site_from_proto(cluster, cascade_message(model="judge"))
+    with pytest.raises(InvalidRequest, match=r"inputs\.cascade"):
+        site_from_proto(cluster, cascade_message(tier="medium"))
+
+
+def test_slos_are_refused_with_a_judges_load(tmp_path: Path) -> None:
+    site, demand = site_of(tmp_path, BY_LARGE), demand_at(5.0, 30)
+    classes = [WorkloadClass("chat", 2.0, 0.1, 1.0)]
+    with pytest.raises(InvalidRequest, match=r"judge: is not simulated with SLOs"):
+        simulate_slos(site, demand, THRESHOLDS, planned_strategies(site, demand), classes, 1)
+
+
+def test_burst_ladders_are_refused_with_a_judges_load(tmp_path: Path) -> None:
+    site, demand = site_of(tmp_path, BY_LARGE), demand_at(5.0, 30)
+    with pytest.raises(InvalidRequest, match=r"burst_floor: not where what judges is stated"):
+        plan_cascade(site, demand, min_quality=50.0, burst_floor=40.0)
+
+
+def test_a_long_grading_request_needs_room() -> None:
+    """A replica must hold the longest prompt with its answer, though the tier's own requests are short."""
+    sample = JudgedSample(TIERS, np.array([100]), np.array([[900, 10]]), np.array([[10.0, 90.0]]))
+    assert Grading(1, 50, 4).longest_tokens(sample) == 1054
+    limits = EngineLimits(8, 256, 16)
+    tight = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.01, 1e-4, 0.0), 512, limits)
+    wide = dataclasses.replace(tight, kv_tokens=2048)
+    for kinds, fits in (([tight], False), ([tight, wide], True)):
+        deployer = Deployer(sample, np.zeros(1), [[wide], kinds], 4, grading=Grading(1, 50, 4))
+        assert (deployer.deploy((50.0,)) is not None) == fits
+    assert Deployer(sample, np.zeros(1), [[wide], [tight]], 4).deploy((50.0,)) is not None
+
+
+def test_plans_show_what_judging_amounts_to(tmp_path: Path) -> None:
+    """In the table, in the JSON, in the message and in the SDK; and a plan file is replayed with it."""
+    demand = demand_at(10.0)
+    rows = [",".join(("input_tokens", *(f"{t}_{w}" for t in TIERS for w in ("output_tokens", "judge_score"))))]
+    judged = demand.judged
+    for i in range(len(judged)):
+        cells = [judged.input_tokens[i]]
+        for t in range(2):
+            cells += [judged.output_tokens[i, t], judged.scores[i, t]]
+        rows.append(",".join(map(str, cells)))
+    (tmp_path / "quality.csv").write_text("\n".join(rows))
+    arrivals = "\n".join(f"{at},100,100" for at in demand.arrival_s)
+    (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{arrivals}\n")
+    site = site_of(tmp_path, by_model(1))
+    names = ("cluster", "cluster.yaml", "models", "models.yaml", "trace", "trace.csv", "quality", "quality.csv")
+    files = [f"--{a}" if i % 2 == 0 else str(tmp_path / a) for i, a in enumerate(names)]
+    options = ("--min-quality", "76", "--max-latency", "12", "--requests", "200", "--runs", "1")
+    out = tmp_path / "plan.json"
+    done = CliRunner().invoke(app, ["plan", *files, *options, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    told = json.loads(out.read_text())["grading"]
+    assert told["by"] == "judge"
+    assert told["requests"] == 200
+    assert told["wait_s"]["p95"] > 0
+    assert f"judging: judge scores {told['requests_per_s']:.3g} answers/s" in " ".join(done.output.split())
+    replayed = CliRunner().invoke(
+        app, ["simulate", "--plan", str(out), "--trace", str(tmp_path / "trace.csv"), "--json"]
+    )
+    assert replayed.exit_code == 0, replayed.output
+    plan = plan_cascade(site, demand, min_quality=76.0, max_latency_s=LIMIT_S)
+    message = plan_to_proto(plan, site, demand, 1.0)
+    assert plan.grading is not None
+    event = plan_event_from_proto(pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=message)))
+    assert isinstance(event, plans.CascadePlan)
+    assert event.grading is not None
+    assert event.grading.requests == plan.grading.requests
+    assert event.grading.requests_per_s == plan.grading.per_s
+    assert event.grading.wait.p95 == plan.grading.wait.p95
+    plain = plan_cascade(site_of(tmp_path), demand, min_quality=76.0, max_latency_s=LIMIT_S)
+    assert plain.grading is None
+    assert not plan_to_proto(plain, site, demand, 1.0).HasField("grading")
