@@ -46,6 +46,7 @@ from penstock.client.plans import (
     Simulation,
     Stage,
     StageLayout,
+    StagesVerdict,
     TierPlan,
     Unreachable,
 )
@@ -139,6 +140,7 @@ __all__ = [
     "Stage",
     "StageLayout",
     "StagePlace",
+    "StagesVerdict",
     "StructuredOutput",
     "TenantUsage",
     "TierAdmitted",
