@@ -195,7 +195,6 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
             ({"max_tokens": 100}, "max_tokens"),
             ({"max_tokens": None}, "max_tokens: missing"),
             ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_second"),
-            ({"instances": 5, "publish": True}, "instance_count"),
             ({"sequences": [SequenceInFlight(5, 3)]}, "sequences"),
             ({"publish": True}, "trace: missing: only a layout that a replay favours is published"),
             ({"trace": [(0.0, 10, 10)]}, "replica: missing"),
@@ -244,6 +243,8 @@ async def test_what_the_replay_favours_is_published_and_nothing_else(
         assert found.plan == await planner.get_plan()
         assert (found.plan.source, found.plan.tiers[0].stages) == ("stages", ())
         assert found.verdict.sentence in found.plan.note
+        with pytest.raises(InvalidRequestError, match="instance_count: must be the tier's, 6"):
+            await planner.plan_stages("small", **given, instances=5, publish=True)
         with pytest.raises(InvalidRequestError, match="against: has 5 instances"):
             await planner.plan_stages("small", **given, against=(Stage(0, 8192, 5),))
         with pytest.raises(ValueError, match="replica"):

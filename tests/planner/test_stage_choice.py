@@ -151,7 +151,7 @@ def test_a_trace_that_would_take_too_long_is_refused(arrival_s: Any, tokens: int
 def test_a_step_takes_time() -> None:
     message = request(mixed(50), replica())
     message.replica.knot_s[:] = [0.0, 0.0]
-    with pytest.raises(InvalidRequest, match="replica.knot_s"):
+    with pytest.raises(InvalidRequest, match=r"replica\.knot_s"):
         solved(message)
 
 
@@ -227,7 +227,7 @@ async def test_a_choice_that_takes_too_long_is_ended() -> None:
     """Its process is gone when the caller hears of it."""
     pool = SolverPool(1)
     began = time.monotonic()
-    with pytest.raises(SolverTimedOut, match="more than 0.2 s"):
+    with pytest.raises(SolverTimedOut, match=r"more than 0\.2 s"):
         await pool.once("PlanStages", request(mixed(), replica()).SerializeToString(), 0.2)
     assert time.monotonic() - began < 30
     assert not pool.pids
