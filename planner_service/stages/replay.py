@@ -91,17 +91,17 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        kept = _in_words(self.against)
+        serving = _in_words(self.against)
         if self.layout is None:
-            return f"Keep {kept}: no layout of several stages holds its KV and carries its moves."
+            return f"Keep {serving}: no layout of several stages holds its KV and carries its moves."
         changes = (
             f"time to first token {self.ttft_p50_change:+.0%} (p95 {self.ttft_p95_change:+.0%}), time per output token "
             f"{self.tpot_change:+.0%}, sustained rate {self.sustained_rate_change:+.0%}"
         )
         judged = _in_words(self.layout)
         if self.favoured:
-            return f"Use {judged}: replayed against {kept}, {changes}."
-        return f"Keep {kept}: the best of {self.replayed} layouts, with {judged}, has {changes}."
+            return f"Use {judged}: replayed against {serving}, {changes}."
+        return f"Keep {serving}: the best of {self.replayed} layouts, with {judged}, has {changes}."
 
 
 def _in_words(layout: StageLayout | None) -> str:

@@ -66,7 +66,8 @@ def test_after_the_plan_a_solver_tells_what_reaches_each_staged_tier(tmp_path: P
         ROOT / "tests" / "planner" / "two-tiers.yaml",
         *(ROOT / "examples" / f for f in ("trace.csv", "judged.csv")),
     )
-    job = ReplanJob(str(cluster), *map(str, examples), 80.0, None, None, 60, 1, 2.0, records, ("large",))
+    models, trace, judged = map(str, examples)
+    job = ReplanJob(str(cluster), models, trace, judged, 80.0, None, None, 60, 1, 2.0, records, ("large",))
     assert ReplanJob.from_json(job.to_json()) == job
     responses = list[Any]()
     solver.replan(job.to_json(), responses.append)
