@@ -52,6 +52,7 @@ from penstock.client.plans import (
     Simulation,
     Stage,
     StageLayout,
+    StagesVerdict,
     TierPlan,
     Unreachable,
 )
@@ -151,6 +152,7 @@ __all__ = [
     "Stage",
     "StageLayout",
     "StagePlace",
+    "StagesVerdict",
     "StructuredOutput",
     "TenantUsage",
     "TierAdmitted",

@@ -44,8 +44,8 @@ class CascadePlan:
     latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
     given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
     skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. burst: the burst ladder,
-    where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED. grading:
-    how much is judged, and how long that takes; None where judging loads nothing.
+    where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
+    grading: how much is judged, and how long that takes; None where judging loads nothing.
     """
 
     tiers: tuple[TierOutcome, ...]

@@ -13,7 +13,7 @@ import numpy as np
 from planner_service.deployment.search import Strategy
 from planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from planner_service.routing.quality import route
-from planner_service.simulator import Dispatch, Percentiles, Report, Served, report, serve
+from planner_service.simulator import Dispatch, Percentiles, Report, Served, Workload, report, serve
 from planner_service.simulator.workload import Bools, Floats
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
@@ -35,11 +35,12 @@ class GradingReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CascadeRun:
-    """reports: of each tier's own requests; busy time and steps include grading. total_s (N): from a request's arrival to its
-    final answer. grading: None where that loads nothing.
+    """reports: of each tier's own requests; busy time and steps include grading. works: these requests, as they reach the
+    tier. total_s (N): from a request's arrival to its final answer. grading: None where that loads nothing.
     """
 
     reports: tuple[Report, ...]
+    works: tuple[Workload, ...]
     total_s: Floats
     grading: GradingReport | None
 
@@ -84,14 +85,14 @@ def _run(
 ) -> CascadeRun:
     simulation = _Simulation(site, demand, processed, strategies, dispatch)
     if site.grading is None:
-        return CascadeRun(tuple(simulation.simulate_round()), simulation.done_s - demand.arrival_s, None)
+        return simulation.run(simulation.simulate_round(), None)
     for _ in range(rounds):
         reports = simulation.simulate_round()
     waits = simulation.waits_s[:-1][processed[:-1]]
     rate = demand.rate_per_s
     per_s = None if rate is None else rate * len(waits) / len(demand.requests)
     grading = GradingReport(len(waits), per_s, Percentiles.of(waits))
-    return CascadeRun(tuple(reports), simulation.done_s - demand.arrival_s, grading)
+    return simulation.run(reports, grading)
 
 
 class _Simulation:
@@ -108,10 +109,16 @@ class _Simulation:
         self.ends_s: Floats = np.full(processed.shape, np.nan)
         self.waits_s: Floats = np.zeros(processed.shape)
         self.done_s: Floats = np.zeros(len(demand.requests))
+        self._works: list[Workload] = []
+
+    def run(self, reports: Sequence[Report], grading: GradingReport | None) -> CascadeRun:
+        """What the last round shows."""
+        return CascadeRun(tuple(reports), tuple(self._works), self.done_s - self._demand.arrival_s, grading)
 
     def simulate_round(self) -> list[Report]:
         """One round: every tier from the first to the last."""
         at_s, reports = self._demand.arrival_s.copy(), []  # when each request reaches the tier at hand
+        self._works = []
         for tier, strategy in enumerate(self._strategies):
             reports.append(self._serve(tier, strategy, at_s))
             chosen = self._processed[tier]
@@ -142,7 +149,8 @@ class _Simulation:
             served.steps,
             served.preemptions,
         )
-        return report(load.work.subset(own), part)
+        self._works.append(load.work.subset(own))
+        return report(self._works[-1], part)
 
     def _serve_all(self, load: TierLoad, strategy: Strategy) -> Served:
         """Serve a load, and note how long its answers wait for their grades."""

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planner_service.profiles import ProfileError, fit_qoe, read_profile
+from planner_service.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
 from planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Grading
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica, Workload
@@ -450,9 +450,10 @@ def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> 
         except ProfileError as error:
             raise FileError(str(error)) from None
         qoe = result.qoe or fit_qoe(batches_of(result.replica, work))
-        return StageReplica(
-            result.replica, qoe, result.kv_bytes_per_token, f"{result.model} as measured on {result.machine}"
-        )
+        source = f"{result.model} as measured on {result.machine}"
+        if result.context_uncertainty is not None and result.context_uncertainty > IDENTIFIED:
+            source += ", D4 not identified"
+        return StageReplica(result.replica, qoe, result.kv_bytes_per_token, source)
     for kind, name in (("models", model), ("gpus", gpu)):
         if name not in (known := catalogue(kind)):
             raise FileError(f"no '{name}' among the catalogue's {kind}: {', '.join(sorted(known))}")

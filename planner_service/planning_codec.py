@@ -1,5 +1,6 @@
 """PlanCascade and SimulateDeployment: proto to what the planner computes with, and back. Fields are checked as in files."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -129,7 +130,7 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
                 TierEntry, {"name": tier.name, "model": model, "speculation": speculation, **_remote(tier, here)}, here
             )
         )
-        measured.append(tuple(_replica(m, f"{here}.measured[{j}]") for j, m in enumerate(tier.measured)))
+        measured.append(tuple(replica_from_proto(m, f"{here}.measured[{j}]") for j, m in enumerate(tier.measured)))
     message = _fields(cascade) | {"tiers": entries}
     cascade_file = _checked(CascadeFile, message, at)
     specs = tuple(_spec(tier, f"{at}.tiers[{i}].model_name") for i, tier in enumerate(cascade_file.tiers))
@@ -232,7 +233,7 @@ def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
     rate = workload.rate if workload.HasField("rate") else None
     if rate is not None and not (np.isfinite(rate) and rate > 0):
         raise invalid(f"{at}.rate", f"must be over 0, not {rate:g}")
-    trace, judged = _trace(workload.trace, f"{at}.trace"), _judged(workload, tiers, f"{at}.judged")
+    trace, judged = trace_from_proto(workload.trace, f"{at}.trace"), _judged(workload, tiers, f"{at}.judged")
     try:
         return demand_of(
             trace,
@@ -396,7 +397,7 @@ def percentiles_to_proto(p: Percentiles) -> pb.Percentiles:
     return pb.Percentiles(p50=p.p50, p95=p.p95, p99=p.p99, mean=p.mean)
 
 
-def _trace(trace: pb.Trace, at: str) -> Workload:
+def trace_from_proto(trace: pb.Trace, at: str) -> Workload:
     columns = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     arrival_s = np.array(trace.arrival_s, float)
     if not len(arrival_s):
@@ -443,7 +444,30 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
     )
 
 
-def _replica(m: pb.MeasuredReplica, at: str) -> Replica:
+def trace_to_proto(work: Workload) -> pb.Trace:
+    return pb.Trace(
+        arrival_s=work.arrival_s.tolist(),
+        input_tokens=work.input_tokens.tolist(),
+        output_tokens=work.output_tokens.tolist(),
+    )
+
+
+def replica_to_proto(replica: Replica) -> pb.MeasuredReplica:
+    latency, limits = replica.latency, replica.limits
+    return pb.MeasuredReplica(
+        tp=replica.shape.tp,
+        pp=replica.shape.pp,
+        kv_tokens=replica.kv_tokens,
+        engine=pb.EngineBatch(**dataclasses.asdict(limits)),
+        knot_tokens=latency.knot_tokens,
+        knot_s=latency.knot_s,
+        context_token_s=latency.context_token_s,
+        pair_s=latency.pair_s,
+        gap_s=latency.gap_s,
+    )
+
+
+def replica_from_proto(m: pb.MeasuredReplica, at: str) -> Replica:
     for name in ("tp", "pp", "kv_tokens"):
         if getattr(m, name) < 1:
             raise invalid(f"{at}.{name}", "must be at least 1")

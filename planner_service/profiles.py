@@ -3,7 +3,8 @@
 A profile file is JSON: `format`, what was measured (`model`, `engine`, `machine`, `tp`, `pp`), what it may hold (`kv_tokens`,
 `max_running`, `max_step_tokens`, `block_tokens`), the fitted `latency`, and the `samples` it was fitted to, each
 [tokens, context_tokens, pairs, longest_gap, seconds]. Where batches were measured too: `qoe`, the fitted QoE model, with the
-`mean_error` of its fit on held-out requests; `kv_bytes_per_token` says what a sequence's move costs.
+`mean_error` of its fit on held-out requests, and the `context_uncertainty` of D4; `kv_bytes_per_token` says what a sequence's
+move costs.
 """
 
 import json
@@ -26,6 +27,9 @@ FORMAT = "penstock-profile-1"
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 REFITS = 3
 STALL = 3.0  # a step that took so many times what the fit says was held up by something else: it is left out
+NORMAL_95 = 1.96  # standard errors on either side of a 95 % interval
+IDENTIFIED = 0.1
+"""D4 is identified where its uncertainty is at most this share of the cost; else its value is not to be relied on."""
 HELD_OUT_EVERY = 5  # one sample of so many is kept from the fit
 
 
@@ -38,7 +42,8 @@ class Profile:
     """A replica as measured. mean_error: of the fitted step times against the samples, relative.
 
     qoe: the QoE model fitted to its batches, and that fit's mean relative error on held-out requests; None where batches
-    were not measured. kv_bytes_per_token: over all layers; 0 where unknown.
+    were not measured. context_uncertainty: of its D4, see the function; None where it was not computed.
+    kv_bytes_per_token: over all layers; 0 where unknown.
     held_out_error: the same against samples that the fit has not seen; None where none were kept from it.
     """
 
@@ -52,6 +57,7 @@ class Profile:
     qoe: QoeModel | None = None
     qoe_error: float = 0.0
     kv_bytes_per_token: float = 0.0
+    context_uncertainty: float | None = None
 
 
 def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel, float]:
@@ -121,6 +127,24 @@ def fit_qoe(samples: Sequence[tuple[BatchLoad, float]]) -> QoeModel:
     return QoeModel(*(float(x) for x in coefficients / scale))
 
 
+def context_uncertainty(model: QoeModel, samples: Sequence[tuple[BatchLoad, float]]) -> float:
+    """How much of a request's cost could be its length so far or not, by these samples: half the width of the 95 % interval
+    of D4, times the batch's tokens, as a share of the cost; mean over the samples.
+
+    D4 is told apart from D0 to D3 only by what the sums of lengths have that the numbers of requests and their inputs do not
+    explain: where outputs are in proportion to inputs that is nothing, and a D4 of 0 says nothing. Infinite where nothing at
+    all is left.
+    """
+    seconds = np.array([cost for _, cost in samples], float)
+    table = np.array([(1.0, *load) for load, _ in samples], float) / seconds[:, None]
+    others, tokens = table[:, :4] / np.maximum(np.abs(table[:, :4]).max(axis=0), 1e-300), table[:, 4]
+    own = tokens - others @ np.linalg.lstsq(others, tokens, rcond=None)[0]
+    if len(samples) <= table.shape[1] or np.linalg.norm(own) <= 1e-9 * np.linalg.norm(tokens):
+        return float("inf")
+    noise = float(np.sum(qoe_errors(model, samples) ** 2)) / (len(samples) - table.shape[1])
+    return float(NORMAL_95 * np.sqrt(noise) / np.linalg.norm(own) * tokens.mean())
+
+
 def qoe_errors(model: QoeModel, samples: Sequence[tuple[BatchLoad, float]]) -> Floats:
     """(N) relative errors of the predicted costs."""
     return np.array([model.request_cost_s(load) / cost - 1 for load, cost in samples])
@@ -140,7 +164,7 @@ def write_profile(path: Path, profile: Profile) -> None:
         "latency": asdict(latency),
         "mean_error": profile.mean_error,
         "kv_bytes_per_token": profile.kv_bytes_per_token,
-        "qoe": None if profile.qoe is None else {**asdict(profile.qoe), "mean_error": profile.qoe_error},
+        "qoe": None if profile.qoe is None else _qoe_fields(profile.qoe, profile),
         "held_out_error": profile.held_out_error,
         "samples": [
             [load.tokens, load.context_tokens, load.pairs, load.longest_gap, seconds]
@@ -148,6 +172,15 @@ def write_profile(path: Path, profile: Profile) -> None:
         ],
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _qoe_fields(qoe: QoeModel, profile: Profile) -> dict[str, Any]:
+    """context_uncertainty is left out where it is not known, and null where it is infinite: JSON has no infinity."""
+    fields = {**asdict(qoe), "mean_error": profile.qoe_error}
+    if profile.context_uncertainty is None:
+        return fields
+    finite = np.isfinite(profile.context_uncertainty)
+    return fields | {"context_uncertainty": profile.context_uncertainty if finite else None}
 
 
 def read_profile(path: Path) -> Profile:
@@ -172,7 +205,16 @@ def read_profile(path: Path) -> Profile:
         if batches is None:
             return replace(profile, kv_bytes_per_token=kv_bytes)
         qoe = QoeModel(*(float(batches[name]) for name in QoeModel.__slots__))
-        return replace(profile, qoe=qoe, qoe_error=float(batches["mean_error"]), kv_bytes_per_token=kv_bytes)
+        uncertainty = None
+        if "context_uncertainty" in batches:
+            uncertainty = float("inf" if batches["context_uncertainty"] is None else batches["context_uncertainty"])
+        return replace(
+            profile,
+            qoe=qoe,
+            qoe_error=float(batches["mean_error"]),
+            kv_bytes_per_token=kv_bytes,
+            context_uncertainty=uncertainty,
+        )
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

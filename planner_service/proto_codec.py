@@ -129,11 +129,28 @@ def qoe_from_proto(model: pb.QoeModel) -> QoeModel:
     )
 
 
+def with_stages(tier: TierPlan, response: pb.PlanStagesResponse) -> TierPlan:
+    """The tier with the stages that a replay favours; without any if it favours one stage."""
+    stages = stages_from_proto(response.stages) if response.verdict.use_stages else ()
+    return dataclasses.replace(tier, stages=stages, qoe=qoe_from_proto(response.qoe))
+
+
 def completed(request: pb.PlanStagesRequest, tier: TierPlan, workers: Sequence[InstanceRecord]) -> pb.PlanStagesRequest:
     """The request with what it leaves out filled in from the tier's plan and from what its workers hold.
 
-    InvalidRequest naming what is missing there too.
+    Raises:
+        InvalidRequest: a field is missing there too, or fields do not go together; the error names it.
     """
+    replayed = request.HasField("trace")
+    if replayed and not request.HasField("replica"):
+        raise invalid("replica", "missing: a trace is replayed on it")
+    if not replayed and request.HasField("replica"):
+        raise invalid("trace", "missing: there is nothing to replay on the replica")
+    if not replayed and request.against:
+        raise invalid("trace", "missing: without a replay nothing is held against a layout")
+    if not replayed and request.publish:
+        raise invalid("trace", "missing: only a layout that a replay favours is published")
+    at_most(request.against, MAX_STAGES, "against", "stages")
     created = pb.PlanStagesRequest()
     created.CopyFrom(request)
     if not request.HasField("instance_count"):
@@ -141,10 +158,11 @@ def completed(request: pb.PlanStagesRequest, tier: TierPlan, workers: Sequence[I
     elif request.publish and request.instance_count != tier.instances:
         raise invalid("instance_count", f"must be the tier's, {tier.instances}, for the layout to be published")
     if not request.HasField("qoe"):
-        if tier.qoe is None:
+        if tier.qoe is not None:
+            created.qoe.CopyFrom(qoe_to_proto(tier.qoe))
+        elif not replayed:
             raise invalid("qoe", f"missing, and the plan has none for tier {tier.name}")
-        created.qoe.CopyFrom(qoe_to_proto(tier.qoe))
-    if not request.sequences:
+    if not request.sequences and not replayed:
         held = [s for w in workers if w.load is not None for s in w.load.in_flight]
         if not held:
             raise invalid("sequences", f"missing, and the instances of tier {tier.name} hold none at this moment")

@@ -9,7 +9,10 @@ from services.domain.workload import RequestRecord, TierVisit
 
 @dataclass(frozen=True, slots=True)
 class ReplanJob:
-    """Files as in MeshReplan, paths absolute. records: sampled requests; rate_per_s: of all that arrived."""
+    """Files as in MeshReplan, paths absolute. records: sampled requests; rate_per_s: of all that arrived.
+
+    staged: names of the tiers that have length stages.
+    """
 
     cluster: str
     models: str
@@ -22,6 +25,7 @@ class ReplanJob:
     seed: int
     rate_per_s: float
     records: tuple[RequestRecord, ...]
+    staged: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -33,4 +37,4 @@ class ReplanJob:
             RequestRecord(r["arrival_s"], r["input_tokens"], tuple(TierVisit(**v) for v in r["visits"]), r["weight"])
             for r in raw.pop("records")
         )
-        return cls(**raw, records=records)
+        return cls(**raw | {"records": records, "staged": tuple(raw["staged"])})

@@ -3,16 +3,17 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import NoReturn
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service import proto_codec as codec
 from planner_service.plan_publisher import PlanPublisher
 from planner_service.replan_job import ReplanJob
 from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
-from planner_service.solver_pool import SolverPool
+from planner_service.solver_pool import STAGES_LIMIT_S, SolverPool
 from services.background import end, supervise
 from services.clock import Clock
 from services.domain.errors import PenstockError
@@ -103,20 +104,41 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 drift = self._wanted.get_nowait()  # only the newest counts
             before = self._publisher.current
             assert before is not None
-            job = self._job(drift)
+            staged = tuple(tier.name for tier in before.tiers if tier.stages)
+            job = dataclasses.replace(self._job(drift), staged=staged)
             try:
-                answer = await self._solvers.once("Replan", job.to_json())
-                finished = pb.PlanCascadeResponse.FromString(answer).finished
+                async with aclosing(self._solvers.run("Replan", job.to_json())) as responses:
+                    first, *traced = [response async for response in responses]
+                finished = pb.PlanCascadeResponse.FromString(first).finished
                 if finished.HasField("unreachable"):
                     _log.warning("no plan for the new workload: %s", finished.unreachable.reason)
                     continue
                 plan = _follow_up(before, finished.plan, drift, job)
+                plan = await self._with_stages(plan, [pb.PlanStagesRequest.FromString(each) for each in traced])
                 if plan.tiers == before.tiers:
                     _log.info("planned again: plan %d is still the best", before.revision)
                     continue
                 await self._publisher.publish(plan, expected=before.revision)
             except PenstockError as error:
                 _log.warning("not planned again: %s", error)
+
+    async def _with_stages(self, plan: Plan, traced: Sequence[pb.PlanStagesRequest]) -> Plan:
+        """The plan with the length stages that pay against those it has, by a replay of what reaches each tier.
+
+        A tier that cannot be replayed keeps its stages.
+        """
+        for request in traced:
+            tier = plan.tier(request.tier)
+            assert tier is not None
+            request.against.extend(map(codec.stage_to_proto, tier.stages))
+            try:
+                completed = codec.completed(request, tier, self._publisher.workers(tier.name))
+                answer = await self._solvers.once("PlanStages", completed.SerializeToString(), STAGES_LIMIT_S)
+            except PenstockError as error:
+                _log.warning("the length stages of tier %s are kept, they were not replayed: %s", tier.name, error)
+                continue
+            plan = with_verdict(plan, tier, pb.PlanStagesResponse.FromString(answer))
+        return plan
 
 
 def job_maker(
@@ -176,6 +198,20 @@ def _follow_up(before: Plan, plan: pb.CascadePlan, drift: Drift, job: ReplanJob)
     note = "; ".join([*map(str, drift.shifts), *without_stages, *without_ladder])
     provenance = Provenance(SOURCE, note, prediction=prediction)
     return dataclasses.replace(before, tiers=tiers, provenance=provenance, burst=None)
+
+
+def with_verdict(plan: Plan, tier: TierPlan, response: pb.PlanStagesResponse) -> Plan:
+    """The plan with a tier's stages as replayed, if the change pays; its note says so. Else the plan as it is."""
+    _log.info("tier %s: %s", tier.name, response.verdict.sentence)
+    if not response.verdict.favoured:
+        return plan
+    changed = codec.with_stages(tier, response)
+    note = f"{plan.provenance.note}; {tier.name}: {response.verdict.sentence}"
+    return dataclasses.replace(
+        plan,
+        tiers=tuple(changed if each is tier else each for each in plan.tiers),
+        provenance=dataclasses.replace(plan.provenance, note=note),
+    )
 
 
 def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:

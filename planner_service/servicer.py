@@ -8,7 +8,7 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from planner_service import proto_codec as codec
 from planner_service.plan_publisher import PlanPublisher
-from planner_service.solver_pool import SolverPool
+from planner_service.solver_pool import STAGES_LIMIT_S, SolverPool, SolverTimedOut
 from services.domain.errors import NotFound, invalid
 from services.domain.plans import Provenance
 from services.grpc_types import Context
@@ -69,13 +69,14 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         if tier is None:
             raise invalid("tier", f"must be {' or '.join(t.name for t in plan.tiers)}, not '{request.tier}'")
         completed = codec.completed(request, tier, self._publisher.workers(tier.name))
-        answer = pb.PlanStagesResponse.FromString(await self._solvers.once("PlanStages", completed.SerializeToString()))
-        if request.publish:
-            staged = dataclasses.replace(
-                tier, stages=codec.stages_from_proto(answer.stages), qoe=codec.qoe_from_proto(completed.qoe)
-            )
-            tiers = tuple(staged if t is tier else t for t in plan.tiers)
-            about = Provenance("stages", f"tier {tier.name} in {len(staged.stages)} stages")
+        try:
+            payload = await self._solvers.once("PlanStages", completed.SerializeToString(), STAGES_LIMIT_S)
+        except SolverTimedOut as error:
+            raise invalid("trace" if request.HasField("trace") else "sequences", f"{error}: send fewer") from None
+        answer = pb.PlanStagesResponse.FromString(payload)
+        if request.publish and answer.verdict.favoured:
+            tiers = tuple(codec.with_stages(tier, answer) if t is tier else t for t in plan.tiers)
+            about = Provenance("stages", f"tier {tier.name}: {answer.verdict.sentence}")
             revision = await self._publisher.publish(
                 dataclasses.replace(plan, tiers=tiers, provenance=about), plan.revision
             )

@@ -10,27 +10,30 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
-from planner_service.cascade_simulation import simulate_cascade
+from planner_service import stages_codec
+from planner_service.cascade_plan import CascadePlan
+from planner_service.cascade_simulation import run_cascade, simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.files import FileError, read_quality, read_site, read_trace
 from planner_service.imputation import imputed
 from planner_service.plan_cascade import plan_cascade
 from planner_service.plan_file import strategies_of
 from planner_service.planning_options import MAX_UTILISATION, Options
-from planner_service.proto_codec import qoe_from_proto, stage_to_proto
+from planner_service.profiles import fit_qoe
+from planner_service.proto_codec import qoe_from_proto, qoe_to_proto, stage_to_proto
 from planner_service.replan_job import ReplanJob
 from planner_service.routing.quality import route
 from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Percentiles
-from planner_service.stages import LengthSample, MoveCost, plan_stages
+from planner_service.simulator.cluster import Moves
+from planner_service.site import Demand, Site
+from planner_service.stages import MoveCost, batches_of, choose, plan_stages, with_layout
 from services.domain.errors import InvalidRequest, invalid
 from services.proto_codec import duration
 
@@ -83,7 +86,10 @@ def simulate(payload: bytes, emit: Emit) -> None:
 
 
 def replan(payload: bytes, emit: Emit) -> None:
-    """A plan for what sampled requests show; `payload` is a ReplanJob. Faults of the files name them."""
+    """A plan for what sampled requests show; `payload` is a ReplanJob. Faults of the files name them.
+
+    After it, a PlanStagesRequest for each tier with length stages: what reaches the tier by the plan, to be replayed.
+    """
     job = ReplanJob.from_json(payload)
     try:
         site = read_site(Path(job.cluster), Path(job.models))
@@ -95,45 +101,59 @@ def replan(payload: bytes, emit: Emit) -> None:
     demand = demand_of(trace, judged, requests=requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
     began = time.monotonic()
     options = Options(gpus=job.gpus, min_quality=job.min_quality, max_latency_s=job.max_latency_s, seed=job.seed)
+    staged = list[pb.PlanStagesRequest]()
     try:
         try:
             plan = plan_cascade(site, demand, options, max_utilisation=MAX_UTILISATION)
         except Unreachable:  # an overloaded mesh is better off with the plan that is overloaded least
             plan = plan_cascade(site, demand, options)
         finished = pb.PlanFinished(plan=codec.plan_to_proto(plan, site, demand, time.monotonic() - began))
+        staged += _staged(site, demand, plan, job.staged)
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
     emit(pb.PlanCascadeResponse(finished=finished))
+    for request in staged:
+        emit(request)
 
 
-PUBLISHED_GAIN = 0.3
-"""Of the total QoE: less is within the error of QoE models on recorded traces, and no replay has shown that it helps."""
+def _staged(site: Site, demand: Demand, plan: CascadePlan, tiers: Sequence[str]) -> Iterator[pb.PlanStagesRequest]:
+    """Of the named tiers, those with requests and replicas of one kind: others cannot be replayed."""
+    strategies = plan.solution.deployment.strategies
+    works = run_cascade(site, demand, plan.thresholds, strategies, plan.dispatch).works
+    for name, strategy, work in zip(site.tiers, strategies, works, strict=True):
+        if name in tiers and len(strategy.replicas) == 1 and len(work):
+            replica = codec.replica_to_proto(strategy.replicas[0][0])
+            yield pb.PlanStagesRequest(tier=name, trace=codec.trace_to_proto(work), replica=replica)
 
 
 def stages(payload: bytes, emit: Emit) -> None:
+    """Stages by the partition, or with a trace by replay; `payload` is a PlanStagesRequest without missing fields."""
     request = pb.PlanStagesRequest.FromString(payload)
-    tokens, inputs, outputs = (
-        np.array([getattr(s, name) for s in request.sequences], np.int64)
-        for name in ("tokens", "input_tokens", "output_tokens")
-    )
-    outputs = np.where(outputs > 0, outputs, np.maximum(1, tokens - inputs))
-    sample = LengthSample.of(tokens, inputs, outputs)
-    move = MoveCost(request.kv_bytes_per_token, request.bandwidth_bytes_per_second)
-    qoe = qoe_from_proto(request.qoe)
     began = time.monotonic()
-    min_gain = PUBLISHED_GAIN if request.publish else 0.0
-    result = plan_stages(sample, qoe, request.instance_count, request.max_tokens, move, min_gain=min_gain)
-    emit(
-        pb.PlanStagesResponse(
-            stages=map(stage_to_proto, result.layout.stages),
-            quality=result.quality,
-            one_stage_quality=result.one_stage_quality,
-            chain_quality=result.chain_quality,
-            method=result.method.value,
-            gap=result.gap,
-            elapsed_seconds=time.monotonic() - began,
-        )
-    )
+    traced = stages_codec.traced_from_proto(request) if request.HasField("trace") else None
+    if request.HasField("qoe") or traced is None:
+        qoe = qoe_from_proto(request.qoe)
+    else:
+        qoe = fit_qoe(batches_of(traced[1], traced[0]))
+    sample = stages_codec.sample_from_proto(request, qoe, traced)
+    move = MoveCost(request.kv_bytes_per_token, request.bandwidth_bytes_per_second)
+    result = plan_stages(sample, qoe, request.instance_count, request.max_tokens, move)
+    response = pb.PlanStagesResponse(qoe=qoe_to_proto(qoe))
+    if traced is not None:
+        moves = Moves(request.kv_bytes_per_token, request.bandwidth_bytes_per_second, mixed=0.0)
+        against = stages_codec.against_from_proto(request)
+        verdict = choose(*traced, moves, qoe, request.instance_count, request.max_tokens, against)
+        result = with_layout(result, verdict.chosen, sample, qoe, move)
+        response.verdict.CopyFrom(stages_codec.verdict_to_proto(verdict))
+    response.stages.extend(map(stage_to_proto, result.layout.stages))
+    response.quality, response.one_stage_quality = result.quality, result.one_stage_quality
+    if result.chain_quality is not None:
+        response.chain_quality = result.chain_quality
+    if result.gap is not None:
+        response.gap = result.gap
+    response.method = result.method.value
+    response.elapsed_seconds = time.monotonic() - began
+    emit(response)
 
 
 METHODS: dict[str, Callable[[bytes, Emit], None]] = {

@@ -14,12 +14,18 @@ from services.domain.errors import FieldProblem, InvalidRequest, PenstockError
 _log = logging.getLogger(__name__)
 
 JOBS = max(1, (os.cpu_count() or 2) - 1)  # at once; more wait
+STAGES_LIMIT_S = 600.0
+"""What a choice of length stages may take: replays on the greatest trace that is accepted take some minutes."""
 
 
 class SolverFailed(PenstockError):
     """A solver process ended before its job did."""
 
     reason = "SOLVER_FAILED"
+
+
+class SolverTimedOut(SolverFailed):
+    """A job took longer than its caller lets it, and was ended."""
 
 
 class SolverPool:
@@ -29,10 +35,15 @@ class SolverPool:
         self._places = asyncio.Semaphore(jobs)
         self.pids: set[int] = set()
 
-    async def run(self, method: str, payload: bytes) -> AsyncGenerator[bytes, None]:
+    async def run(self, method: str, payload: bytes, limit_s: float | None = None) -> AsyncGenerator[bytes, None]:
         """The job's serialised responses, as they come. Leaving the iteration kills its process.
 
-        InvalidRequest (a field of the request), SolverFailed.
+        limit_s: from the start of its process; None for no limit. A job that takes longer is killed.
+
+        Raises:
+            InvalidRequest: a field of the request is invalid.
+            SolverTimedOut: the job took longer than limit_s.
+            SolverFailed: its process ended before.
         """
         async with self._places:
             process = await asyncio.create_subprocess_exec(
@@ -44,6 +55,7 @@ class SolverPool:
                 stdout=asyncio.subprocess.PIPE,
             )
             self.pids.add(process.pid)
+            deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
             try:
                 assert process.stdin is not None
                 assert process.stdout is not None
@@ -51,7 +63,11 @@ class SolverPool:
                     process.stdin.write(len(payload).to_bytes(4) + payload)
                     await process.stdin.drain()
                 while True:
-                    kind, content = await _frame(process)
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            kind, content = await _frame(process)
+                    except TimeoutError:
+                        raise SolverTimedOut(f"the job took more than {limit_s:g} s") from None
                     if kind == b"R":
                         yield content
                     elif kind == b"F":
@@ -64,9 +80,9 @@ class SolverPool:
                 await process.wait()
                 self.pids.discard(process.pid)
 
-    async def once(self, method: str, payload: bytes) -> bytes:
-        """The last response of a job."""
-        async with contextlib.aclosing(self.run(method, payload)) as answers:
+    async def once(self, method: str, payload: bytes, limit_s: float | None = None) -> bytes:
+        """The last response of a job. limit_s and errors as in `run`."""
+        async with contextlib.aclosing(self.run(method, payload, limit_s)) as answers:
             return [answer async for answer in answers][-1]
 
 

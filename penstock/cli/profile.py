@@ -1,6 +1,7 @@
 """`penstock profile`: measure the step times of an engine on this machine, for the planner."""
 
 import asyncio
+import math
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,7 @@ def profile(
     With the torch engine, batches are measured too, and the QoE model is fitted to them. An SGLang server keeps its own
     limits: --kv-tokens, --max-running and --max-step-tokens do not apply.
     """
-    from planner_service.profiles import Profile, fit_latency, write_profile
+    from planner_service.profiles import IDENTIFIED, Profile, fit_latency, write_profile
     from planner_service.simulator import EngineLimits, Replica
     from services.clock import SystemClock
     from services.domain.errors import PenstockError
@@ -62,7 +63,7 @@ def profile(
 
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    qoe, held_out, batches, kv_bytes = None, 0.0, 0, 0.0
+    qoe, held_out, batches, kv_bytes, uncertainty = None, 0.0, 0, 0.0, None
     with planner_error_handling(), Progress(*columns, console=errors, transient=True, disable=json) as progress:
         bar = progress.add_task("", total=None)
 
@@ -92,7 +93,7 @@ def profile(
             except EngineUnusable as error:
                 fail(str(error), 2)
             samples = measure(core, seed=seed, on_progress=show)
-            qoe, held_out, batches = _fitted_qoe(core, seed, show)
+            qoe, held_out, batches, uncertainty = _fitted_qoe(core, seed, show)
             kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
@@ -101,16 +102,26 @@ def profile(
         latency, mean_error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
     engine = "sglang" if sglang else "torch"
-    measured = Profile(model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe, held_out, kv_bytes)
+    measured = Profile(
+        model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe, held_out, kv_bytes, uncertainty
+    )
     write_profile(out, measured)
     if json:
         figures = {"samples": len(pairs), "mean_error": mean_error, "latency": latency, "out": str(out)}
-        print_json({**figures, "qoe": qoe, "qoe_requests": batches, "qoe_error": held_out})
+        finite = uncertainty if uncertainty is not None and math.isfinite(uncertainty) else None
+        about = {"qoe_requests": batches, "qoe_error": held_out, "qoe_context_uncertainty": finite}
+        print_json({**figures, "qoe": qoe, **about})
         return
     console.print(f"{len(pairs)} step loads, mean error of the fit {mean_error:.1%}", highlight=False)
     print_written(out)
     if qoe is not None:
         console.print(f"QoE: {batches} requests, mean error on the held-out half {held_out:.1%}", highlight=False)
+        if uncertainty is not None and uncertainty > IDENTIFIED:
+            console.print(
+                f"D4, the cost of lengths so far, is not identified by these batches: {uncertainty:.0%} of the cost may be "
+                f"its or not (at most {IDENTIFIED:.0%} is meant)",
+                highlight=False,
+            )
     for n in (1, 8, 32):
         if n <= limits.max_running:
             console.print(f"decode step of {n:>2}: {1000 * latency.base_s(n):.1f} ms before attention", highlight=False)
@@ -118,17 +129,20 @@ def profile(
     console.print(f"capacity at 200 + 200 tokens: {rate:.2f} requests/s", highlight=False)
 
 
-def _fitted_qoe(core: "EngineCore", seed: int, show: Callable[[int, int], None]) -> "tuple[QoeModel, float, int]":
-    """(model, mean error on held-out requests, number of requests). Every other request is held out."""
+def _fitted_qoe(
+    core: "EngineCore", seed: int, show: Callable[[int, int], None]
+) -> "tuple[QoeModel, float, int, float]":
+    """(model, mean error on held-out requests, number of requests, uncertainty of D4). Every other request is held out."""
     import numpy as np
 
-    from planner_service.profiles import fit_qoe, qoe_errors
+    from planner_service.profiles import context_uncertainty, fit_qoe, qoe_errors
     from worker_service.qoe_profile import measure_qoe, profile_cells
 
     samples = measure_qoe(core, profile_cells(core), seed=seed, on_progress=show)
     batches = [(sample.load, sample.cost_s) for sample in samples]
     held_out = float(np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2])).mean())
-    return fit_qoe(batches), held_out, len(batches)
+    model = fit_qoe(batches)
+    return model, held_out, len(batches), context_uncertainty(model, batches)
 
 
 async def _of_server(

@@ -16,8 +16,7 @@ from penstock.cli.planning import planner_error_handling
 from penstock.client.plans import Plan, Stage, TierPlan
 
 if TYPE_CHECKING:
-    from planner_service.stages import LengthSample, MoveCost, StagePlan, Verdict
-    from services.domain.stages import QoeModel, StageLayout
+    from planner_service.stages import LengthSample, StagePlan, Verdict
 
 MAX_BANDWIDTH_GB_PER_S = 1e6
 MEASURED_BANDWIDTH_GB_PER_S = 0.63
@@ -102,12 +101,11 @@ def stages(
     from planner_service.stages import (
         Method,
         MoveCost,
+        choose,
         count_in_flight,
-        count_replayed,
         in_flight,
-        judge,
         plan_stages,
-        propose,
+        with_layout,
     )
 
     if apply is not None and not replay:
@@ -139,10 +137,8 @@ def stages(
         if replay:
             replica, qoe = measured.replica, measured.qoe
             moves = Moves(measured.kv_bytes_per_token, bandwidth * 1e9, mixed=0.0)
-            held = in_flight(work, count_replayed(work, replica, moves, instances))
-            layouts = propose(work, held, qoe, replica, instances, max_length, move)
-            verdict = judge(work, replica, moves, qoe, instances, layouts)
-            planned = laid_out(planned, verdict.layout if verdict.use_stages else None, sample, qoe, move)
+            verdict = choose(work, replica, moves, qoe, instances, max_length)
+            planned = with_layout(planned, verdict.chosen, sample, qoe, move)
         figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}
         written = []
         if out is not None:
@@ -226,23 +222,6 @@ def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:
         "gap": plan.gap,
         "seconds": took_s,
     }
-
-
-def laid_out(
-    plan: "StagePlan", layout: "StageLayout | None", sample: "LengthSample", qoe: "QoeModel", move: "MoveCost"
-) -> "StagePlan":
-    """The plan with another layout, of which the partition's gap says nothing; with one stage if there is none."""
-    from planner_service.stages.partition import layout_quality
-    from services.domain.stages import StageLayout
-
-    chosen = layout or StageLayout.single(plan.layout.instances, plan.layout.max_tokens)
-    if chosen == plan.layout:
-        return plan
-    quality = layout_quality(chosen, sample, qoe, move)
-    best = None if plan.gap is None else plan.quality / (1 + plan.gap)
-    return dataclasses.replace(
-        plan, layout=chosen, quality=quality, gap=None if best is None else max(0.0, quality / best - 1)
-    )
 
 
 def verdict_json(verdict: "Verdict") -> dict[str, Any]:

@@ -314,11 +314,31 @@ class SequenceInFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class StagesVerdict:
+    """What a replay of stages showed. The changes are shares of what they were held against; negative is less.
+
+    use_stages: whether the response has several stages. replayed: layouts that were. judged: the best of them, empty if none
+    holds its KV and carries its moves. favoured: whether it is better than what it was held against.
+    """
+
+    use_stages: bool
+    ttft_p50_change: float
+    ttft_p95_change: float
+    tpot_change: float
+    sustained_rate_change: float
+    sentence: str
+    replayed: int
+    judged: tuple[Stage, ...]
+    favoured: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StageLayout:
     """Stages and their total QoE (lower is better), compared with one stage and with one instance per stage.
 
     chain_quality: of one instance per stage; None if there are more instances than ranges. method: exact or heuristic.
     gap: relative distance to the exact result; None if that was not computed. plan: the published plan, if it was published.
+    verdict: None where nothing was replayed.
     """
 
     stages: tuple[Stage, ...]
@@ -329,3 +349,4 @@ class StageLayout:
     gap: float | None
     elapsed_s: float
     plan: Plan | None = None
+    verdict: StagesVerdict | None = None

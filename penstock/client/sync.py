@@ -357,21 +357,30 @@ class PlannerClient:
         qoe: Sequence[float] = (),
         sequences: Iterable[plans.SequenceInFlight] = (),
         max_tokens: int | None = None,
+        trace: Sequence[tuple[float, int, int]] = (),
+        replica: Mapping[str, Any] | None = None,
+        against: Sequence[plans.Stage] = (),
         publish: bool = False,
     ) -> plans.StageLayout:
-        """Assign the instances of a tier to length stages; with `publish`, publish the result as a plan revision.
+        """Assign the instances of a tier to length stages, with a trace by replay; `publish` publishes what it favours.
 
         Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, their
         context length as max_tokens, the KV of their model, and the bandwidth that they measured.
 
+        trace: (arrival_s, input_tokens, output_tokens) of requests of the tier, of which the last 3,000 are replayed on
+        instances like `replica`, the fields of the message MeasuredReplica. against: the layout that a change has to pay
+        against; empty: one stage. publish: as a plan revision; needs a trace, and publishes nothing if no change pays.
+
         Raises:
-            InvalidRequestError: The inputs are invalid; `fields` names the problems.
+            InvalidRequestError: The inputs are invalid, or the replay takes more than 10 minutes; `fields` names the
+                problems.
             ConflictError: Another plan was published meanwhile.
-            ValueError: qoe does not have five coefficients.
+            ValueError: qoe does not have five coefficients, or replica has a bad field.
         """
         request = transport.stages_request(
             tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
         )
+        transport.add_replay(request, trace, replica, against)
         with errors.raised_from_rpc():
             response = self._stub.PlanStages(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return transport.stage_layout_from_proto(response)

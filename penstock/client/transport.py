@@ -310,7 +310,7 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
                 t.model,
                 t.threshold if t.HasField("threshold") else None,
                 t.instance_count,
-                tuple(plans.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in t.stages),
+                _stages_from_proto(t.stages),
                 tuple(getattr(t.qoe, name) for name in _QOE) if t.HasField("qoe") else (),
                 t.skip_below if t.HasField("skip_below") else None,
                 tuple(plans.EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
@@ -397,10 +397,7 @@ def plan_to_proto(plan: plans.Plan) -> planner_pb2.Plan:
                 model=t.model,
                 threshold=t.threshold,
                 instance_count=t.instances,
-                stages=[
-                    planner_pb2.Stage(from_tokens=s.from_tokens, to_tokens=s.to_tokens, instance_count=s.instances)
-                    for s in t.stages
-                ],
+                stages=map(_stage_to_proto, t.stages),
                 qoe=planner_pb2.QoeModel(**dict(zip(_QOE, t.qoe, strict=True))) if t.qoe else None,
                 skip_below=t.skip_below,
                 early_checks=[
@@ -429,13 +426,12 @@ def planning_inputs_to_proto(inputs: plans.PlanningInputs) -> planner_pb2.Planni
     if inputs.lengths not in sources:
         raise ValueError(f"lengths: must be quality or trace, not '{inputs.lengths}'")
     tiers = [_cascade_tier(tier) for tier in inputs.cascade.get("tiers", ())]
-    columns = tuple(zip(*inputs.trace, strict=True)) or ((), (), ())
     try:
         return planner_pb2.PlanningInputs(
             cluster=ParseDict(_name_or_spec(inputs.cluster, "gpu"), planner_pb2.Cluster()),
             cascade=ParseDict({**inputs.cascade, "tiers": tiers}, planner_pb2.Cascade()),
             workload=planner_pb2.Workload(
-                trace=planner_pb2.Trace(arrival_s=columns[0], input_tokens=columns[1], output_tokens=columns[2]),
+                trace=_trace_to_proto(inputs.trace),
                 judged=[planner_pb2.JudgedPrompt(**asdict(prompt)) for prompt in inputs.judged],
                 requests=inputs.requests,
                 seed=inputs.seed,
@@ -677,9 +673,43 @@ def stages_request(
     )
 
 
+def add_replay(
+    request: planner_pb2.PlanStagesRequest,
+    trace: Sequence[tuple[float, int, int]],
+    replica: Mapping[str, Any] | None,
+    against: Sequence[plans.Stage],
+) -> None:
+    """Add to a request what is replayed.
+
+    Raises:
+        ValueError: replica has a bad field.
+    """
+    if trace:
+        request.trace.CopyFrom(_trace_to_proto(trace))
+    if replica is not None:
+        try:
+            ParseDict(dict(replica), request.replica)
+        except ParseError as error:
+            raise ValueError(f"replica: {error}") from None
+    request.against.extend(_stage_to_proto(stage) for stage in against)
+
+
+def _trace_to_proto(trace: Sequence[tuple[float, int, int]]) -> planner_pb2.Trace:
+    arrivals, inputs, outputs = tuple(zip(*trace, strict=True)) or ((), (), ())
+    return planner_pb2.Trace(arrival_s=arrivals, input_tokens=inputs, output_tokens=outputs)
+
+
+def _stage_to_proto(stage: plans.Stage) -> planner_pb2.Stage:
+    return planner_pb2.Stage(from_tokens=stage.from_tokens, to_tokens=stage.to_tokens, instance_count=stage.instances)
+
+
+def _stages_from_proto(stages: Iterable[planner_pb2.Stage]) -> tuple[plans.Stage, ...]:
+    return tuple(plans.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in stages)
+
+
 def stage_layout_from_proto(response: planner_pb2.PlanStagesResponse) -> plans.StageLayout:
     return plans.StageLayout(
-        tuple(plans.Stage(s.from_tokens, s.to_tokens, s.instance_count) for s in response.stages),
+        _stages_from_proto(response.stages),
         response.quality,
         response.one_stage_quality,
         response.chain_quality if response.HasField("chain_quality") else None,
@@ -687,6 +717,21 @@ def stage_layout_from_proto(response: planner_pb2.PlanStagesResponse) -> plans.S
         response.gap if response.HasField("gap") else None,
         response.elapsed_seconds,
         plan_from_proto(response.plan) if response.HasField("plan") else None,
+        _verdict_from_proto(response.verdict) if response.HasField("verdict") else None,
+    )
+
+
+def _verdict_from_proto(verdict: planner_pb2.StagesVerdict) -> plans.StagesVerdict:
+    return plans.StagesVerdict(
+        verdict.use_stages,
+        verdict.ttft_p50_change,
+        verdict.ttft_p95_change,
+        verdict.tpot_change,
+        verdict.sustained_rate_change,
+        verdict.sentence,
+        verdict.replayed_count,
+        _stages_from_proto(verdict.judged),
+        verdict.favoured,
     )
 
 

@@ -1,6 +1,7 @@
 """Length stages: from the lengths in flight to ranges and instance counts (CascadeInfer, section 4.2). Pure."""
 
-from planner_service.stages.partition import Method, MoveCost, StagePlan, exponential_cuts, plan_stages
+from planner_service.stages.choice import check_bounds, choose
+from planner_service.stages.partition import Method, MoveCost, StagePlan, exponential_cuts, plan_stages, with_layout
 from planner_service.stages.profile import batches_of
 from planner_service.stages.proposals import propose
 from planner_service.stages.replay import Verdict, count_replayed, judge
@@ -13,6 +14,8 @@ __all__ = [
     "StagePlan",
     "Verdict",
     "batches_of",
+    "check_bounds",
+    "choose",
     "count_in_flight",
     "count_replayed",
     "exponential_cuts",
@@ -20,4 +23,5 @@ __all__ = [
     "judge",
     "plan_stages",
     "propose",
+    "with_layout",
 ]

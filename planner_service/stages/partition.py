@@ -10,7 +10,7 @@ a search for the least over all k then finds those k whose samples happen to be 
 
 import enum
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,8 +40,8 @@ class MoveCost:
     bandwidth_bytes_per_s: float
 
     def __post_init__(self) -> None:
-        if self.kv_bytes_per_token < 0:
-            raise invalid("kv_bytes_per_token", "must not be negative")
+        if not 0 <= self.kv_bytes_per_token < np.inf:
+            raise invalid("kv_bytes_per_token", "must be a finite number, not negative")
         if not self.bandwidth_bytes_per_s > 0:
             raise invalid("bandwidth_bytes_per_second", "must be positive")
 
@@ -232,6 +232,18 @@ def plan_stages(
         Method.EXACT if exact is not None and method is not Method.HEURISTIC else Method.HEURISTIC,
         gap,
     )
+
+
+def with_layout(
+    plan: StagePlan, layout: StageLayout | None, sample: LengthSample, qoe: QoeModel, move: MoveCost
+) -> StagePlan:
+    """The plan with another layout, which the partition did not find best; with one stage if there is none."""
+    chosen = layout or StageLayout.single(plan.layout.instances, plan.layout.max_tokens)
+    if chosen == plan.layout:
+        return plan
+    quality = layout_quality(chosen, sample, qoe, move)
+    best = None if plan.gap is None else plan.quality / (1 + plan.gap)
+    return replace(plan, layout=chosen, quality=quality, gap=None if best is None else max(0.0, quality / best - 1))
 
 
 def layout_quality(layout: StageLayout, sample: LengthSample, qoe: QoeModel, move: MoveCost) -> float:

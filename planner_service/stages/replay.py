@@ -1,7 +1,8 @@
 """Whether length stages help: layouts replayed on a trace against one stage with the same dispatch. No I/O.
 
 What they are held against is a tier without stages as it serves (`LeastWork`): requests go where the least work is pending,
-and none moves. A layout is worth switching on if no figure is worse by more than `MARGIN` and one is better by `MIN_GAIN`.
+and none moves; or, where a tier has stages already, their layout. A layout is worth switching on if no figure is worse by
+more than `MARGIN` and one is better by `MIN_GAIN`.
 """
 
 import math
@@ -62,31 +63,49 @@ class ReplayFigures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to use stages, and what they change against one stage: shares, negative is less.
+    """Whether to use a layout, and what it changes against one stage or against what serves: shares, negative is less.
 
     layout: the one that was judged; None if there was none to judge, and nothing changes. replayed: how many were.
+    against: the layout that serves; None for one stage.
     """
 
-    use_stages: bool
+    favoured: bool
     ttft_p50_change: float
     ttft_p95_change: float
     tpot_change: float
     sustained_rate_change: float
     layout: StageLayout | None
     replayed: int
+    against: StageLayout | None = None
+
+    @property
+    def chosen(self) -> StageLayout | None:
+        """The layout to use; None for one stage."""
+        layout = self.layout if self.favoured else self.against
+        return layout if layout is not None and len(layout.stages) > 1 else None
+
+    @property
+    def use_stages(self) -> bool:
+        return self.chosen is not None
 
     @property
     def sentence(self) -> str:
         """The verdict in words."""
+        serving = _in_words(self.against)
         if self.layout is None:
-            return "Keep one stage: no layout of several stages holds its KV and carries its moves."
+            return f"Keep {serving}: no layout of several stages holds its KV and carries its moves."
         changes = (
             f"time to first token {self.ttft_p50_change:+.0%} (p95 {self.ttft_p95_change:+.0%}), time per output token "
             f"{self.tpot_change:+.0%}, sustained rate {self.sustained_rate_change:+.0%}"
         )
-        if self.use_stages:
-            return f"Use {len(self.layout.stages)} stages: replayed against one stage, {changes}."
-        return f"Keep one stage: the best of {self.replayed} layouts, with {len(self.layout.stages)} stages, has {changes}."
+        judged = _in_words(self.layout)
+        if self.favoured:
+            return f"Use {judged}: replayed against {serving}, {changes}."
+        return f"Keep {serving}: the best of {self.replayed} layouts, with {judged}, has {changes}."
+
+
+def _in_words(layout: StageLayout | None) -> str:
+    return "one stage" if layout is None or len(layout.stages) == 1 else f"{len(layout.stages)} stages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +161,7 @@ def count_replayed(work: Workload, replica: Replica, moves: Moves, instances: in
 
     `count_in_flight` answers the same by the QoE model alone, which near saturation says several times as many.
     """
-    last = work.subset(np.arange(max(0, len(work) - REPLAYED), len(work)))
+    last = last_requests(work)
     served = serve_cluster(last, replica, instances, moves, LeastWork)
     arrival = last.arrival_s - last.arrival_s[0]
     span = float(arrival[-1])
@@ -193,35 +212,48 @@ def figures_of(work: Workload, served: ClusterServed) -> ReplayFigures:
     )
 
 
+def last_requests(work: Workload) -> Workload:
+    """The requests of a workload that are replayed, the last `REPLAYED`."""
+    return work.subset(np.arange(max(0, len(work) - REPLAYED), len(work)))
+
+
 def judge(
-    work: Workload, replica: Replica, moves: Moves, qoe: QoeModel, instances: int, layouts: Sequence[StageLayout]
+    work: Workload,
+    replica: Replica,
+    moves: Moves,
+    qoe: QoeModel,
+    instances: int,
+    layouts: Sequence[StageLayout],
+    against: StageLayout | None = None,
 ) -> Verdict:
     """Replay every layout on the last `REPLAYED` requests, and judge the best. Deterministic.
 
     The best has the least product of the changes of its latencies. Its sustained rate is searched only if they pass.
+    against: the layout that serves; None for one stage.
     """
-    last = work.subset(np.arange(max(0, len(work) - REPLAYED), len(work)))
-    replayer = Replayer(last, replica, instances, moves)
     if not layouts:
-        return Verdict(False, 0.0, 0.0, 0.0, 0.0, None, 0)
-    one_stage = replayer.figures(LeastWork)
-    judged = [(_changes(replayer.figures(_staged(layout, qoe)), one_stage), layout) for layout in layouts]
+        return Verdict(False, 0.0, 0.0, 0.0, 0.0, None, 0, against)
+    replayer = Replayer(last_requests(work), replica, instances, moves)
+    serving = LeastWork if against is None else _policy(against, qoe)
+    reference = replayer.figures(serving)
+    judged = [(_changes(replayer.figures(_policy(layout, qoe)), reference), layout) for layout in layouts]
     judged.sort(key=lambda pair: _product(pair[0]))
     passing = [pair for pair in judged if max(pair[0]) <= MARGIN][:MOST_SUSTAINED]
-    rate = replayer.sustained_per_s(LeastWork)
+    rate = replayer.sustained_per_s(serving)
     verdicts = list[Verdict]()
     for changes, layout in passing or judged[:1]:
-        staged_rate = replayer.sustained_per_s(_staged(layout, qoe))
+        staged_rate = replayer.sustained_per_s(_policy(layout, qoe))
         rate_change = staged_rate / rate - 1 if rate > 0 else 0.0
         use = max(changes) <= MARGIN and rate_change >= -MARGIN and min(*changes, -rate_change) <= -MIN_GAIN
-        verdicts.append(Verdict(use, *changes, rate_change, layout, len(layouts)))
+        verdicts.append(Verdict(use, *changes, rate_change, layout, len(layouts), against))
         if use:
             return verdicts[-1]
     return verdicts[0]
 
 
-def _staged(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
-    return lambda cluster: Staged(cluster, layout, qoe)
+def _policy(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
+    """How a layout serves: one stage is a tier without stages, whose requests do not move."""
+    return LeastWork if len(layout.stages) == 1 else lambda cluster: Staged(cluster, layout, qoe)
 
 
 def _changes(figures: ReplayFigures, against: ReplayFigures) -> tuple[float, float, float]:

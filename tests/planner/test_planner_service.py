@@ -189,22 +189,15 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
         assert sum(stage.instances for stage in found.stages) == 6
         assert found.quality < found.one_stage_quality
         assert (await planner.get_plan()).tiers[0].stages == ()
-        published = await planner.plan_stages("small", **given, publish=True)
-        assert published.plan == await planner.get_plan()
-        assert published.plan is not None
-        assert (published.plan.source, published.plan.tiers[0].stages) == ("stages", found.stages)
-        assert published.plan.tiers[0].qoe == given["qoe"]
-        alike = [SequenceInFlight(20 * i, 25 * i, 10 * i) for i in range(1, 150)]  # a gain of 7 %
-        assert len((await planner.plan_stages("small", **given | {"sequences": alike})).stages) > 1
-        unstaged = await planner.plan_stages("small", **given | {"sequences": alike}, publish=True)
-        assert len(unstaged.stages) == 1, "no more than the error of the model"
+        assert found.verdict is None
         for changed, field in (
             ({"sequences": ()}, "sequences: missing"),
             ({"max_tokens": 100}, "max_tokens"),
             ({"max_tokens": None}, "max_tokens: missing"),
             ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_second"),
-            ({"instances": 5, "publish": True}, "instance_count"),
             ({"sequences": [SequenceInFlight(5, 3)]}, "sequences"),
+            ({"publish": True}, "trace: missing: only a layout that a replay favours is published"),
+            ({"trace": [(0.0, 10, 10)]}, "replica: missing"),
         ):
             with pytest.raises(InvalidRequestError, match=field):
                 await planner.plan_stages("small", **given | changed)
@@ -212,6 +205,50 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
             await planner.plan_stages("huge", **given)
         with pytest.raises(InvalidRequestError, match="qoe: missing"):
             await planner.plan_stages("large", **given | {"qoe": ()})
+
+
+async def test_what_the_replay_favours_is_published_and_nothing_else(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """Short requests of one length, on instances that serve four at once: all of them on one of six are too many."""
+    async with Planner(mesh_file(), redis.url) as planner:
+        plan = await planner.get_plan()
+        crowded, qoe = (Stage(0, 100, 1), Stage(100, 8192, 5)), (1e-3, 1e-4, 0.0, 0.0, 1e-5)
+        tiers = (dataclasses.replace(plan.tiers[0], instances=6, stages=crowded, qoe=qoe), plan.tiers[1])
+        before = await planner.set_plan(Plan(tiers))
+        given: dict[str, Any] = {
+            "kv_bytes_per_token": 1e5,
+            "bandwidth_bytes_per_s": 1e10,
+            "max_tokens": 8192,
+            "trace": [(i / 2000, 20, 4) for i in range(600)],
+            "replica": {
+                "tp": 1,
+                "pp": 1,
+                "kv_tokens": 50_000,
+                "engine": {"max_running": 4},
+                "knot_tokens": [0, 1],
+                "knot_s": [1e-3, 1.001e-3],
+            },
+        }
+        kept = await planner.plan_stages("small", **given, publish=True)
+        assert kept.verdict is not None
+        assert (kept.verdict.use_stages, kept.plan, len(kept.stages)) == (False, None, 1)
+        assert kept.verdict.sentence.startswith("Keep one stage")
+        assert (await planner.get_plan()).revision == before.revision
+        found = await planner.plan_stages("small", **given, against=crowded, publish=True)
+        assert found.verdict is not None
+        assert (found.verdict.favoured, found.verdict.use_stages) == (True, False)
+        assert found.verdict.ttft_p95_change < 0
+        assert found.plan is not None
+        assert found.plan == await planner.get_plan()
+        assert (found.plan.source, found.plan.tiers[0].stages) == ("stages", ())
+        assert found.verdict.sentence in found.plan.note
+        with pytest.raises(InvalidRequestError, match="instance_count: must be the tier's, 6"):
+            await planner.plan_stages("small", **given, instances=5, publish=True)
+        with pytest.raises(InvalidRequestError, match="against: has 5 instances"):
+            await planner.plan_stages("small", **given, against=(Stage(0, 8192, 5),))
+        with pytest.raises(ValueError, match="replica"):
+            await planner.plan_stages("small", **given | {"replica": {"no_such": 1}})
 
 
 async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:

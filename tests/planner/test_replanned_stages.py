@@ -1,16 +1,32 @@
-"""Planning again keeps the length stages of a tier, or the plan says that they went."""
+"""Planning again keeps the length stages of a tier unless a replay favours others, or the plan says that they went."""
 
-from dataclasses import replace
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import yaml
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service import solver
+from planner_service.plan_publisher import PlanPublisher
+from planner_service.planning_codec import replica_from_proto, replica_to_proto, trace_from_proto, trace_to_proto
 from planner_service.replan_job import ReplanJob
-from planner_service.replanner import _follow_up
-from planner_service.rescheduling import Drift, Shift
-from services.domain import Plan, TierPlan
+from planner_service.replanner import Replanner, _follow_up
+from planner_service.rescheduling import Drift, DriftRule, Shift
+from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.solver_pool import SolverPool
+from services.clock import SystemClock
+from services.domain import InstanceRecord, Load, ModelCard, Plan, Role, StepLatencyModel, TierPlan
 from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
+from services.domain.hardware import ReplicaShape
+from services.domain.plans import Provenance
 from services.domain.stages import QoeModel, Stage
+from services.domain.workload import RequestRecord, TierVisit
+from services.state import WorkloadStore
+from tests.conftest import ROOT
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 STAGES = (Stage(0, 300, 2), Stage(300, 2000, 1))
@@ -32,7 +48,7 @@ def test_stages_survive_planning_again_or_the_note_says_that_they_went(instances
     plan = _follow_up(before, found, DRIFT, JOB)
     rungs = ((70.0, 90.0, 1.0), (0.0, 80.0, 2.0))
     rules = tuple(BurstStep((BurstThreshold(h),), quality, rate, "large", 0.5) for h, quality, rate in rungs)
-    with_ladder = replace(before, burst=BurstLadder(85.0, rules))
+    with_ladder = dataclasses.replace(before, burst=BurstLadder(85.0, rules))
     with_ladder.validate()
     without = _follow_up(with_ladder, found, DRIFT, JOB)
     assert (without.tiers, without.burst) == (plan.tiers, None)
@@ -45,3 +61,69 @@ def test_stages_survive_planning_again_or_the_note_says_that_they_went(instances
     if counts:
         assert tuple(stage.from_tokens for stage in small.stages) == (0, 300)
     assert ("small has fewer instances than length stages" in plan.provenance.note) == (not counts)
+
+
+def test_after_the_plan_a_solver_tells_what_reaches_each_staged_tier(tmp_path: Path) -> None:
+    """The requests that escalate, at the rate at which they do, and the replica that the plan gives the tier."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
+    records = tuple(
+        RequestRecord(i / 10, 400, (TierVisit("small", 200, float(40 + (i * 37) % 41)),), 1.0) for i in range(50)
+    )
+    examples = (
+        ROOT / "tests" / "planner" / "two-tiers.yaml",
+        *(ROOT / "examples" / f for f in ("trace.csv", "judged.csv")),
+    )
+    models, trace, judged = map(str, examples)
+    job = ReplanJob(str(cluster), models, trace, judged, 80.0, None, None, 60, 1, 2.0, records, ("large",))
+    assert ReplanJob.from_json(job.to_json()) == job
+    responses = list[Any]()
+    solver.replan(job.to_json(), responses.append)
+    plan, request = responses
+    assert isinstance(plan, pb.PlanCascadeResponse)
+    assert isinstance(request, pb.PlanStagesRequest)
+    assert request.tier == "large"
+    work = trace_from_proto(request.trace, "trace")
+    assert 0 < len(work) <= 60
+    assert work.rate_per_s <= 2.0 * 1.5
+    assert (np.diff(work.arrival_s) >= 0).all()
+    (group,) = plan.finished.plan.tiers[1].replicas
+    assert replica_from_proto(request.replica, "replica").shape.tp == group.tp
+    responses.clear()
+    solver.replan(dataclasses.replace(job, staged=()).to_json(), responses.append)
+    assert len(responses) == 1
+
+
+def replanner(workers: list[InstanceRecord]) -> Replanner:
+    """One that knows these workers; nothing of it runs."""
+    publisher = cast(PlanPublisher, SimpleNamespace(workers=lambda _: workers))
+    store = cast(WorkloadStore, None)
+    return Replanner(publisher, store, SolverPool(1), SystemClock(), DriftRule(), 300.0, lambda _: JOB)
+
+
+async def test_what_serves_is_kept_where_it_cannot_be_replayed_and_goes_where_one_stage_is_better() -> None:
+    """Short requests of one length crowd the one instance of their stage: five others are idle."""
+    crowded = (Stage(0, 100, 1), Stage(100, 8192, 5))
+    tier = TierPlan("small", "s", None, 6, crowded, QOE)
+    plan = Plan(1, (tier,), provenance=Provenance("drift", "requests per second"))
+    latency = StepLatencyModel((0.0, 1.0), (1e-3, 1.001e-3))
+    request = pb.PlanStagesRequest(
+        tier="small",
+        trace=trace_to_proto(Workload(np.arange(600) / 2000, np.full(600, 20), np.full(600, 4))),
+        replica=replica_to_proto(Replica(ReplicaShape(1, 1), latency, 50_000, EngineLimits(4, 512, 16))),
+    )
+
+    def asked() -> pb.PlanStagesRequest:
+        copy = pb.PlanStagesRequest()
+        copy.CopyFrom(request)
+        return copy
+
+    assert await replanner([])._with_stages(plan, [asked()]) == plan
+    assert await replanner([])._with_stages(plan, []) == plan
+    card = ModelCard("small", "s", "d", "torch", 8191, 100, 16, 8, kv_bytes_per_token=1e5)
+    load = Load((50,), kv_bytes_per_s=1e10)
+    workers = [InstanceRecord(f"w{i}", Role.WORKER, "h", 1.0, 1, 3.0, model=card, load=load) for i in range(6)]
+    changed = await replanner(workers)._with_stages(plan, [asked()])
+    assert changed.tiers[0].stages == ()
+    assert "small: Use one stage: replayed against 2 stages" in changed.provenance.note
+    changed.validate()

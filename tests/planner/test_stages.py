@@ -11,8 +11,20 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from planner_service.profiles import fit_qoe, qoe_errors
+from planner_service.files import read_replica
+from planner_service.profiles import (
+    IDENTIFIED,
+    Profile,
+    context_uncertainty,
+    fit_qoe,
+    qoe_errors,
+    read_profile,
+    write_profile,
+)
 from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.simulator.cluster import Moves
+from planner_service.simulator.loop import serve_cluster
+from planner_service.simulator.policies import LeastWork
 from planner_service.stages import (
     LengthSample,
     Method,
@@ -171,6 +183,58 @@ def test_the_qoe_fit_finds_its_model_and_predicts_a_known_replicas_batches() -> 
     errors = np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2]))
     assert errors.mean() < 0.35
     assert max(load.tokens for load, _ in batches) <= 400_000
+
+
+def batches_by_share(shares: tuple[float, ...], noise: float) -> list[tuple[BatchLoad, float]]:
+    """Of n requests of one final length, the input being a share of it; the cost is a known model's, with noise."""
+    rng, samples = np.random.default_rng(3), []
+    for n in (1, 2, 4, 8, 16, 32):
+        for final in (128.0, 512.0, 2048.0):
+            for share in shares:
+                inputs = share * final
+                load = BatchLoad(n, n * inputs, n * inputs**2, n * (inputs + final) / 2)
+                samples.append((load, QOE.request_cost_s(load) * rng.normal(1, noise)))
+    return samples
+
+
+def test_the_cost_of_lengths_so_far_is_found_where_inputs_vary_by_themselves() -> None:
+    """Within a few percent from batches whose inputs are a tenth to nine tenths of one length."""
+    samples = batches_by_share((0.1, 0.3, 0.5, 0.7, 0.9), 0.01)
+    model = fit_qoe(samples)
+    assert model.context_token_s == pytest.approx(QOE.context_token_s, rel=0.05)
+    assert context_uncertainty(model, samples) <= IDENTIFIED
+
+
+def test_where_lengths_follow_from_inputs_the_fit_says_that_it_does_not_know() -> None:
+    """Not 0 in silence: with inputs of one share nothing tells D4 from D2, nearly nothing with two shares that are close."""
+    alike = batches_by_share((0.5,), 0.01)
+    assert context_uncertainty(fit_qoe(alike), alike) == float("inf")
+    close = batches_by_share((0.49, 0.51), 0.05)
+    assert context_uncertainty(fit_qoe(close), close) > IDENTIFIED
+    few = batches_by_share((0.1, 0.9), 0.01)[:5]
+    assert context_uncertainty(fit_qoe(few), few) == float("inf")
+
+
+@pytest.mark.parametrize("uncertainty", [None, 0.04, float("inf")])
+def test_a_profile_keeps_what_is_not_known_of_its_model(tmp_path: Path, uncertainty: float | None) -> None:
+    replica = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.01, 0, 0), 3200, EngineLimits())
+    profile = Profile("m", "torch", "here", replica, (), 0.0, qoe=QOE, context_uncertainty=uncertainty)
+    write_profile(tmp_path / "profile.json", profile)
+    assert read_profile(tmp_path / "profile.json") == profile
+    work = Workload(np.zeros(2), np.array([10, 110]), np.array([5, 5]))
+    measured = read_replica(tmp_path / "profile.json", "", "", work)
+    assert measured.source.endswith("D4 not identified") == (uncertainty == float("inf"))
+
+
+def test_unlike_lengths_in_a_batch_cost_what_was_measured() -> None:
+    """In a simulated cluster: gap_s for every token by which the shorter one of two is shorter, at each step of both."""
+    work = Workload(np.zeros(2), np.array([10, 110]), np.array([5, 5]))
+    finish = []
+    for gap_s in (0.0, 1e-5):
+        latency = StepLatencyModel((0.0, 1.0), (0.005, 0.00501), 1e-7, 0.0, gap_s)
+        one = Replica(ReplicaShape(1, 1), latency, 3200, EngineLimits(8, 512, 16))
+        finish.append(serve_cluster(work, one, 1, Moves(1e5, 1e10, 0.0), LeastWork).finish_s)
+    assert finish[1] - finish[0] == pytest.approx(np.full(2, 4 * 100 * 1e-5))
 
 
 def test_stages_from_the_command_line(tmp_path: Path) -> None:

@@ -2276,6 +2276,9 @@ class PlanStagesRequest(_message.Message):
     BANDWIDTH_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PUBLISH_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    AGAINST_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     """Of the current plan."""
     instance_count: _builtins.int
@@ -2287,16 +2290,30 @@ class PlanStagesRequest(_message.Message):
     max_tokens: _builtins.int
     """End of the last stage. Default: the smallest context of the tier's instances."""
     publish: _builtins.bool
-    """Whether to publish the stages as part of the plan: one stage unless several reduce the total QoE by 30 %, which is the
-    error of QoE models on recorded traces. `penstock stages` replays a trace instead.
-    """
+    """Whether to publish the stages as part of the plan, if the verdict is that a change pays. Needs a trace."""
     @_builtins.property
     def qoe(self) -> Global___QoeModel:
-        """Default: the one in the tier's plan."""
+        """Default: the one in the tier's plan; where that has none, one fitted to the batches that the replica makes of the trace."""
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceInFlight]:
-        """The sequences in flight. Default: the current ones of the tier's instances."""
+        """The sequences in flight. Default: those that a trace has in flight; without a trace, the current ones of the tier's
+        instances.
+        """
+
+    @_builtins.property
+    def trace(self) -> Global___Trace:
+        """Requests of the tier. The last 3,000 are replayed: within a day, with at most 300 million tokens, on at most 256
+        instances. At most 200,000 requests. Unset: nothing is replayed, and the layout is the partition's.
+        """
+
+    @_builtins.property
+    def replica(self) -> Global___MeasuredReplica:
+        """An instance of the tier, on which the trace is replayed. Required with a trace."""
+
+    @_builtins.property
+    def against(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
+        """The layout that a change has to pay against, of instance_count instances. Empty: one stage."""
 
     def __init__(
         self,
@@ -2309,10 +2326,13 @@ class PlanStagesRequest(_message.Message):
         bandwidth_bytes_per_second: _builtins.float = ...,
         max_tokens: _builtins.int | None = ...,
         publish: _builtins.bool = ...,
+        trace: Global___Trace | None = ...,
+        replica: Global___MeasuredReplica | None = ...,
+        against: _abc.Iterable[Global___Stage] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count", "_max_tokens", b"_max_tokens", "instance_count", b"instance_count", "max_tokens", b"max_tokens", "qoe", b"qoe"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count", "_max_tokens", b"_max_tokens", "instance_count", b"instance_count", "max_tokens", b"max_tokens", "qoe", b"qoe", "replica", b"replica", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count", "_max_tokens", b"_max_tokens", "bandwidth_bytes_per_second", b"bandwidth_bytes_per_second", "instance_count", b"instance_count", "kv_bytes_per_token", b"kv_bytes_per_token", "max_tokens", b"max_tokens", "publish", b"publish", "qoe", b"qoe", "sequences", b"sequences", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count", "_max_tokens", b"_max_tokens", "against", b"against", "bandwidth_bytes_per_second", b"bandwidth_bytes_per_second", "instance_count", b"instance_count", "kv_bytes_per_token", b"kv_bytes_per_token", "max_tokens", b"max_tokens", "publish", b"publish", "qoe", b"qoe", "replica", b"replica", "sequences", b"sequences", "tier", b"tier", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__instance_count: _TypeAlias = _typing.Literal["instance_count"]  # noqa: Y015
     _WhichOneofArgType__instance_count: _TypeAlias = _typing.Literal["_instance_count", b"_instance_count"]  # noqa: Y015
@@ -2364,6 +2384,8 @@ class PlanStagesResponse(_message.Message):
     GAP_FIELD_NUMBER: _builtins.int
     ELAPSED_SECONDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    QOE_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     """Total QoE of the layout, of all instances in one stage, and of one instance per stage (unset if there are more
     instances than cut points): seconds per output token, summed over the sequences; lower is better.
@@ -2379,7 +2401,15 @@ class PlanStagesResponse(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]: ...
     @_builtins.property
     def plan(self) -> Global___Plan:
-        """The published plan, if requested."""
+        """The published plan; unset unless it was requested and the verdict is that the change pays."""
+
+    @_builtins.property
+    def verdict(self) -> Global___StagesVerdict:
+        """What the replay showed. Unset: nothing was replayed."""
+
+    @_builtins.property
+    def qoe(self) -> Global___QoeModel:
+        """By which the stages were planned."""
 
     def __init__(
         self,
@@ -2392,10 +2422,12 @@ class PlanStagesResponse(_message.Message):
         gap: _builtins.float | None = ...,
         elapsed_seconds: _builtins.float = ...,
         plan: Global___Plan | None = ...,
+        verdict: Global___StagesVerdict | None = ...,
+        qoe: Global___QoeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "gap", b"gap", "plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "gap", b"gap", "plan", b"plan", "qoe", b"qoe", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "elapsed_seconds", b"elapsed_seconds", "gap", b"gap", "method", b"method", "one_stage_quality", b"one_stage_quality", "plan", b"plan", "quality", b"quality", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "elapsed_seconds", b"elapsed_seconds", "gap", b"gap", "method", b"method", "one_stage_quality", b"one_stage_quality", "plan", b"plan", "qoe", b"qoe", "quality", b"quality", "stages", b"stages", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chain_quality: _TypeAlias = _typing.Literal["chain_quality"]  # noqa: Y015
     _WhichOneofArgType__chain_quality: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality"]  # noqa: Y015
@@ -2407,3 +2439,55 @@ class PlanStagesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
 
 Global___PlanStagesResponse: _TypeAlias = PlanStagesResponse  # noqa: Y015
+
+@_typing.final
+class StagesVerdict(_message.Message):
+    """A layout replayed against one stage, or against the layout of the request. Changes are shares, negative is less."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USE_STAGES_FIELD_NUMBER: _builtins.int
+    TTFT_P50_CHANGE_FIELD_NUMBER: _builtins.int
+    TTFT_P95_CHANGE_FIELD_NUMBER: _builtins.int
+    TPOT_CHANGE_FIELD_NUMBER: _builtins.int
+    SUSTAINED_RATE_CHANGE_FIELD_NUMBER: _builtins.int
+    SENTENCE_FIELD_NUMBER: _builtins.int
+    REPLAYED_COUNT_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    FAVOURED_FIELD_NUMBER: _builtins.int
+    use_stages: _builtins.bool
+    """Whether the response has several stages."""
+    ttft_p50_change: _builtins.float
+    ttft_p95_change: _builtins.float
+    tpot_change: _builtins.float
+    sustained_rate_change: _builtins.float
+    sentence: _builtins.str
+    """The verdict in words."""
+    replayed_count: _builtins.int
+    """Layouts that were replayed."""
+    favoured: _builtins.bool
+    """Whether the judged layout is better than what it was held against: then it is the response's."""
+    @_builtins.property
+    def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]:
+        """The layout that was judged; empty: no layout of several stages holds its KV and carries its moves."""
+
+    def __init__(
+        self,
+        *,
+        use_stages: _builtins.bool = ...,
+        ttft_p50_change: _builtins.float = ...,
+        ttft_p95_change: _builtins.float = ...,
+        tpot_change: _builtins.float = ...,
+        sustained_rate_change: _builtins.float = ...,
+        sentence: _builtins.str = ...,
+        replayed_count: _builtins.int = ...,
+        judged: _abc.Iterable[Global___Stage] | None = ...,
+        favoured: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["favoured", b"favoured", "judged", b"judged", "replayed_count", b"replayed_count", "sentence", b"sentence", "sustained_rate_change", b"sustained_rate_change", "tpot_change", b"tpot_change", "ttft_p50_change", b"ttft_p50_change", "ttft_p95_change", b"ttft_p95_change", "use_stages", b"use_stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagesVerdict: _TypeAlias = StagesVerdict  # noqa: Y015

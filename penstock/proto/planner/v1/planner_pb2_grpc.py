@@ -123,7 +123,8 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanStages(self, request, context):
-        """Assigns the instances of a tier to length stages; publishes the result as a plan revision if requested.
+        """Assigns the instances of a tier to length stages: with a trace, by replaying layouts against one stage, in a separate
+        process, which ends when the call is cancelled or after 10 minutes. Publishes what the replay favours, if requested.
         INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
         INTERNAL as in PlanCascade.
         """

@@ -52,7 +52,8 @@ class PlannerServiceStub:
     SimulateDeployment: _grpc.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]
     """Simulates replicas and thresholds for a workload in virtual time. Errors as in PlanCascade."""
     PlanStages: _grpc.UnaryUnaryMultiCallable[_planner_pb2.PlanStagesRequest, _planner_pb2.PlanStagesResponse]
-    """Assigns the instances of a tier to length stages; publishes the result as a plan revision if requested.
+    """Assigns the instances of a tier to length stages: with a trace, by replaying layouts against one stage, in a separate
+    process, which ends when the call is cancelled or after 10 minutes. Publishes what the replay favours, if requested.
     INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
     INTERNAL as in PlanCascade.
     """
@@ -81,7 +82,8 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     SimulateDeployment: _aio.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]  # type: ignore[assignment]
     """Simulates replicas and thresholds for a workload in virtual time. Errors as in PlanCascade."""
     PlanStages: _aio.UnaryUnaryMultiCallable[_planner_pb2.PlanStagesRequest, _planner_pb2.PlanStagesResponse]  # type: ignore[assignment]
-    """Assigns the instances of a tier to length stages; publishes the result as a plan revision if requested.
+    """Assigns the instances of a tier to length stages: with a trace, by replaying layouts against one stage, in a separate
+    process, which ends when the call is cancelled or after 10 minutes. Publishes what the replay favours, if requested.
     INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
     INTERNAL as in PlanCascade.
     """
@@ -149,7 +151,8 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planner_pb2.PlanStagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planner_pb2.PlanStagesResponse, _abc.Awaitable[_planner_pb2.PlanStagesResponse]]:
-        """Assigns the instances of a tier to length stages; publishes the result as a plan revision if requested.
+        """Assigns the instances of a tier to length stages: with a trace, by replaying layouts against one stage, in a separate
+        process, which ends when the call is cancelled or after 10 minutes. Publishes what the replay favours, if requested.
         INVALID_ARGUMENT (BadRequest names the field), NOT_FOUND (no plan yet), ABORTED (the plan changed meanwhile),
         INTERNAL as in PlanCascade.
         """

@@ -1,0 +1,233 @@
+"""PlanStages and planning again choose stages as `penstock stages` does: by replay, within bounds, against what serves."""
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner_service.stages.replay as stage_replay
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service import proto_codec, solver
+from planner_service.planning_codec import replica_from_proto, replica_to_proto, trace_from_proto, trace_to_proto
+from planner_service.replanner import with_verdict
+from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.simulator.cluster import Moves
+from planner_service.solver_pool import SolverPool, SolverTimedOut
+from planner_service.stages import Verdict, choice, choose
+from services.domain import InvalidRequest, Plan, StepLatencyModel, TierPlan
+from services.domain.hardware import ReplicaShape
+from services.domain.plans import Provenance
+from services.domain.stages import QoeModel, Stage, StageLayout
+
+QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
+INSTANCES, MAX_TOKENS = 4, 6000
+FAST = Moves(1e5, 1e12, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less precise sustained rates, in less time."""
+    monkeypatch.setattr(stage_replay, "SUSTAINED_REQUESTS", (400, 800))
+
+
+def replica(gap_s: float = 0.0) -> Replica:
+    latency = StepLatencyModel((0.0, 1.0), (0.005, 0.00501), 1e-7, 0.0, gap_s)
+    return Replica(ReplicaShape(1, 1), latency, 60_000, EngineLimits(64, 512, 16))
+
+
+def mixed(requests: int = 300, rate: float = 14.0) -> Workload:
+    """Replies of like lengths; one prompt in ten is long."""
+    rng = np.random.default_rng(1)
+    arrivals = np.cumsum(rng.exponential(1 / rate, requests))
+    inputs = np.where(rng.random(requests) < 0.1, rng.integers(3000, 5000, requests), rng.integers(20, 200, requests))
+    return Workload(arrivals - arrivals[0], inputs, rng.integers(50, 250, requests))
+
+
+def alike() -> Workload:
+    return Workload(np.arange(300) / 20.0, np.full(300, 100), np.full(300, 100))
+
+
+def request(work: Workload, one: Replica, **fields: Any) -> pb.PlanStagesRequest:
+    message = pb.PlanStagesRequest(
+        tier="small",
+        instance_count=INSTANCES,
+        qoe=proto_codec.qoe_to_proto(QOE),
+        kv_bytes_per_token=1e5,
+        bandwidth_bytes_per_second=1e12,
+        max_tokens=MAX_TOKENS,
+        trace=trace_to_proto(work),
+        replica=replica_to_proto(one),
+    )
+    message.MergeFrom(pb.PlanStagesRequest(**fields))
+    return message
+
+
+def solved(message: pb.PlanStagesRequest) -> pb.PlanStagesResponse:
+    """What the solver answers, in this process."""
+    responses = list[Any]()
+    solver.stages(message.SerializeToString(), responses.append)
+    (response,) = responses
+    assert isinstance(response, pb.PlanStagesResponse)
+    return response
+
+
+def test_the_solver_answers_what_the_command_would() -> None:
+    """One choice behind both: the same layout and the same changes."""
+    work, slow = mixed(), replica(gap_s=5e-7)
+    verdict = choose(work, slow, FAST, QOE, INSTANCES, MAX_TOKENS)
+    response = solved(request(work, slow))
+    assert verdict.use_stages
+    assert verdict.layout is not None
+    assert response.verdict.use_stages
+    assert proto_codec.stages_from_proto(response.stages) == verdict.layout.stages
+    for name in ("ttft_p50_change", "ttft_p95_change", "tpot_change", "sustained_rate_change", "sentence"):
+        assert getattr(response.verdict, name) == getattr(verdict, name)
+    assert proto_codec.qoe_from_proto(response.qoe) == QOE
+
+
+def test_what_serves_stays_unless_the_change_pays() -> None:
+    """Stages that the replay favours stay when they serve already; stages that cost more than they bring go."""
+    work, slow = mixed(), replica(gap_s=5e-7)
+    chosen = choose(work, slow, FAST, QOE, INSTANCES, MAX_TOKENS).chosen
+    assert chosen is not None
+    again = choose(work, slow, FAST, QOE, INSTANCES, MAX_TOKENS, against=chosen)
+    assert not again.favoured
+    assert again.chosen == chosen
+    assert again.sentence.startswith(f"Keep {len(chosen.stages)} stages")
+    harmful = StageLayout((Stage(0, 4000, 1), Stage(4000, MAX_TOKENS, 3)))
+    response = solved(request(alike(), replica(), against=map(proto_codec.stage_to_proto, harmful.stages)))
+    assert (response.verdict.favoured, response.verdict.use_stages) == (True, False)
+    assert [stage.instance_count for stage in response.stages] == [INSTANCES]
+    assert response.verdict.sentence.startswith("Use one stage: replayed against 2 stages")
+
+
+def test_one_stage_is_the_answer_where_nothing_is_gained_and_a_model_is_fitted_where_there_is_none() -> None:
+    message = request(alike(), replica())
+    message.ClearField("qoe")
+    response = solved(message)
+    assert not response.verdict.use_stages
+    assert [stage.instance_count for stage in response.stages] == [INSTANCES]
+    assert response.quality == response.one_stage_quality
+    assert proto_codec.qoe_from_proto(response.qoe).batch_s > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"max_tokens": 4000}, "max_tokens"),
+        ({"instance_count": choice.MAX_INSTANCES + 1}, "instance_count"),
+        ({"replica": pb.MeasuredReplica(kv_tokens=2000)}, "replica.kv_tokens"),
+        ({"replica": pb.MeasuredReplica(kv_tokens=choice.MAX_KV_TOKENS + 160)}, "replica.kv_tokens"),
+        ({"kv_bytes_per_token": float("nan")}, "kv_bytes_per_token"),
+        ({"bandwidth_bytes_per_second": float("nan")}, "bandwidth_bytes_per_second"),
+        ({"against": [pb.Stage(from_tokens=0, to_tokens=MAX_TOKENS, instance_count=3)]}, "against"),
+        ({"against": [pb.Stage(from_tokens=5, to_tokens=MAX_TOKENS, instance_count=4)]}, r"against\[0\]\.from_tokens"),
+    ],
+)
+def test_a_field_that_is_unsound_is_named(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest, match=field):
+        solved(request(mixed(50), replica(), **fields))
+
+
+@pytest.mark.parametrize(
+    ("arrival_s", "tokens", "field"),
+    [
+        (np.array([0.0, 1e12]), 100, "trace.arrival_s: the last 2 arrivals"),
+        (np.zeros(3), 100, "trace.arrival_s: have no rate"),
+        (np.arange(choice.MAX_REQUESTS + 1) / 100, 1, f"trace.arrival_s: at most {choice.MAX_REQUESTS} requests"),
+        (np.arange(3000) / 100, 110_000, "trace: the last 3000 requests"),
+    ],
+)
+def test_a_trace_that_would_take_too_long_is_refused(arrival_s: Any, tokens: int, field: str) -> None:
+    """Before anything is replayed: at once."""
+    counts = np.full(len(arrival_s), tokens)
+    message = request(Workload(arrival_s, counts, np.ones_like(counts)), replica())
+    with pytest.raises(InvalidRequest, match=field):
+        solved(message)
+
+
+def test_a_step_takes_time() -> None:
+    message = request(mixed(50), replica())
+    message.replica.knot_s[:] = [0.0, 0.0]
+    with pytest.raises(InvalidRequest, match=r"replica\.knot_s"):
+        solved(message)
+
+
+def test_replicas_and_traces_come_back_as_they_went() -> None:
+    one = dataclasses.replace(replica(gap_s=5e-7), shape=ReplicaShape(2, 1))
+    assert replica_from_proto(replica_to_proto(one), "replica") == one
+    work = mixed(20)
+    back = trace_from_proto(trace_to_proto(work), "trace")
+    for name in ("arrival_s", "input_tokens", "output_tokens"):
+        assert (getattr(back, name) == getattr(work, name)).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"publish": True}, "trace: missing: only a layout that a replay favours"),
+        ({"replica": replica_to_proto(replica())}, "trace: missing"),
+        ({"trace": trace_to_proto(alike())}, "replica: missing"),
+        ({"against": [pb.Stage(to_tokens=5, instance_count=4)]}, "trace: missing: without a replay"),
+    ],
+)
+def test_what_a_replay_needs_is_named_where_it_is_missing(fields: dict[str, Any], field: str) -> None:
+    tier = TierPlan("small", "s", None, INSTANCES, (), QOE)
+    with pytest.raises(InvalidRequest, match=field):
+        proto_codec.completed(pb.PlanStagesRequest(tier="small", **fields), tier, [])
+
+
+def planned(stages: tuple[Stage, ...]) -> Plan:
+    tier = TierPlan("small", "s", None, INSTANCES, stages, QOE)
+    return Plan(1, (tier,), provenance=Provenance("drift", "requests per second"))
+
+
+def test_planning_again_changes_stages_only_where_that_pays_and_says_so() -> None:
+    stages = (Stage(0, 300, 3), Stage(300, MAX_TOKENS, 1))
+    plan = planned(stages)
+    kept = pb.PlanStagesResponse(
+        stages=map(proto_codec.stage_to_proto, stages),
+        verdict=pb.StagesVerdict(use_stages=True, sentence="Keep 2 stages."),
+    )
+    assert with_verdict(plan, plan.tiers[0], kept) == plan
+    other = (Stage(0, 200, 2), Stage(200, MAX_TOKENS, 2))
+    better = pb.PlanStagesResponse(
+        stages=map(proto_codec.stage_to_proto, other),
+        qoe=proto_codec.qoe_to_proto(QOE),
+        verdict=pb.StagesVerdict(use_stages=True, favoured=True, sentence="Use 2 stages."),
+    )
+    changed = with_verdict(plan, plan.tiers[0], better)
+    assert changed.tiers[0].stages == other
+    assert changed.provenance.note == "requests per second; small: Use 2 stages."
+    single = StageLayout.single(INSTANCES, MAX_TOKENS)
+    gone = pb.PlanStagesResponse(
+        stages=map(proto_codec.stage_to_proto, single.stages),
+        qoe=proto_codec.qoe_to_proto(QOE),
+        verdict=pb.StagesVerdict(favoured=True, sentence="Use one stage."),
+    )
+    without = with_verdict(plan, plan.tiers[0], gone)
+    assert without.tiers[0].stages == ()
+    assert "small: Use one stage." in without.provenance.note
+    without.validate()
+
+
+def test_a_verdict_against_what_serves_keeps_it() -> None:
+    serving = StageLayout((Stage(0, 300, 3), Stage(300, MAX_TOKENS, 1)))
+    single = StageLayout.single(INSTANCES, MAX_TOKENS)
+    changes = (0.0, 0.0, -0.2, 0.0)
+    assert Verdict(False, *changes, single, 1, serving).chosen == serving
+    assert Verdict(True, *changes, single, 1, serving).chosen is None
+    assert Verdict(True, *changes, serving, 1).chosen == serving
+    assert not Verdict(False, *changes, serving, 1).use_stages
+
+
+async def test_a_choice_that_takes_too_long_is_ended() -> None:
+    """Its process is gone when the caller hears of it."""
+    pool = SolverPool(1)
+    began = time.monotonic()
+    with pytest.raises(SolverTimedOut, match=r"more than 0\.2 s"):
+        await pool.once("PlanStages", request(mixed(), replica()).SerializeToString(), 0.2)
+    assert time.monotonic() - began < 30
+    assert not pool.pids
