@@ -210,6 +210,8 @@ async def _mesh_replies(questions: Sequence[dict[str, str]], *, with_drafts: boo
         for tier in content["tiers"]:
             tier["escalation_drafts"] = with_drafts
             tier["model"] = str(ROOT / tier["model"])
+            tier.pop("skip_below", None)  # rejected answers are what is measured
+        content["router"].pop("score_predictor", None)
         for scorer in content["judge"]["scorers"]:
             if scorer.get("model"):
                 scorer["model"] = str(ROOT / scorer["model"])

@@ -14,7 +14,7 @@ from services.settings import MeshReplan, SettingsError
 from services.state import MeshFeed, PlanStore, WorkloadStore
 
 PULL_S = 0.5
-"""How often the planner looks at the mesh, at most: nobody waits for what it sees, as requests at a router do."""
+"""How often the planner looks at the mesh, at most. No request waits for what it sees."""
 
 
 async def compose(chassis: Chassis) -> None:

@@ -189,7 +189,7 @@ def mesh_content(
 ) -> dict[str, Any]:
     """A mesh file with so many workers and these thresholds; tiers and judge are those of the base file in `folder`.
 
-    A tier without workers is skipped, whatever its threshold.
+    A tier without workers is skipped, whatever its threshold. No tier is passed over by prediction.
     """
     last = len(base["tiers"]) - 1
     engine = {
@@ -200,7 +200,7 @@ def mesh_content(
     }
     tiers = [
         {
-            **tier,
+            **{key: value for key, value in tier.items() if key != "skip_below"},
             **engine,
             "model": model_folder(tier["model"], folder),
             "workers": workers[i],

@@ -1,6 +1,7 @@
 """Plans that are published to a running mesh: for its models, shown against what holds, and taken back."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def test_a_plan_for_these_models_is_published_and_its_difference_shown(
     assert held(admin)["revision"] == before["revision"] + 1
 
 
+def status_with(admin: str, revision: int) -> dict[str, Any]:
+    """What the router says once it follows this plan."""
+    end_s = time.monotonic() + 30
+    while (status := json.loads(penstock("status", "-a", admin, "--json").stdout))["plan_revision"] < revision:
+        assert time.monotonic() < end_s
+    return dict(status)
+
+
 def test_a_burst_ladder_is_published_with_its_plan_and_goes_with_its_thresholds(
     admin: str, plan_file: Callable[..., Path]
 ) -> None:
@@ -116,14 +125,15 @@ def test_a_burst_ladder_is_published_with_its_plan_and_goes_with_its_thresholds(
     assert "20, 25% of ties" in done.stdout
     published = held(admin)
     assert published["burst"]["steps"][1]["thresholds"] == [{"score": 20.0, "tie_share": 0.25}]
-    status = json.loads(penstock("status", "-a", admin, "--json").stdout)
+    status = status_with(admin, published["revision"])
     assert (status["burst"]["step"], status["burst"]["steps"], status["burst"]["mean_quality"]) == (0, 2, 82.0)
     assert "burst step 0 of 1" in penstock("status", "-a", admin).stdout
     changed = penstock("plan", "set", "--threshold", "small=40", "-a", admin)
     assert changed.returncode == 0
     assert "burst ladder was planned for other thresholds" in changed.stderr
-    assert held(admin)["burst"] is None
-    assert json.loads(penstock("status", "-a", admin, "--json").stdout)["burst"] is None
+    without = held(admin)
+    assert without["burst"] is None
+    assert status_with(admin, without["revision"])["burst"] is None
     assert penstock("plan", "rollback", "-a", admin).returncode == 0
     assert held(admin)["burst"] == published["burst"]
     steps[0]["thresholds"] = [50]

@@ -252,6 +252,7 @@ def test_the_demo_runs_on_sglang_workers(tmp_path: Path) -> None:
     for scorer in content["judge"]["scorers"]:
         if scorer.get("model"):
             scorer["model"] = str(ROOT / scorer["model"])
+    content["router"]["score_predictor"] = str(ROOT / content["router"]["score_predictor"])
     file = tmp_path / "mesh.yaml"
     file.write_text(yaml.safe_dump(content))
     began = time.monotonic()

@@ -27,7 +27,7 @@ def main() -> None:
             print(json.dumps(figures["cascade"], indent=1))
             continue
         if step == "predictor":
-            print(json.dumps(predictor.measure(args.out, args.threads), indent=1))
+            print("AUC by tier on prompts that were held out:", predictor.train(args.out, args.threads).auc)
             continue
         if step == "judge":
             figures = judge.train(args.out, args.work / "judge", args.threads)
