@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 NAME, LOCK_NAME = "run.json", "up.lock"
+HOLDER_BYTES = 256
 LOCK_VARIABLE = "PENSTOCK_UP_LOCK"  # environment variable with the descriptor of a lock inherited from the parent
 
 
@@ -169,10 +170,11 @@ class FolderLock:
             self._file = None
 
     def _name_holder(self, pid: int) -> None:
+        """In one write of always the same length: who reads finds the holder of before or this one, never half of it."""
         assert self._file is not None
         holder = ProcessId.of(pid)
-        os.truncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(asdict(holder)).encode() if holder is not None else b"", 0)
+        text = json.dumps(asdict(holder)) if holder is not None else ""
+        os.pwrite(self._file, text.ljust(HOLDER_BYTES).encode(), 0)
 
     def _is_ours(self, descriptor: int) -> bool:
         try:

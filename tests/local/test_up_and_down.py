@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -170,6 +171,24 @@ def service_in(folder: Path, module: str) -> int | None:
     return None
 
 
+def test_a_lock_that_is_handed_over_always_names_a_holder(tmp_path: Path) -> None:
+    lock, done = FolderLock(tmp_path), threading.Event()
+    lock.acquire()
+
+    def hand_over() -> None:
+        while not done.is_set():
+            lock._name_holder(os.getppid())
+            lock._name_holder(os.getpid())
+
+    thread = threading.Thread(target=hand_over)
+    thread.start()
+    found = {lock_holder(tmp_path) for _ in range(3000)}
+    done.set()
+    thread.join()
+    lock.release()
+    assert found <= {ProcessId.of(os.getpid()), ProcessId.of(os.getppid())}
+
+
 @pytest.mark.parametrize("way", ["down", "interrupt"])
 def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> None:
     """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`. A worker stands still: the start cannot end."""
@@ -185,7 +204,7 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
         ),  # what a shell starts in the background ignores it
     )
     until(lambda: lock_holder(tmp_path) is not None)
-    holder = lock_holder(tmp_path)
+    holder = lock_holder(tmp_path)  # while one process hands the lock to the next, one of them is named
     assert holder is not None
     until(lambda: service_in(tmp_path, "worker_service") and service_in(tmp_path, "router_service"))
     worker = service_in(tmp_path, "worker_service")
