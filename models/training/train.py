@@ -76,7 +76,7 @@ RECIPES = {
     ),
     "large-trunk": Recipe(
         hidden=192, layers=6, heads=6, kv_heads=2, mlp=512, grows_from="medium",
-        tokens=20_000_000, easy_tokens=0, decay_tokens=10_000_000, muon_lr=0.01, adam_lr=1e-3, seed=36, focus=True,
+        tokens=16_000_000, easy_tokens=0, decay_tokens=8_000_000, muon_lr=0.01, adam_lr=1e-3, seed=36, focus=True,
     ),
     "large": Recipe(
         hidden=192, layers=30, heads=6, kv_heads=2, mlp=512, grows_from="large-trunk",
