@@ -70,18 +70,17 @@ def burst_ladder(
     own = tuple(BurstThreshold(score) for score in thresholds)
     steps: list[BurstStep] = []
 
-    def measured(rules: tuple[BurstThreshold, ...], quality: float) -> BurstStep:
-        load, reached = _simulated(demand, rules, strategies, dispatch)
-        assert load is not None
+    def step_of(rules: tuple[BurstThreshold, ...], quality: float, load: SustainedLoad, reached: Bools) -> BurstStep:
         tier = demand.requests.tiers.index(load.tier)
         return BurstStep(rules, quality, share * load.sustained_per_s, load.tier, float(reached[tier].mean()))
 
-    load, _ = _simulated(demand, own, strategies, dispatch)
+    load, reached = _simulated(demand, own, strategies, dispatch)
     if load is None:
         return NoLadder("the arrivals come all at once: they have no rate")
-    first = measured(own, expected(demand.judged, own)[1])
+    processed, quality = expected(demand.judged, own)
+    first = step_of(own, quality, load, reached)
     steps.append(first)
-    scales = _scales(demand, own, strategies, load)
+    scales = _scales(_limits(demand.judged, processed, strategies), load)
     candidates = _candidates(demand.judged, own, strategies, scales, floor, tie_shares)
     base = load.sustained_per_s
     for power in range(1, MOST_STEPS):
@@ -94,7 +93,9 @@ def burst_ladder(
             chosen = max(able, key=lambda c: (c.rate_per_s, c.quality))
         else:
             break
-        step = measured(chosen.rules, chosen.quality)
+        changed, reached = _simulated(demand, chosen.rules, strategies, dispatch)
+        assert changed is not None
+        step = step_of(chosen.rules, chosen.quality, changed, reached)
         if step.rate_per_s >= LEAST_GAIN * last.rate_per_s:
             steps.append(step)
         if not fast:
@@ -156,10 +157,10 @@ def _candidates(
     candidates = []
     below = (rules_below(sample, tier, rule, most, tie_shares) for tier, rule in enumerate(own))
     for rules in itertools.product(*below):
-        quality = expected(sample, rules)[1]
+        processed, quality = expected(sample, rules)
         if quality < floor - EPSILON:
             continue
-        limits = _limits(sample, rules, strategies)
+        limits = _limits(sample, processed, strategies)
         rates = [scale * limit for scale, limit in zip(scales, limits, strict=True) if limit is not None]
         candidates.append(_Candidate(rules, quality, min(rates)))
     return candidates
@@ -181,24 +182,19 @@ def rules_below(
     return [rules[i] for i in places]
 
 
-def _scales(
-    demand: Demand, own: Sequence[BurstThreshold], strategies: Sequence[Strategy], load: SustainedLoad
-) -> list[float]:
+def _scales(limits: Sequence[float | None], load: SustainedLoad) -> list[float]:
     """By tier, the rate that it sustains by simulation over that by arithmetic; 1 for a tier that no request reaches."""
-    limits = _limits(demand.judged, own, strategies)
     return [
         load.offered_per_s / used / limit if used > 0 and limit is not None else 1.0
         for used, limit in zip(load.utilisation, limits, strict=True)
     ]
 
 
-def _limits(
-    sample: JudgedSample, rules: Sequence[BurstThreshold], strategies: Sequence[Strategy]
-) -> list[float | None]:
+def _limits(sample: JudgedSample, processed: Floats, strategies: Sequence[Strategy]) -> list[float | None]:
     """By tier, the requests per second of the whole cascade that it sustains, by arithmetic on mean lengths; None where no
-    request reaches it, or it has no replicas."""
+    request reaches it, or it has no replicas. processed (C, N): as of `expected`."""
     rates: list[float | None] = []
-    for tier, (reached, strategy) in enumerate(zip(expected(sample, rules)[0], strategies, strict=True)):
+    for tier, (reached, strategy) in enumerate(zip(processed, strategies, strict=True)):
         total = float(reached.sum())
         if total <= EPSILON or not strategy.replicas:
             rates.append(None)
