@@ -35,8 +35,9 @@ from penstock.local import redis_server as local_redis
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.mesh_view import PULL_INTERVAL_S, MeshView
 from services.domain.stages.places import MAX_NEIGHBOURS, StagePlace, neighbours
+from services.mesh_schema import MeshStages
 from services.processes import free_port
-from services.settings import MeshStages, ServiceSettings
+from services.settings import ServiceSettings
 from services.state import InstanceStore, MeshFeed, Registrar, connect
 from services.state.feed import HEADS_PER_PULL
 from services.state.keys import Keys, tier_group

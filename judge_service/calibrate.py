@@ -16,8 +16,10 @@ from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore, Scorer
 from judge_service.scorers.combined import raw_scores
 from services.domain.errors import PenstockError
 from services.domain.requests import ChatMessage, ChatPrompt, FinishReason
+from services.field_problems import SettingsError
 from services.mesh_file import load_mesh_file
-from services.settings import MeshFile, MeshScorer, ServiceSettings, SettingsError
+from services.mesh_schema import MeshFile, MeshScorer
+from services.settings import ServiceSettings
 
 BATCH = 64
 

@@ -17,9 +17,11 @@ from judge_service.servicer import SERVICE, JudgeServicer
 from penstock.proto.judge.v1 import judge_pb2_grpc
 from services.access.certificates import CertificateFiles
 from services.domain.instances import Role
+from services.field_problems import SettingsError
+from services.mesh_schema import MeshFile, MeshJudge, MeshScorer
 from services.model_folder import model_folder
 from services.runtime import Chassis
-from services.settings import MeshFile, MeshJudge, MeshScorer, ServiceSettings, SettingsError, environment_value
+from services.settings import ServiceSettings, environment_value
 from services.state.keys import Keys
 
 

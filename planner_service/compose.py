@@ -8,9 +8,10 @@ from planner_service.servicer import SERVICE, PlannerServicer
 from planner_service.solver_pool import SolverPool
 from services.clock import SystemClock
 from services.domain.mesh_view import MeshView
+from services.field_problems import SettingsError
 from services.mesh_file import digest
+from services.mesh_schema import MeshReplan
 from services.runtime import Chassis
-from services.settings import MeshReplan, SettingsError
 from services.state import MeshFeed, PlanStore, WorkloadStore
 
 PULL_S = 0.5

@@ -24,7 +24,7 @@ from planner_service.stages import batches_of
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from services.domain.latency import StepLatencyModel
 from services.domain.stages import QoeModel
-from services.settings import MAX_DRAFT_WINDOW, MAX_PROCESSES, MeshJudge
+from services.mesh_schema import MAX_DRAFT_WINDOW, MAX_PROCESSES, MeshJudge
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

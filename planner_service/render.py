@@ -17,7 +17,7 @@ from planner_service.routing.grading import REPLY_TOKENS
 from planner_service.site import ONE_GPU, Site
 from services.domain.errors import invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
-from services.settings import MeshScorer
+from services.mesh_schema import MeshScorer
 
 PRIVATE_NETWORK = {"PENSTOCK_OPEN_ACCESS": "true", "PENSTOCK_ADMIN_HOST": "0.0.0.0"}
 """The manifests have neither keys nor certificates: only the network protects the services."""

@@ -42,10 +42,10 @@ from services.clock import SystemClock
 from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.domain.score_prediction import PredictorError, ScorePredictor
+from services.field_problems import SettingsError
 from services.health import Health
 from services.runtime import Chassis
 from services.score_predictor_file import read_score_predictor
-from services.settings import SettingsError
 from services.state import MeshFeed, ServedRequestStore, TraceStore, WorkloadStore
 from services.state.limits import SharedLimits
 from services.state.usage import UsageStore

@@ -30,7 +30,7 @@ from services.domain.instances import Role
 from services.domain.mesh_view import MeshView
 from services.domain.slo.promises import Promise
 from services.grpc_types import Context
-from services.settings import MeshSlo
+from services.mesh_schema import MeshSlo
 from services.state import ServedRequestStore, TraceStore
 from services.state.usage import KEPT_DAYS, UsageStore
 from services.write_timeouts import write_deadline_s

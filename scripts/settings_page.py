@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from services.settings import (
+from services.mesh_schema import (
     MeshAccess,
     MeshEarlyCheck,
     MeshFile,
@@ -25,10 +25,10 @@ from services.settings import (
     MeshTier,
     MeshTls,
     RemoteMeshEngine,
-    ServiceSettings,
     SglangMeshEngine,
     SimulatedMeshEngine,
 )
+from services.settings import ServiceSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
@@ -36,7 +36,8 @@ HEAD = """# Settings
 
 Every process reads settings from two places when it starts: the **mesh file** describes the mesh (`penstock up` and docker
 compose read the same one), **environment variables** describe one process. A bad value ends the process at once, with an
-error that names the field. `make settings-page` generates this page from the docstrings of `services/settings.py`.
+error that names the field. `make settings-page` generates this page from the docstrings of
+`services/mesh_schema` and `services/settings.py`.
 """
 
 SECTIONS: tuple[tuple[str, type[Any]], ...] = (

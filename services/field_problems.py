@@ -9,6 +9,14 @@ from pydantic import BaseModel, ValidationError
 from services.domain.errors import FieldProblem
 
 
+class SettingsError(Exception):
+    """Bad settings. The message names every bad field; `problems` lists the same one by one."""
+
+    def __init__(self, message: str, problems: Sequence[FieldProblem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems) or (FieldProblem("", message),)
+
+
 def field_problems(error: ValidationError, model: type[BaseModel]) -> list[FieldProblem]:
     """Every problem of data that `model` refused. An unknown field comes with the most similar one that exists."""
     problems: list[FieldProblem] = []

@@ -15,7 +15,7 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_aio_server
 
 from services import open_files
-from services.settings import MeshRouter
+from services.mesh_schema import MeshRouter
 
 _log = logging.getLogger(__name__)
 

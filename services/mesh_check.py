@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from services.domain.errors import FieldProblem
 from services.domain.score_prediction import PredictorError
-from services.field_problems import field_problems
+from services.field_problems import SettingsError, field_problems
 from services.mesh_file import read_mesh_data
 from services.mesh_rules import disagreements
+from services.mesh_schema import MeshFile
 from services.model_folder import looks_like_hub_id
 from services.score_predictor_file import read_score_predictor
-from services.settings import MeshFile, ServiceSettings, SettingsError, environment_value
+from services.settings import ServiceSettings, environment_value
 
 MAX_REPAIRS = 5  # passes that repair bad fields to find the problems behind them
 STAND_INS = {"name": "stand-in-{}", "kind": "exact"}  # for required fields that are missing

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from services.field_problems import field_problems, joined
+from services.field_problems import SettingsError, field_problems, joined
 from services.mesh_rules import disagreements
-from services.settings import MeshFile, SettingsError
+from services.mesh_schema import MeshFile
 
 
 def load_mesh_file(path: Path) -> MeshFile:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from services.domain.errors import FieldProblem, InvalidRequest
-from services.settings import MAX_PORT, MeshFile, MeshScorer, SglangMeshEngine, processes_problem
+from services.mesh_schema import MAX_PORT, MeshFile, MeshScorer, SglangMeshEngine, processes_problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from services.settings import ServiceSettings, SettingsError
+from services.field_problems import SettingsError
+from services.settings import ServiceSettings
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _UNUSED = ("original/*", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")  # the same weights in other formats

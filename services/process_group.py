@@ -20,11 +20,12 @@ from prometheus_client import CollectorRegistry, start_http_server
 from services import telemetry
 from services.background import end, supervise
 from services.domain.instances import Role
+from services.field_problems import SettingsError
 from services.group_metrics import GroupMetrics
 from services.process_heartbeat import HEARTBEAT_S, HeartbeatMonitor
 from services.process_slot import ProcessSlot
 from services.processes import UNUSABLE_SETTINGS, ProcessSpec, Watched, Watcher, free_port
-from services.settings import ServiceSettings, SettingsError
+from services.settings import ServiceSettings
 from services.shared_port import SharedPort
 
 _log = logging.getLogger(__name__)

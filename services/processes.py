@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.background import end, supervise
-from services.settings import SettingsError
+from services.field_problems import SettingsError
 
 _log = logging.getLogger(__name__)
 

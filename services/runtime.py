@@ -26,13 +26,15 @@ from services.background import EndProcess, end, supervise
 from services.channels import server_options
 from services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from services.domain.stages.places import StagePlace
+from services.field_problems import SettingsError
 from services.health import Health
 from services.interceptors import ChassisInterceptor
 from services.mesh_file import load_mesh_file
+from services.mesh_schema import MeshFile, MeshRouter
 from services.process_heartbeat import send_heartbeats
 from services.process_slot import ProcessSlot
 from services.processes import exits_on_unusable_settings
-from services.settings import MeshFile, MeshRouter, ServiceSettings, SettingsError
+from services.settings import ServiceSettings
 from services.state import Registrar, connect
 from services.state.keys import Keys
 from services.telemetry import Telemetry

@@ -12,9 +12,10 @@ import redis
 
 from services.domain.instances import Role
 from services.mesh_file import load_mesh_file
+from services.mesh_schema import MeshFile
 from services.process_slot import ProcessSlot
 from services.runtime import Chassis, Compose, serve
-from services.settings import MeshFile, ServiceSettings
+from services.settings import ServiceSettings
 
 START_TIMEOUT_S = 600.0  # a worker may start a server of its own
 DRAIN_S = 5.0

@@ -16,17 +16,11 @@ from services.domain.latency import StepLatencyModel
 from services.domain.mesh_view import MeshView
 from services.domain.stages import bidding
 from services.domain.stages.worth import move_s
+from services.field_problems import SettingsError
+from services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MeshFile, MeshTier
 from services.model_folder import model_folder
 from services.runtime import Chassis
-from services.settings import (
-    DEFAULT_KV_TOKENS,
-    DEFAULT_STEP_TOKENS,
-    MeshFile,
-    MeshTier,
-    ServiceSettings,
-    SettingsError,
-    environment_value,
-)
+from services.settings import ServiceSettings, environment_value
 from services.state import MeshFeed
 from services.state.keys import tier_group
 from services.telemetry import observe_unusable_entries

@@ -24,7 +24,7 @@ from planner_service.files import read_quality, read_trace
 from planner_service.simulator import Workload
 from planner_service.site import Demand, Site
 from services.mesh_file import load_mesh_file, read_mesh_data
-from services.settings import MeshFile
+from services.mesh_schema import MeshFile
 
 TRACE = "traces/azure2023_conv.csv.gz"
 SLO_TIMES = 5.0  # the SLO: so many times what the largest model takes for a request without others

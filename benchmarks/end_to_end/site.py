@@ -19,7 +19,7 @@ import yaml
 from planner_service.files import read_site, read_trace
 from planner_service.simulator import Workload
 from planner_service.site import Site
-from services.settings import MeshTier
+from services.mesh_schema import MeshTier
 
 KV_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = 32_768, 32, 512  # of each worker, the same for profile and mesh
 UNREACHABLE = 3  # exit status of `penstock plan` if no plan meets the targets

@@ -10,7 +10,7 @@ from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, print_json
 
 if TYPE_CHECKING:
-    from services.settings import MeshFile
+    from services.mesh_schema import MeshFile
 
 
 @needs_extra("check", "service")

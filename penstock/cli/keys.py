@@ -13,7 +13,7 @@ from penstock.cli.output import console, fail, print_json
 
 if TYPE_CHECKING:
     from services.access.api_keys import ApiKey, KeyFile
-    from services.settings import MeshFile
+    from services.mesh_schema import MeshFile
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -105,8 +105,9 @@ def revoke(
 def _mesh_and_file(path: Path) -> "tuple[MeshFile, KeyFile]":
     """A mesh file, and the key file that it or the environment names."""
     from services.access.api_keys import KeyFile
+    from services.field_problems import SettingsError
     from services.mesh_file import load_mesh_file
-    from services.settings import ServiceSettings, SettingsError
+    from services.settings import ServiceSettings
 
     try:
         mesh = load_mesh_file(path)

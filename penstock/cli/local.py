@@ -123,7 +123,7 @@ class started:  # noqa: N801 -- reads as a function: `async with started(...) as
         from penstock.local import LocalMesh, MeshFailed
         from penstock.local.redis_server import NoRedis
         from penstock.local.runfile import FolderInUse
-        from services.settings import SettingsError
+        from services.field_problems import SettingsError
 
         began = time.monotonic()
         try:
@@ -168,8 +168,8 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
     """Start `penstock up` as a background process; show its progress until it is ready, or the reason why it failed."""
     from penstock.local.runfile import FolderInUse, FolderLock, read_run_file
     from penstock.local.start import start_timeout_s
+    from services.field_problems import SettingsError
     from services.mesh_file import load_mesh_file
-    from services.settings import SettingsError
 
     try:
         limit_s = start_timeout_s(load_mesh_file(mesh), mesh) + DETACH_MARGIN_S

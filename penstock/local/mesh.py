@@ -26,10 +26,12 @@ from penstock.local.start import Progress, needs_hub, start_timeout_s
 from services.background import end, supervise
 from services.domain.instances import InstanceRecord, Role
 from services.domain.mesh_view import MeshView
+from services.field_problems import SettingsError
 from services.mesh_file import load_mesh_file
 from services.mesh_rules import redis_url_problem
+from services.mesh_schema import MeshFile
 from services.processes import ProcessSpec, Watched, Watcher, free_port
-from services.settings import MeshFile, ServiceSettings, SettingsError
+from services.settings import ServiceSettings
 from services.state import MeshFeed, connect
 from services.state.connection import without_password
 from services.state.keys import Keys

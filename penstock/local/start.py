@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.mesh_schema import MeshFile
 from services.model_folder import is_hub_id
-from services.settings import MeshFile, ServiceSettings
+from services.settings import ServiceSettings
 
 START_TIMEOUT_S = 600.0
 """For imports, weights from a local disk, and kernels compiled at the first start, also while the cores are busy."""

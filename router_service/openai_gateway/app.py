@@ -47,8 +47,8 @@ from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
 from services.domain.slo.promises import Promise
 from services.errors import http_status
+from services.mesh_schema import MeshSlo
 from services.reasoning import ReasoningParser, reasoning_parser
-from services.settings import MeshSlo
 from services.telemetry import Telemetry
 from services.tool_calls import FORMATS, ToolFormat
 from services.write_timeouts import WriteTimeouts, write_deadline_s

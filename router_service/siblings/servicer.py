@@ -15,9 +15,9 @@ from services import proto_codec as common
 from services.channels import server_options
 from services.domain.errors import NotFound, PenstockError
 from services.domain.instances import Role
+from services.field_problems import SettingsError
 from services.grpc_types import Context
 from services.process_slot import ProcessSlot
-from services.settings import SettingsError
 
 Move = Callable[[str, str], Awaitable[Moved | NotMoved]]
 """Moves a reply, given by its request id, to an instance, given by its id; NotFound if it is not streamed here."""

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from services.access.api_keys import KeyFile, KeyFileError, KeyRing
 from services.background import end, supervise
-from services.settings import SettingsError
+from services.field_problems import SettingsError
 
 _log = logging.getLogger(__name__)
 

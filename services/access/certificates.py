@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from services.settings import SettingsError
+from services.field_problems import SettingsError
 
 _log = logging.getLogger(__name__)
 

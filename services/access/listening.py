@@ -4,7 +4,8 @@ import logging
 
 from services.access.roles import listening_host
 from services.domain.instances import Role
-from services.settings import MeshFile, ServiceSettings
+from services.mesh_schema import MeshFile
+from services.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)
 

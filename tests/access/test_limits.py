@@ -20,7 +20,7 @@ from services.access.tenants import (
 )
 from services.domain.errors import InvalidRequest, PermissionDenied, RateLimited
 from services.domain.requests import ChatMessage, ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
-from services.settings import MeshFile
+from services.mesh_schema import MeshFile
 from services.state import connect
 from services.state.keys import Keys
 from services.state.limits import SharedLimits

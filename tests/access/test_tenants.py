@@ -26,7 +26,7 @@ from penstock.cli.main import app
 from services.access.api_keys import KeyFile, new_key
 from services.access.tenants import Tenant
 from services.domain import InvalidRequest, Role, SamplingParams
-from services.settings import SettingsError
+from services.field_problems import SettingsError
 from services.state import connect
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker

@@ -21,7 +21,7 @@ from services.access import authority
 from services.access.certificates import LOOK_S, CertificateFiles
 from services.access.guard import IDENTITY_PREFIX
 from services.access.roles import PERMISSIONS, CallerRole, may_call
-from services.settings import SettingsError
+from services.field_problems import SettingsError
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.cli import penstock

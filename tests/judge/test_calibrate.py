@@ -8,7 +8,7 @@ import pytest
 
 from judge_service.calibrate import SampleError, calibrate, read_samples
 from judge_service.calibration import Calibration, CalibrationError
-from services.settings import SettingsError
+from services.field_problems import SettingsError
 from tests.conftest import MeshFileMaker
 
 

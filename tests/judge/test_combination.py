@@ -17,8 +17,9 @@ from judge_service.compose import build_scorer
 from judge_service.scorers import JudgedAnswer, LogprobSummary
 from judge_service.scorers.confidence import ConfidenceScorer
 from services.domain import TextPrompt
+from services.field_problems import SettingsError
 from services.mesh_file import load_mesh_file
-from services.settings import ServiceSettings, SettingsError
+from services.settings import ServiceSettings
 from tests.conftest import MeshFileMaker
 
 SHORT_MODEL = {"mean": [0], "scale": [1], "weights": [1], "intercept": 0, "samples": 1, "auc": 1, "brier": 0}

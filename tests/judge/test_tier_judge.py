@@ -18,8 +18,9 @@ from judge_service.scorers.llm import LlmScorer
 from judge_service.tier_client import TierChat
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
+from services.field_problems import SettingsError
 from services.mesh_file import load_mesh_file
-from services.settings import ServiceSettings, SettingsError
+from services.settings import ServiceSettings
 from services.state.keys import Keys
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker

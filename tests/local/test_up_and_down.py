@@ -20,8 +20,8 @@ from penstock.cli.local import REPEAT_S, ProgressLines
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run_file, start
 from penstock.local.runfile import FolderInUse, FolderLock, ProcessId, lock_holder, stale_run_file
 from penstock.local.start import Progress, start_timeout_s
+from services.field_problems import SettingsError
 from services.mesh_file import load_mesh_file
-from services.settings import SettingsError
 from tests.conftest import FAMILY
 from tests.local.test_local_mesh import simulated_mesh
 from tests.support.cli import penstock, penstock_process

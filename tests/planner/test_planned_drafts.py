@@ -25,7 +25,7 @@ from services.domain.errors import InvalidRequest
 from services.domain.hardware import ReplicaShape
 from services.domain.speculation.choice import best, windows
 from services.mesh_file import load_mesh_file
-from services.settings import MeshSpeculation
+from services.mesh_schema import MeshSpeculation
 
 CLUSTER = {"gpu": "h100", "nodes": 1, "gpus_per_node": 2}
 DRAFTERS = [{"model": "qwen2.5-1.5b", "acceptance": 0.8}, {"model": "qwen2.5-0.5b", "acceptance": 0.6}]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
 from services.domain import Role
-from services.settings import SettingsError
+from services.field_problems import SettingsError
 from services.testing import RedisProcess, serving
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from services.mesh_file import load_mesh_file
-from services.settings import MeshFile
+from services.mesh_schema import MeshFile
 from tests.conftest import ROOT
 
 SHAPES: tuple[list[tuple[int, int, int]], ...] = ([(2, 1, 1), (1, 2, 1)], [], [(1, 4, 1)])  # (count, tp, pp) by tier

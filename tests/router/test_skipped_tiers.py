@@ -12,8 +12,8 @@ import yaml
 from penstock import AsyncClient, AsyncPlannerClient, Escalated
 from penstock.client.plans import EarlyCheck
 from services.domain.score_prediction import ScorePredictor, features
+from services.field_problems import SettingsError
 from services.mesh_check import mesh_file_problems
-from services.settings import SettingsError
 from services.testing import RedisProcess
 from tests.router.test_flagged_answers import metrics_page
 from tests.support.mesh import TestMesh, running_mesh

@@ -21,8 +21,8 @@ from penstock import (
     TierDeclined,
     TierStarted,
 )
+from services.field_problems import SettingsError
 from services.mesh_file import load_mesh_file
-from services.settings import SettingsError
 from services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh

@@ -6,8 +6,9 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from services.field_problems import SettingsError
 from services.model_folder import model_folder
-from services.settings import ServiceSettings, SettingsError
+from services.settings import ServiceSettings
 from tests.conftest import FAMILY
 from worker_service.text.hf import HfTokenizer
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from services.field_problems import SettingsError
 from services.mesh_file import digest, load_mesh_file
-from services.settings import (
+from services.mesh_schema import (
     MeshFile,
     MeshJudge,
     MeshPlanner,
@@ -16,11 +17,10 @@ from services.settings import (
     MeshRouter,
     MeshScorer,
     MeshTier,
-    ServiceSettings,
-    SettingsError,
     SglangMeshEngine,
     SimulatedMeshEngine,
 )
+from services.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[2]
 TIERS: list[dict[str, Any]] = [{"name": "a", "model": "m", "threshold": 50}, {"name": "b", "model": "n"}]

@@ -14,7 +14,8 @@ from aiohttp import web
 from services.domain import FinishReason, GenerationRequest, SamplingParams, Slo, SloPhase, TokenFrame, TokenPrompt
 from services.domain.latency import StepLatencyModel
 from services.domain.slo import SloClass
-from services.settings import MeshSlo, MeshTier, ServiceSettings
+from services.mesh_schema import MeshSlo, MeshTier
+from services.settings import ServiceSettings
 from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import until
 from worker_service.compose import build_engine

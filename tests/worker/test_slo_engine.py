@@ -15,7 +15,9 @@ from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.slo import AttainmentTracker, ReplyLengths
 from services.domain.slo.compiled import admission, step, table
 from services.domain.slo.reply_length import MIN_REPLIES
-from services.settings import MeshTier, ServiceSettings, SettingsError
+from services.field_problems import SettingsError
+from services.mesh_schema import MeshTier
+from services.settings import ServiceSettings
 from worker_service.compose import build_engine
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import Admitted, Finished

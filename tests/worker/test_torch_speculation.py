@@ -17,7 +17,8 @@ from services.domain import ChatMessage, ChatPrompt, GenerationRequest, Sampling
 from services.domain.instances import Drafting
 from services.domain.speculation.choice import Candidate
 from services.mesh_rules import disagreements
-from services.settings import MeshFile, MeshSpeculation, MeshTier, ServiceSettings
+from services.mesh_schema import MeshFile, MeshSpeculation, MeshTier
+from services.settings import ServiceSettings
 from tests.conftest import FAMILY
 from tests.support.draft_sources import KnownReply
 from worker_service.compose import build_engine, drafter_folders

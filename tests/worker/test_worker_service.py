@@ -14,8 +14,8 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain import InvalidRequest, RequestFailed, Role
 from services.errors import from_rpc
+from services.field_problems import SettingsError
 from services.runtime import Chassis
-from services.settings import SettingsError
 from services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines

@@ -16,8 +16,8 @@ Json = dict[str, Any]
 def chat_body(request: GenerationRequest, model: str, extensions: Set[str], limit_field: str) -> Json:
     """The body of a streamed chat completion.
 
-    extensions: of `services.settings.RemoteExtension`, those that the endpoint takes. limit_field: its name of the largest
-        length of a reply.
+    extensions: of `services.mesh_schema.tiers.RemoteExtension`, those that the endpoint takes. limit_field: its name of
+        the largest length of a reply.
 
     Raises:
         UnsupportedByModel: The request needs something that the endpoint does not have.

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from services.clock import Clock, SystemClock
 from services.domain.latency import StepLatencyModel
-from services.settings import DEFAULT_KV_TOKENS
+from services.mesh_schema import DEFAULT_KV_TOKENS
 from worker_service.engine.batch_policy import batch_policy
 from worker_service.engine.core import CoreLimits, EngineCore
 from worker_service.engine.digest import model_digest

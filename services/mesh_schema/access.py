@@ -1,0 +1,63 @@
+"""What a mesh file says of tenants, keys and certificates."""
+
+from pydantic import BaseModel, Field
+
+from services.mesh_schema.common import FROZEN
+
+
+class MeshTenant(BaseModel):
+    """One tenant. A limit that is not set does not exist."""
+
+    model_config = FROZEN
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
+    """Name of the tenant: 1 to 63 characters of a-z, 0-9, -, _ and `.`."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests (choices of a request count one by one) in any 60 s, at all routers together."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and replies in any 60 s, at all routers together. A request reserves an estimate of its prompt and
+    its max_tokens, or 256; its reply's own number counts from its end."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Requests at once, at all routers together."""
+    models: tuple[str, ...] = ()
+    """Models that its requests may name: `cascade` and tiers. Empty: all."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Largest max_tokens of a request; also the limit of requests that set none."""
+    max_n: int | None = Field(default=None, ge=1)
+    """Largest number of choices of one HTTP request, prompts times n."""
+    max_priority: int | None = Field(default=None, ge=-100, le=100)
+    """Highest priority that its requests may have."""
+    slo: bool = True
+    """Whether its requests may ask for latencies."""
+    ignore_eos: bool = False
+    """Whether its requests may set ignore_eos: their replies then always have max_tokens. For benchmarks."""
+    slo_classes: tuple[str, ...] = ()
+    """Classes of the mesh's `slo.classes` that its requests may name; they may then ask for no latencies of their own.
+    Empty: all, and their own."""
+
+
+class MeshAccess(BaseModel):
+    """Who may use the mesh."""
+
+    model_config = FROZEN
+
+    keys: str = ""
+    """Key file, written by `penstock keys`; a relative path is resolved against the mesh file's folder. Empty: requests need
+    no key, and routers listen on loopback only."""
+    tenants: tuple[MeshTenant, ...] = ()
+    """The tenants that keys belong to: see below."""
+
+
+class MeshTls(BaseModel):
+    """Certificates."""
+
+    model_config = FROZEN
+
+    folder: str = ""
+    """Folder of the mesh's own certificates, written by `penstock certs`; a relative path is resolved against the mesh
+    file's folder. With it, services accept each other and administrators by their certificates only, and clients use TLS.
+    Empty: no TLS."""
+    client_certificate: str = ""
+    """PEM file of the certificate, with its chain, that clients of the routers see. Empty: the router's own."""
+    client_key: str = ""
+    """PEM file of its private key."""

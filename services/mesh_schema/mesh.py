@@ -1,0 +1,95 @@
+"""A whole mesh file."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from services.domain.early_checks import EarlyCheck
+from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
+from services.field_problems import SettingsError
+from services.mesh_schema.access import MeshAccess, MeshTls
+from services.mesh_schema.common import FROZEN
+from services.mesh_schema.judge import MeshJudge
+from services.mesh_schema.planner import MeshPlanner
+from services.mesh_schema.router import MeshRouter, share_of
+from services.mesh_schema.slo import MeshSlo
+from services.mesh_schema.stages import MeshStages
+from services.mesh_schema.tiers import MeshTier
+
+
+class MeshFile(BaseModel):
+    """A mesh file describes the processes of a mesh. `penstock up` and docker compose both use it."""
+
+    model_config = FROZEN
+
+    name: str = Field(default="penstock", min_length=1, max_length=128)
+    """Name of the mesh: the prefix of its keys in Redis, so that several meshes can share one Redis."""
+    redis_url: str = ""
+    """URL of a Redis. Empty: REDIS_URL from the environment; without it `penstock up` starts a Redis."""
+    tiers: tuple[MeshTier, ...]
+    """The tiers, from the cheapest to the most expensive."""
+    judge: MeshJudge = MeshJudge()
+    """The judge: see below. Default: answers are scored by their confidence; a mesh of one tier, whose answers are always
+    accepted, has no judge process."""
+    router: MeshRouter = MeshRouter()
+    """The routers: see below."""
+    planner: MeshPlanner = MeshPlanner()
+    """The planner: see below."""
+    stages: MeshStages = MeshStages()
+    """Length stages: see below."""
+    slo: MeshSlo = MeshSlo()
+    """Latency objectives of requests: see below."""
+    access: MeshAccess = MeshAccess()
+    """API keys and tenants: see below."""
+    tls: MeshTls = MeshTls()
+    """Certificates: see below."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_judge_for_one_tier(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "judge" not in data and isinstance(tiers := data.get("tiers"), list | tuple):
+            return data | ({"judge": {"replicas": 0}} if len(tiers) == 1 else {})
+        return data
+
+    @model_validator(mode="after")
+    def _tenants_name_known_classes(self) -> "MeshFile":
+        for at, tenant in enumerate(self.access.tenants):
+            for name in tenant.slo_classes:
+                if name not in self.slo.classes:
+                    raise ValueError(f"access.tenants.{at}.slo_classes: no class '{name}' in slo.classes")
+        return self
+
+    def router_share(self, index: int, count: int) -> "MeshFile":
+        """This file as one of `count` processes of a router follows it. index: from 0."""
+        replan = self.planner.replan
+        sampled = replan.model_copy(update={"sample": max(1, share_of(replan.sample, index, count))})
+        planner = self.planner.model_copy(update={"replan": sampled})
+        return self.model_copy(update={"router": self.router.share(index, count), "planner": planner})
+
+    def plan(self, input_digest: str) -> Plan:
+        """The plan that this file describes."""
+        tiers = tuple(
+            TierPlan(
+                t.name,
+                t.served_name,
+                t.threshold,
+                t.workers,
+                skip_below=t.skip_below,
+                early_checks=tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
+            )
+            for t in self.tiers
+        )
+        return Plan(
+            revision=0,
+            tiers=tiers,
+            judge_unavailable=JudgeUnavailable(self.planner.judge_unavailable),
+            provenance=Provenance("mesh-file", input_digest=input_digest),
+        )
+
+    def tier(self, name: str) -> MeshTier:
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise SettingsError(
+            f"tier: no tier '{name}' in the mesh file, which has {', '.join(t.name for t in self.tiers)}"
+        )
