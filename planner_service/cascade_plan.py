@@ -1,6 +1,7 @@
 """A plan as it is told: tiers, latencies, load and cost, simulated from end to end. No I/O."""
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,49 @@ class TierOutcome:
     report: Report
 
 
+class LeftOut(enum.Enum):
+    """Why no plan was made for a cascade of the candidates, or none was found.
+
+    GPUS: a model fits nowhere. JUDGE: it lacks the tier that grades. MIN_QUALITY: no routing reaches it. MAX_LATENCY: slower
+    even with each request alone. BOUND: no plan of it can be as good as the two best. NO_PLAN: none meets the targets.
+    """
+
+    GPUS = "gpus"
+    JUDGE = "judge"
+    MIN_QUALITY = "min_quality"
+    MAX_LATENCY = "max_latency_s"
+    BOUND = "bound"
+    NO_PLAN = "no_plan"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """The best plan of another cascade. latency_p95_s: that the objective means. Other fields: see CascadePlan."""
+
+    tiers: tuple[str, ...]
+    quality: float
+    latency_p95_s: float
+    gpus: int
+    dollars_per_hour: float | None
+    rate_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeChoice:
+    """How the tiers of a plan were chosen. candidates: all tiers. sizes: the fewest and the most tiers of a cascade.
+
+    considered: cascades of such sizes. planned: those with a plan. left_out: how many of the others, by why.
+    runner_up: None where no other cascade has a plan.
+    """
+
+    candidates: tuple[str, ...]
+    sizes: tuple[int, int]
+    considered: int
+    planned: int
+    left_out: dict[LeftOut, int]
+    runner_up: RunnerUp | None
+
+
 @dataclass(frozen=True, slots=True)
 class CascadePlan:
     """latency_p95_s: the largest tier's (the paper's L). end_to_end_p95_s: what a user feels, over the tiers visited and
@@ -45,7 +89,8 @@ class CascadePlan:
     given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
     skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. burst: the burst ladder,
     where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
-    grading: how much is judged, and how long that takes; None where judging loads nothing.
+    grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
+    from candidates; None where they were given.
     """
 
     tiers: tuple[TierOutcome, ...]
@@ -74,10 +119,27 @@ class CascadePlan:
     burst: BurstLadder | None = None
     burst_reason: str = ""
     grading: GradingReport | None = None
+    choice: CascadeChoice | None = None
 
     @property
     def gpus(self) -> int:
         return sum(tier.gpus for tier in self.tiers)
+
+    @property
+    def cost(self) -> float:
+        """What the goal cost makes least: dollars per hour where GPUs have prices, else GPUs."""
+        return float(self.gpus) if self.dollars_per_hour is None else self.dollars_per_hour
+
+    def rank(self, goal: Goal) -> tuple[float, float]:
+        """(what the goal makes least, what decides between equals): the better of two plans has the lower rank."""
+        match goal:
+            case Goal.COST:
+                return self.cost, self.felt_p95_s
+            case Goal.QUALITY:
+                return -self.quality, self.felt_p95_s
+            case Goal.RATE:
+                return -(self.rate_per_s or 0.0), self.felt_p95_s
+        return self.felt_p95_s, self.gpus
 
     @property
     def utilisation(self) -> tuple[float, ...]:

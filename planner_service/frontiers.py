@@ -32,10 +32,9 @@ def frontiers(
 
     fastest = _solved(targets, lambda q: least_latency(deployer, q, demand.judged, TRIED))
     leanest = _solved(targets, lambda q: cheapest(deployer, q, limit_s, demand.judged, TRIED))
-    own_cost = float(plan.gpus) if plan.dollars_per_hour is None else plan.dollars_per_hour
     return (
         _best({(plan.quality, plan.latency_p95_s), *((s.quality, s.deployment.latency_s) for s in fastest)}),
-        _best({(plan.quality, own_cost), *((s.quality, cost(s)) for s in leanest)}),
+        _best({(plan.quality, plan.cost), *((s.quality, cost(s)) for s in leanest)}),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TypedDict
 import numpy as np
 
 from planner_service.burst_ladder import NoLadder, burst_ladder
+from planner_service.cascade_choice import Tiers, best_cascade
 from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.mixed import GpuTypes
@@ -64,7 +65,9 @@ def plan_cascade(
             raise invalid("burst_floor", NO_LADDER_WITH)
         without = dataclasses.replace(options, burst_floor=None, burst_mean=None)
         plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
-        return _with_burst_ladder(plan, demand, options, options.burst_floor)
+        return _with_burst_ladder(plan, chosen_of(plan, site, demand)[1], options, options.burst_floor)
+    if options.max_tiers is not None:
+        return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
     if options.skip:
         return _with_skip_rule(site, demand, options, runs, on_evaluation)
     planner = _Planner(site, options, on_evaluation)
@@ -74,6 +77,50 @@ def plan_cascade(
         return planner.checked_plan(demand, runs)
     except Unreachable as error:
         raise _rate_binds(site, demand, options, runs) or error from None
+
+
+def chosen_of(plan: CascadePlan, site: Site, demand: Demand) -> tuple[Site, Demand]:
+    """What the plan is for: the site and the demand of the tiers that were chosen; where none were, both as they are."""
+    if plan.choice is None:
+        return site, demand
+    tiers = [site.tiers.index(tier.name) for tier in plan.tiers]
+    return site.only(tiers), demand.only(tiers)
+
+
+def _with_chosen_tiers(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan over the cascades of the candidates."""
+    everything = dataclasses.replace(site, grading=None)
+    alone, unfit = deployer_for(everything, demand, gpus=options.gpus, dispatch=options.dispatch)
+    evaluations = 0
+
+    def progress(total: int) -> None:
+        nonlocal evaluations
+        evaluations = total
+        on_evaluation(total)
+
+    def plan(tiers: Tiers, within: Options) -> CascadePlan:
+        before = evaluations
+        return plan_cascade(
+            site.only(tiers),
+            demand.only(tiers),
+            within,
+            runs=[run.only(tiers) for run in runs],
+            on_evaluation=lambda n: progress(before + n),
+        )
+
+    def reaches(tiers: Tiers, within: Options, rate_per_s: float) -> bool:
+        assert demand.rate_per_s is not None
+        factor, before = rate_per_s / demand.rate_per_s, evaluations
+        planner = _Planner(site.only(tiers), within, lambda n: progress(before + n))
+        try:
+            planner.checked_plan(demand.only(tiers).scaled(factor), [run.only(tiers).scaled(factor) for run in runs])
+        except Unreachable:
+            return False
+        return True
+
+    return best_cascade(site, demand, options, alone, unfit, plan, reaches)
 
 
 def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floor: float) -> CascadePlan:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_service.burst_codec import ladder_from_json, ladder_to_json
-from planner_service.cascade_plan import CascadePlan
+from planner_service.cascade_plan import CascadeChoice, CascadePlan, LeftOut
 from planner_service.cascade_simulation import GradingReport
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_site
@@ -29,7 +29,7 @@ from services.domain.hardware import ReplicaShape
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What a plan was made from: paths, and how requests were drawn."""
+    """What a plan was made from: paths, and how requests were drawn. max_tiers, min_tiers: see Options."""
 
     cluster: str
     models: str
@@ -42,11 +42,13 @@ class PlanInputs:
     rate: float | None
     max_utilisation: float | None = None
     runs: int = 0
+    max_tiers: int | None = None
+    min_tiers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The part of a plan file that can be replayed. drafters: by tier. burst: the ladder; None without one."""
+    """The part of a plan file that can be replayed. drafters, tiers: by tier. burst: the ladder; None without one."""
 
     inputs: PlanInputs
     thresholds: tuple[float, ...]
@@ -55,6 +57,7 @@ class ReadPlan:
     skip_below: tuple[float | None, ...] = ()
     drafters: tuple[PlannedDrafters, ...] = ()
     burst: BurstLadder | None = None
+    tiers: tuple[str, ...] = ()
 
 
 def plan_json(
@@ -118,7 +121,7 @@ def plan_json(
         "feasible": True,
         "optimality": {
             "proved": solution.proof.value != "searched",
-            "over": "routings at the judged scores, and the replica mixes that are searched",
+            "over": _over(plan),
             "proof": solution.proof.value,
             "gap": solution.gap,
             "gpu_step": plan.gpu_step,
@@ -133,12 +136,43 @@ def plan_json(
             "overloaded": plan.load.overloaded,
         },
         "grading": _grading_json(site, plan.grading),
+        "candidates": _choice_json(plan.choice),
         "rate_per_s": plan.rate_per_s,
         "breaks_at_rate": None if plan.load is None else plan.load.sustained_per_s,
         "evaluations": solution.evaluations,
         "simulations": plan.simulations,
         "seconds": seconds,
         "inputs": {name: getattr(inputs, name) for name in PlanInputs.__slots__},
+    }
+
+
+def _over(plan: CascadePlan) -> str:
+    """What a proof is about."""
+    searched = "routings at the judged scores, and the replica mixes that are searched"
+    return searched if plan.choice is None else f"all {plan.choice.considered} cascades of the candidates, {searched}"
+
+
+def _choice_json(choice: CascadeChoice | None) -> dict[str, Any] | None:
+    """left_out: how many cascades have no plan, by why, see LeftOut. latency_p95_s: that the objective means."""
+    if choice is None:
+        return None
+    other = choice.runner_up
+    return {
+        "tiers": list(choice.candidates),
+        "min_tiers": choice.sizes[0],
+        "max_tiers": choice.sizes[1],
+        "cascades": choice.considered,
+        "planned": choice.planned,
+        "left_out": {why.value: choice.left_out.get(why, 0) for why in LeftOut},
+        "runner_up": None
+        if other is None
+        else {
+            "tiers": list(other.tiers),
+            "quality": other.quality,
+            "latency_p95_s": other.latency_p95_s,
+            "cost": {"gpus": other.gpus, "dollars_per_hour": other.dollars_per_hour},
+            "rate_per_s": other.rate_per_s,
+        },
     }
 
 
@@ -239,6 +273,7 @@ def read_plan(path: Path) -> ReadPlan:
             tuple(None if s is None else float(s) for s in result.get("skip_below", ())),
             tuple(map(drafters_of, result["tiers"])),
             ladder_of(result),
+            tuple(str(tier["name"]) for tier in result["tiers"]),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
@@ -278,13 +313,19 @@ def read_figures(path: Path) -> dict[str, Any]:
 
 
 def read_planned_site(plan: ReadPlan) -> Site:
-    """The site of a plan's own input files, with the drafters of the plan.
+    """The site of a plan's own input files, with the drafters of the plan; of candidates, the tiers that were chosen.
 
     Raises:
         FileError: A file cannot be used.
-        InvalidRequest: A drafter of the plan is not in the models file any more.
+        InvalidRequest: A chosen tier or a drafter of the plan is not in the models file any more.
     """
     site = read_site(Path(plan.inputs.cluster), Path(plan.inputs.models))
+    if plan.inputs.max_tiers is not None:
+        tiers = [site.tiers.index(name) for name in plan.tiers if name in site.tiers]
+        if len(tiers) < len(plan.tiers) or tiers != sorted(set(tiers)):
+            chosen, there = ", ".join(plan.tiers), ", ".join(site.tiers)
+            raise invalid("tiers", f"the plan has {chosen}; the models file has {there}, not all of them in that order")
+        site = site.only(tiers)
     return with_planned_drafters(site, plan.drafters)
 
 

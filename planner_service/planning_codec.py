@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.burst_codec import ladder_to_proto
-from planner_service.cascade_plan import CascadePlan
+from planner_service.cascade_plan import CascadeChoice, CascadePlan
 from planner_service.demand import demand_of, workload_digest
 from planner_service.files import (
     CascadeFile,
@@ -95,6 +95,8 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         skip=request.skip,
         burst_floor=request.burst_floor if request.HasField("burst_floor") else None,
         burst_mean=request.burst_mean if request.HasField("burst_mean") else None,
+        max_tiers=request.max_tiers if request.HasField("max_tiers") else None,
+        min_tiers=request.min_tiers if request.HasField("min_tiers") else None,
     )
 
 
@@ -291,6 +293,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
         dispatch=pb.DISPATCH_CAPACITY if plan.dispatch is Dispatch.CAPACITY else pb.DISPATCH_ROUND_ROBIN,
         burst=None if plan.burst is None else ladder_to_proto(plan.burst),
         burst_reason=plan.burst_reason,
+        choice=None if plan.choice is None else _choice_to_proto(plan.choice),
     )
     created.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
     if plan.load is not None:
@@ -306,6 +309,26 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
     if plan.promise is not None:
         created.tested_quality = plan.promise.tested_quality
     return created
+
+
+def _choice_to_proto(choice: CascadeChoice) -> pb.CascadeChoice:
+    other = choice.runner_up
+    return pb.CascadeChoice(
+        candidates=choice.candidates,
+        considered_count=choice.considered,
+        planned_count=choice.planned,
+        left_out=[pb.LeftOutCascades(reason=why.value, count=count) for why, count in choice.left_out.items()],
+        runner_up=None
+        if other is None
+        else pb.RunnerUp(
+            tiers=other.tiers,
+            quality=other.quality,
+            latency_p95_s=other.latency_p95_s,
+            gpus=other.gpus,
+            dollars_per_hour=other.dollars_per_hour,
+            rate_per_s=other.rate_per_s,
+        ),
+    )
 
 
 def _speculation_to_proto(speculation: PlannedSpeculation | None) -> pb.PlannedSpeculation | None:

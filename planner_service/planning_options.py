@@ -1,6 +1,7 @@
 """What a plan is to reach, and how it is looked for. No I/O."""
 
 import enum
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from planner_service.simulator import Dispatch
 from services.domain.errors import invalid
 
 LEAST_REQUESTS = 20  # to plan on: with fewer, the 95th percentile is the slowest request
+MOST_CASCADES = 1000  # that are chosen from
 MAX_UTILISATION = 0.75  # the usual: leaves room for a third more than the trace's rate
 
 
@@ -48,6 +50,8 @@ class Options:
     skip: tiers may be passed over by predicted scores; the rule is chosen with the plan, see skip_search.
     burst_floor: also compute a burst ladder, whose steps have at least this quality; None: none. burst_mean: the quality that
     the mean holds while thresholds give way; None for min_quality.
+    max_tiers: the tiers are candidates, of which a cascade has so many at most, see cascade_choice; None: it has all of them.
+    min_tiers: and so many at least; None for 1.
     """
 
     gpus: int | None = None
@@ -63,6 +67,8 @@ class Options:
     skip: bool = False
     burst_floor: float | None = None
     burst_mean: float | None = None
+    max_tiers: int | None = None
+    min_tiers: int | None = None
 
     @property
     def held_quality(self) -> float | None:
@@ -92,16 +98,35 @@ class Options:
         if self.aim is not Goal.LATENCY and self.max_latency_s is None:
             raise invalid("max_latency_s", f"is needed where the goal is {self.aim.value}")
         self._check_burst()
+        self._check_candidates(tiers)
         if self.confidence is not None and self.min_quality is None:
             raise invalid("confidence", "is about min_quality, which is not given")
         if self.confidence is not None and self.aim is not Goal.LATENCY:
             raise invalid("confidence", "goes with the goal latency")
-        if self.objective is Objective.END_TO_END and (self.confidence is not None or tiers > MOST_TIERS):
+        most = tiers if self.max_tiers is None else self.max_tiers
+        if self.objective is Objective.END_TO_END and (self.confidence is not None or most > MOST_TIERS):
             raise invalid("objective", f"end-to-end goes without a confidence, and with up to {MOST_TIERS} tiers")
         if self.budget is Budget.EXACT and (self.objective is Objective.END_TO_END or self.aim is Goal.COST):
             raise invalid(
                 "budget", "exact goes with the largest tier's latency as objective, and not with the goal cost"
             )
+
+    def _check_candidates(self, tiers: int) -> None:
+        if self.max_tiers is None:
+            if self.min_tiers is not None:
+                raise invalid("min_tiers", "goes with max_tiers, which is not given")
+            return
+        if not 1 <= self.max_tiers <= tiers:
+            raise invalid("max_tiers", f"must be from 1 to the number of candidates, {tiers}, not {self.max_tiers}")
+        least = 1 if self.min_tiers is None else self.min_tiers
+        if not 1 <= least <= self.max_tiers:
+            raise invalid("min_tiers", f"must be from 1 to max_tiers, {self.max_tiers}, not {least}")
+        cascades = 0
+        for count in range(least, self.max_tiers + 1):
+            cascades += math.comb(tiers, count)
+            if cascades > MOST_CASCADES:
+                sizes = f"{least} to {self.max_tiers} of {tiers} candidates"
+                raise invalid("max_tiers", f"{sizes} are more than {MOST_CASCADES} cascades: give fewer of either")
 
     def _check_burst(self) -> None:
         if self.burst_floor is None:

@@ -1,7 +1,8 @@
 """What a cascade is planned for: where it is to run, and what it is to serve. No I/O."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from planner_service.routing.grading import Grading
 from planner_service.routing.quality import JudgedSample
@@ -15,6 +16,7 @@ from services.domain.latency import StepLatencyModel
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
 
+_Value = TypeVar("_Value")
 
 ONE_GPU = "the engine that drafts runs a replica on one GPU"
 DRAFT_RUNTIME = Runtime(step_overhead_s=0.0005)
@@ -112,6 +114,32 @@ class Site:
         )
         return Replica(shape, latency, fits.kv_tokens, self.limits), ""
 
+    def only(self, tiers: Sequence[int]) -> "Site":
+        """The same cluster for a cascade of some of the tiers, by number in ascending order.
+
+        Nothing judges the answers of a single tier.
+
+        Raises:
+            InvalidRequest: The tier that grades is none of several tiers.
+        """
+
+        grading = self.grading if len(tiers) > 1 else None
+        if grading is not None:
+            if grading.by_tier and grading.tier not in tiers:
+                there = ", ".join(_at(self.tiers, tiers))
+                raise invalid("judge.tier", f"'{self.tiers[grading.tier]}' is none of the tiers: {there}")
+            grading = replace(grading, tier=list(tiers).index(grading.tier) if grading.by_tier else len(tiers))
+        speculation, remotes = _at(self.speculation, tiers), _at(self.remotes, tiers)
+        return replace(
+            self,
+            tiers=_at(self.tiers, tiers),
+            models=_at(self.models, tiers),
+            measured=_at(self.measured, tiers),
+            speculation=speculation if any(one.drafters for one in speculation) else (),
+            grading=grading,
+            remotes=remotes if any(one is not None for one in remotes) else (),
+        )
+
     def remote_of(self, tier: int) -> RemoteTier | None:
         """The API that serves a tier; None where GPUs do."""
         return self.remotes[tier] if self.remotes else None
@@ -141,6 +169,11 @@ class Site:
         return ", ".join(each.name or each.gpu.name for each in self.types)
 
 
+def _at(values: Sequence[_Value], tiers: Sequence[int]) -> tuple[_Value, ...]:
+    """The values of some tiers; empty where no tier has one."""
+    return tuple(values[tier] for tier in tiers) if values else ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
     """What the cascade is to serve.
@@ -166,6 +199,10 @@ class Demand:
     def skipping(self, skip_below: Sequence[float | None]) -> "Demand":
         """The same requests where tiers are passed over; see JudgedSample.skipping."""
         return Demand(self.judged.skipping(skip_below), self.requests.skipping(skip_below), self.arrival_s)
+
+    def only(self, tiers: Sequence[int]) -> "Demand":
+        """The same requests for some of the tiers, by number in ascending order."""
+        return Demand(self.judged.only(tiers), self.requests.only(tiers), self.arrival_s)
 
     def scaled(self, factor: float) -> "Demand":
         """The same requests, `factor` times as fast."""

@@ -49,7 +49,7 @@ def best_rule(plan: Callable[[Limits], CascadePlan], judged: JudgedSample, goal:
                 tried = plan(rule)
             except Unreachable:
                 continue
-            if best_plan is None or _value(tried, goal) < _value(best_plan, goal):
+            if best_plan is None or tried.rank(goal) < best_plan.rank(goal):
                 best, best_plan = rule, tried
     if best_plan is None:
         assert failure is not None
@@ -61,15 +61,3 @@ def candidates(judged: JudgedSample, tier: int) -> list[float]:
     """Limits at which shares of the prompts pass the tier over, ascending."""
     assert judged.predicted is not None
     return sorted({round(float(q), 1) for q in np.quantile(judged.predicted[:, tier], QUANTILES)} - {0.0})
-
-
-def _value(plan: CascadePlan, goal: Goal) -> tuple[float, float]:
-    """What the goal makes least, then what decides between equals."""
-    match goal:
-        case Goal.COST:
-            return plan.gpus, plan.felt_p95_s
-        case Goal.QUALITY:
-            return -plan.quality, plan.felt_p95_s
-        case Goal.RATE:
-            return -(plan.rate_per_s or 0.0), plan.felt_p95_s
-    return plan.felt_p95_s, plan.gpus

@@ -22,7 +22,7 @@ from planner_service.cascade_simulation import run_cascade, simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.files import FileError, read_quality, read_site, read_trace
 from planner_service.imputation import imputed
-from planner_service.plan_cascade import plan_cascade
+from planner_service.plan_cascade import chosen_of, plan_cascade
 from planner_service.plan_file import strategies_of
 from planner_service.planning_options import MAX_UTILISATION, Options
 from planner_service.profiles import fit_qoe
@@ -62,6 +62,7 @@ def plan(payload: bytes, emit: Emit) -> None:
     progress(0)
     try:
         result = plan_cascade(site, demand, options, on_evaluation=progress)
+        site, demand = chosen_of(result, site, demand)
         finished = pb.PlanFinished(plan=codec.plan_to_proto(result, site, demand, time.monotonic() - began))
     except Unreachable as error:
         finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))

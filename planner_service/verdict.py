@@ -60,7 +60,15 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
 
 def verdict(site: Site, plan: CascadePlan, step: NextStep | None = None) -> str:
     """`31 of 32 GPUs; medium breaks first, at 1.2x the rate; one point more quality costs 4 GPUs`."""
-    return "; ".join([_taken(site, plan), *_breaks(plan), *_more(plan, step)])
+    return "; ".join([*_chosen(plan), _taken(site, plan), *_breaks(plan), *_more(plan, step)])
+
+
+def _chosen(plan: CascadePlan) -> Sequence[str]:
+    """`small + large of 4 candidates`: the tiers that serve, where they were chosen."""
+    if plan.choice is None:
+        return []
+    names = " + ".join(tier.name for tier in plan.tiers if tier.strategy.used)
+    return [f"{names} of {len(plan.choice.candidates)} candidates"]
 
 
 def _taken(site: Site, plan: CascadePlan) -> str:

@@ -157,6 +157,21 @@ def plan(
             most=100,
         ),
     ] = None,
+    max_tiers: Annotated[
+        int | None,
+        options.number(
+            "--max-tiers",
+            help="The tiers of --models are candidates: choose the best cascade of at most so many, in their order.",
+            least=1,
+            most=options.MAX_COUNT,
+        ),
+    ] = None,
+    min_tiers: Annotated[
+        int | None,
+        options.number(
+            "--min-tiers", help="With --max-tiers: of at least so many; default: 1.", least=1, most=options.MAX_COUNT
+        ),
+    ] = None,
     slo: Annotated[
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
@@ -214,7 +229,11 @@ def plan(
             tiers = planning.planned_tiers(cluster, models)
         listeners = targets.resolve_admin(admin)
         with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
-            _refuse_other_models(planner.get_plan(), tiers, force=force)
+            current = planner.get_plan()
+        if max_tiers is not None:  # those of the mesh may be chosen
+            served = {tier.name for tier in current.tiers}
+            tiers = [tier for tier in tiers if tier.name in served]
+        _refuse_other_models(current, tiers, force=force)
     figures = planning.plan(
         cluster,
         models,
@@ -237,6 +256,8 @@ def plan(
         skip=skip,
         burst_floor=burst_floor,
         burst_mean=burst_mean,
+        max_tiers=max_tiers,
+        min_tiers=min_tiers,
         slo=slo or [],
         out=out,
         plot=plot,

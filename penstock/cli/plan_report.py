@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from services.domain.bursts import BurstLadder, BurstStep
 
 
+LEFT_OUT = {
+    "gpus": "with a model that fits nowhere",
+    "judge": "without the tier that grades",
+    "min_quality": "below the quality",
+    "max_latency_s": "too slow even without load",
+    "bound": "that cannot be among the two best",
+    "no_plan": "without a plan within the targets",
+}
+
+
 def show(
     plan: "CascadePlan",
     unguaranteed: "CascadePlan",
@@ -61,6 +71,7 @@ def show(
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
         f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
         *_promise_lines(plan, unguaranteed),
+        *_choice_lines(plan),
         *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
     ]
     console.print("\n".join(lines), highlight=False)
@@ -120,7 +131,30 @@ def _proof(plan: "CascadePlan") -> str:
         text = f"not proved: the best plan has at most {gap:.2f} points more"
     else:
         text = f"not proved: the best plan is at most {gap:.0%} faster"
+    if plan.choice is not None:
+        text += f"; over all {plan.choice.considered} cascades"
     return text if plan.gpu_step == 1 else f"{text}; counts of GPUs up to {plan.gpu_step} apart"
+
+
+def _choice_lines(plan: "CascadePlan") -> list[str]:
+    """From what the tiers were chosen, and the best plan of other tiers."""
+    choice = plan.choice
+    if choice is None:
+        return []
+    least, most = choice.sizes
+    sizes = f"{least} to {most} tiers" if least < most else f"{most} tier{'' if most == 1 else 's'}"
+    left_out = [f"{count} {LEFT_OUT[why.value]}" for why, count in choice.left_out.items()]
+    considered = f"{choice.considered} cascades of {sizes}, {choice.planned} with a plan"
+    line = f"chosen from {', '.join(choice.candidates)}: {considered}"
+    lines = [f"{line}; left out: {', '.join(left_out)}" if left_out else line]
+    if (other := choice.runner_up) is None:
+        return [*lines, "runner-up: none, no plan has other tiers"]
+    cost = f"{other.gpus} GPUs" + (
+        "" if other.dollars_per_hour is None else f", {other.dollars_per_hour:,.2f} dollars per hour"
+    )
+    rate = "" if plan.goal.value != "rate" or other.rate_per_s is None else f", {other.rate_per_s:.3g} requests/s"
+    figures = f"quality {other.quality:.2f}, p95 {seconds(other.latency_p95_s)}, {cost}{rate}"
+    return [*lines, f"runner-up: {' + '.join(other.tiers)}, {figures}"]
 
 
 def _grading_lines(plan: "CascadePlan", site: "Site") -> list[str]:

@@ -110,7 +110,8 @@ def _json(point: "SweepPoint") -> dict[str, Any]:
 
 def _show(axis: str, points: "Sequence[SweepPoint]") -> None:
     first = next((point.plan for point in points if point.plan is not None), None)
-    names = [] if first is None else [tier.name for tier in first.tiers]
+    chosen = first is not None and first.choice is not None  # then plans may have different tiers
+    names = [] if first is None or chosen else [tier.name for tier in first.tiers]
     priced = first is not None and first.dollars_per_hour is not None
     heads = {"rate": "requests/s", "quality": "least quality", "gpus": "GPUs at most"}
     table = Table(title=f"Plans by {heads[axis]}", caption=f"GPUs by tier: {' + '.join(names)}" if names else None)
@@ -133,7 +134,7 @@ def _show(axis: str, points: "Sequence[SweepPoint]") -> None:
             continue
         dollars = [f"{plan.dollars_per_hour:,.2f}"] if priced and plan.dollars_per_hour is not None else []
         breaks = ["-", ""] if plan.load is None else [f"{plan.load.sustained_per_s:.3g}/s", plan.load.tier]
-        counts = " + ".join(str(tier.gpus) for tier in plan.tiers)
+        counts = " + ".join(f"{tier.name} {tier.gpus}" if chosen else str(tier.gpus) for tier in plan.tiers)
         figures = [f"{plan.quality:.2f}", seconds(plan.felt_p95_s), str(plan.gpus), *dollars, counts]
         table.add_row(f"{point.value:.4g}", *figures, *breaks)
     console.print(table)

@@ -51,6 +51,8 @@ def plan(
     skip: bool,
     burst_floor: float | None,
     burst_mean: float | None,
+    max_tiers: int | None,
+    min_tiers: int | None,
     slo: list[str],
     out: Path | None,
     plot: bool,
@@ -65,7 +67,7 @@ def plan(
     from planner_service.files import read_quality, read_site, read_trace
     from planner_service.frontiers import frontiers
     from planner_service.horizon import plan_over_horizon
-    from planner_service.plan_cascade import plan_cascade
+    from planner_service.plan_cascade import chosen_of, plan_cascade
     from planner_service.plan_file import PlanInputs, plan_json
     from planner_service.planning_options import Budget, Goal, Objective, Options
     from planner_service.routing.grid import MOST_TIERS
@@ -84,7 +86,8 @@ def plan(
         site = read_site(cluster, models)
         judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
         if objective is None:
-            simple = confidence is None and budget == Budget.AT_MOST.value and len(site.tiers) <= MOST_TIERS
+            most = len(site.tiers) if max_tiers is None else max_tiers
+            simple = confidence is None and budget == Budget.AT_MOST.value and most <= MOST_TIERS
             objective = (Objective.END_TO_END if simple else Objective.LARGEST_TIER).value
         chosen = Options(
             gpus=gpus,
@@ -100,6 +103,8 @@ def plan(
             skip=skip,
             burst_floor=burst_floor,
             burst_mean=burst_mean,
+            max_tiers=max_tiers,
+            min_tiers=min_tiers,
         )
         if sweep is not None:
             drawn = {"requests": requests, "seed": seed, "lengths": lengths, "runs": runs}
@@ -127,18 +132,19 @@ def plan(
                 runs=runs,
             )
             took_s = time.monotonic() - began
+            candidates, offered = site, demand
+            site, demand = chosen_of(planned, site, demand)
             if planned.skip_below:
                 demand = demand.skipping(planned.skip_below)
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
-                unguaranteed = plan_cascade(
-                    site, demand, chosen, confidence=None, skip=False, burst_floor=None, burst_mean=None
-                )
+                plain = dataclasses.replace(chosen, confidence=None, skip=False, burst_floor=None, burst_mean=None)
+                unguaranteed = plan_cascade(site, demand, plain, max_tiers=None, min_tiers=None)
             progress.update(bar, description="planning for more quality, for comparison")
-            step = (
-                None if planned.promise is not None else next_step(planned, demand, chosen, partial(plan_cascade, site))
-            )
+            step = None
+            if planned.promise is None:
+                step = next_step(planned, offered, chosen, partial(plan_cascade, candidates))
             inputs = PlanInputs(
                 cluster=str(cluster.resolve()),
                 models=str(models.resolve()),
@@ -151,6 +157,8 @@ def plan(
                 rate=rate,
                 max_utilisation=max_utilisation,
                 runs=runs,
+                max_tiers=max_tiers,
+                min_tiers=min_tiers,
             )
             figures = plan_json(
                 planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand), site
@@ -274,16 +282,15 @@ def simulate(
     """
     from planner_service.burst_simulation import simulate_bursts
     from planner_service.cascade_simulation import simulate_cascade
-    from planner_service.plan_file import read_plan, report_json, strategies_of
-    from planner_service.planned_drafts import with_planned_drafters
+    from planner_service.plan_file import read_plan, read_planned_site, report_json, strategies_of
     from planner_service.simulator import Percentiles
 
     with planner_error_handling():
         classes = _slo_classes(slo or [])
         planned = read_plan(plan)
-        paths = (Path(planned.inputs.cluster), Path(planned.inputs.models), trace, Path(planned.inputs.quality))
-        site, demand = _read(*paths, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
-        site = with_planned_drafters(site, planned.drafters)
+        site = read_planned_site(planned)
+        files = (trace, Path(planned.inputs.quality))
+        demand = _read_demand(site, *files, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
         if planned.skip_below:
             demand = demand.skipping(planned.skip_below)
         strategies = strategies_of(planned.shapes, site)
@@ -428,9 +435,8 @@ def planned_tiers(cluster: Path, models: Path) -> list[PlannedTier]:
     return [PlannedTier(name, model.name) for name, model in zip(site.tiers, site.models, strict=True)]
 
 
-def _read(
-    cluster: Path,
-    models: Path,
+def _read_demand(
+    site: "Site",
     trace: Path,
     quality: Path,
     requests: int,
@@ -438,12 +444,11 @@ def _read(
     lengths: str,
     rate: float | None,
     fewer: bool,
-) -> "tuple[Site, Demand]":
-    """Read the inputs of a command. fewer: use all of a trace that has fewer than `requests`."""
+) -> "Demand":
+    """Read what a site is to serve. fewer: use all of a trace that has fewer than `requests`."""
     from planner_service.demand import demand_of
-    from planner_service.files import read_quality, read_site, read_trace
+    from planner_service.files import read_quality, read_trace
 
-    site = read_site(cluster, models)
     judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
     count = min(requests, len(arrivals)) if fewer else requests
-    return site, demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)
+    return demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)

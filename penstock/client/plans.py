@@ -243,12 +243,39 @@ class Grading:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """The best plan of other tiers. latency_p95_s: that the objective means. Other fields: see CascadePlan."""
+
+    tiers: tuple[str, ...]
+    quality: float
+    latency_p95_s: float
+    gpus: int
+    dollars_per_hour: float | None
+    rate_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeChoice:
+    """How the tiers of a plan were chosen from candidates; docs/candidates.md explains it.
+
+    considered: cascades of the sizes that were asked for. planned: those of them with a plan. left_out: how many of the
+    others, by reason. runner_up: None where no plan has other tiers.
+    """
+
+    candidates: tuple[str, ...]
+    considered: int
+    planned: int
+    left_out: Mapping[str, int]
+    runner_up: RunnerUp | None
+
+
+@dataclass(frozen=True, slots=True)
 class CascadePlan:
     """A computed plan; docs/planner.md explains its figures.
 
     gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
     dollars_per_hour: None if the cluster has no price. burst: None if none was asked for, or for burst_reason.
-    grading: None if what judges was not stated.
+    grading: None if what judges was not stated. choice: how `tiers` were chosen from candidates; None if they were given.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -270,6 +297,7 @@ class CascadePlan:
     burst: BurstLadder | None = None
     burst_reason: str = ""
     grading: Grading | None = None
+    choice: CascadeChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)

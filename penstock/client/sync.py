@@ -309,6 +309,8 @@ class PlannerClient:
         skip: bool = False,
         burst_floor: float | None = None,
         burst_mean: float | None = None,
+        max_tiers: int | None = None,
+        min_tiers: int | None = None,
     ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
@@ -317,7 +319,7 @@ class PlannerClient:
         else the one without a target. max_utilisation: largest allowed utilisation of each tier; None for no limit. skip:
         also choose below which predicted score each tier is passed over; the prompts need `predicted_scores`. burst_floor:
         also compute a burst ladder, whose steps have at least this quality. burst_mean: that its mean holds; default:
-        min_quality.
+        min_quality. max_tiers: the tiers are candidates, of which a cascade has so many at most; min_tiers: at least.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -337,6 +339,8 @@ class PlannerClient:
                 skip,
                 burst_floor,
                 burst_mean,
+                max_tiers,
+                min_tiers,
             )
         )
         try:

@@ -464,6 +464,8 @@ def plan_request(
     skip: bool = False,
     burst_floor: float | None = None,
     burst_mean: float | None = None,
+    max_tiers: int | None = None,
+    min_tiers: int | None = None,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
     ValueError: There is no target, or the objective, the budget or the goal is unknown.
@@ -494,6 +496,8 @@ def plan_request(
         skip=skip,
         burst_floor=burst_floor,
         burst_mean=burst_mean,
+        max_tiers=max_tiers,
+        min_tiers=min_tiers,
     )
 
 
@@ -543,6 +547,27 @@ def plan_event_from_proto(
         _ladder(plan.burst) if plan.HasField("burst") else None,
         plan.burst_reason,
         _grading(plan.grading) if plan.HasField("grading") else None,
+        _choice(plan.choice) if plan.HasField("choice") else None,
+    )
+
+
+def _choice(choice: planner_pb2.CascadeChoice) -> plans.CascadeChoice:
+    other = choice.runner_up
+    return plans.CascadeChoice(
+        tuple(choice.candidates),
+        choice.considered_count,
+        choice.planned_count,
+        {one.reason: one.count for one in choice.left_out},
+        plans.RunnerUp(
+            tuple(other.tiers),
+            other.quality,
+            other.latency_p95_s,
+            other.gpus,
+            other.dollars_per_hour if other.HasField("dollars_per_hour") else None,
+            other.rate_per_s if other.HasField("rate_per_s") else None,
+        )
+        if choice.HasField("runner_up")
+        else None,
     )
 
 

@@ -10,7 +10,7 @@ Nothing is proved. The gap of a least latency is to what no plan of that quality
 fastest replica of every tier it visits, and judged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -53,7 +53,9 @@ class EndToEnd:
         seconds, point, deployment = min(
             (self._polished(*plan) for plan in plans[:POLISHED]), key=lambda plan: plan[:2]
         )
-        bound = self._bound(able)
+        deployer = self._deployer
+        alone = (deployer.sample, deployer.alone_s(), self._judge_s, deployer.percentile)
+        bound = least_felt_s(self.grid, able, *alone)
         gap = max(0.0, 1 - bound / seconds) if seconds > 0 else 0.0
         return self._solution(point, deployment, gap)
 
@@ -214,20 +216,19 @@ class EndToEnd:
         thresholds = self.grid.thresholds(point)
         return Solution(thresholds, quality, deployment, Proof.SEARCHED, gap, self._deployer.evaluations)
 
-    def _bound(self, able: set[Point]) -> float:
-        """What no plan of these routings can beat: every request alone on the fastest replica of each tier it visits.
 
-        Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least
-        of this over the lowest routings bounds them all.
-        """
-        alone_s = self._deployer.alone_s()
-        each_s = alone_s + self._judge_s * (np.arange(len(alone_s)) < len(alone_s) - 1)[:, None]
-        return min(
-            self._alone(each_s, self.grid.thresholds(point))
-            for group in self.grid.groups(able)
-            for point in lowest(group)
-        )
+def least_felt_s(
+    grid: Grid, able: Iterable[Point], sample: JudgedSample, alone_s: Floats, judge_s: float, percentile: float
+) -> float:
+    """What no plan of these routings can beat: every request alone on the fastest replica of each tier it visits.
 
-    def _alone(self, each_s: Floats, thresholds: Sequence[float]) -> float:
-        processed = route(self._deployer.sample, thresholds).processed
-        return float(np.percentile(np.where(processed, each_s, 0.0).sum(axis=0), self._deployer.percentile))
+    Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least
+    of this over the lowest routings bounds them all. sample: the requests that arrive. alone_s (C, N).
+    """
+    each_s = alone_s + judge_s * (np.arange(len(alone_s)) < len(alone_s) - 1)[:, None]
+
+    def alone(thresholds: Sequence[float]) -> float:
+        processed = route(sample, thresholds).processed
+        return float(np.percentile(np.where(processed, each_s, 0.0).sum(axis=0), percentile))
+
+    return min(alone(grid.thresholds(point)) for group in grid.groups(able) for point in lowest(group))

@@ -64,6 +64,18 @@ class JudgedSample:
             None if self.passed_over is None else self.passed_over[rows],
         )
 
+    def only(self, tiers: Sequence[int]) -> "JudgedSample":
+        """The same prompts for some of the tiers, by number in ascending order."""
+        columns = list(tiers)
+        return JudgedSample(
+            tuple(self.tiers[tier] for tier in columns),
+            self.input_tokens,
+            self.output_tokens[:, columns],
+            self.scores[:, columns],
+            None if self.predicted is None else self.predicted[:, columns],
+            None if self.passed_over is None else self.passed_over[:, columns],
+        )
+
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
         """The same prompts where tiers are passed over as routers do it. skip_below (C - 1): of the tiers but the last.
 

@@ -1529,6 +1529,8 @@ class PlanCascadeRequest(_message.Message):
     SKIP_FIELD_NUMBER: _builtins.int
     BURST_FLOOR_FIELD_NUMBER: _builtins.int
     BURST_MEAN_FIELD_NUMBER: _builtins.int
+    MAX_TIERS_FIELD_NUMBER: _builtins.int
+    MIN_TIERS_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """Targets, one at least: the mean score of the answers that stand, and the p95 that `objective` means."""
     max_latency_s: _builtins.float
@@ -1552,6 +1554,12 @@ class PlanCascadeRequest(_message.Message):
     """The mean quality that routers hold over a window while thresholds give way, over burst_floor and at most min_quality.
     [min_quality]
     """
+    max_tiers: _builtins.int
+    """The tiers of the cascade are candidates: of which a cascade has so many at most, in their order. The best plan over all
+    such cascades is the result. [a cascade has all tiers]
+    """
+    min_tiers: _builtins.int
+    """With max_tiers: so many at least. [1]"""
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1570,10 +1578,12 @@ class PlanCascadeRequest(_message.Message):
         skip: _builtins.bool = ...,
         burst_floor: _builtins.float | None = ...,
         burst_mean: _builtins.float | None = ...,
+        max_tiers: _builtins.int | None = ...,
+        min_tiers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
     _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
@@ -1585,10 +1595,14 @@ class PlanCascadeRequest(_message.Message):
     _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
     _WhichOneofReturnType__max_latency_s: _TypeAlias = _typing.Literal["max_latency_s"]  # noqa: Y015
     _WhichOneofArgType__max_latency_s: _TypeAlias = _typing.Literal["_max_latency_s", b"_max_latency_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_tiers: _TypeAlias = _typing.Literal["max_tiers"]  # noqa: Y015
+    _WhichOneofArgType__max_tiers: _TypeAlias = _typing.Literal["_max_tiers", b"_max_tiers"]  # noqa: Y015
     _WhichOneofReturnType__max_utilisation: _TypeAlias = _typing.Literal["max_utilisation"]  # noqa: Y015
     _WhichOneofArgType__max_utilisation: _TypeAlias = _typing.Literal["_max_utilisation", b"_max_utilisation"]  # noqa: Y015
     _WhichOneofReturnType__min_quality: _TypeAlias = _typing.Literal["min_quality"]  # noqa: Y015
     _WhichOneofArgType__min_quality: _TypeAlias = _typing.Literal["_min_quality", b"_min_quality"]  # noqa: Y015
+    _WhichOneofReturnType__min_tiers: _TypeAlias = _typing.Literal["min_tiers"]  # noqa: Y015
+    _WhichOneofArgType__min_tiers: _TypeAlias = _typing.Literal["_min_tiers", b"_min_tiers"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
     @_typing.overload
@@ -1600,9 +1614,13 @@ class PlanCascadeRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_latency_s) -> _WhichOneofReturnType__max_latency_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tiers) -> _WhichOneofReturnType__max_tiers | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_utilisation) -> _WhichOneofReturnType__max_utilisation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_quality) -> _WhichOneofReturnType__min_quality | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tiers) -> _WhichOneofReturnType__min_tiers | None: ...
 
 Global___PlanCascadeRequest: _TypeAlias = PlanCascadeRequest  # noqa: Y015
 
@@ -1734,6 +1752,7 @@ class CascadePlan(_message.Message):
     BURST_FIELD_NUMBER: _builtins.int
     BURST_REASON_FIELD_NUMBER: _builtins.int
     GRADING_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1775,6 +1794,10 @@ class CascadePlan(_message.Message):
     def grading(self) -> Global___Grading:
         """Unset where what judges was not stated."""
 
+    @_builtins.property
+    def choice(self) -> Global___CascadeChoice:
+        """With max_tiers. `tiers` are then those that were chosen."""
+
     def __init__(
         self,
         *,
@@ -1799,10 +1822,11 @@ class CascadePlan(_message.Message):
         burst: Global___BurstLadder | None = ...,
         burst_reason: _builtins.str = ...,
         grading: Global___Grading | None = ...,
+        choice: Global___CascadeChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -1826,6 +1850,115 @@ class CascadePlan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tested_quality) -> _WhichOneofReturnType__tested_quality | None: ...
 
 Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+
+@_typing.final
+class CascadeChoice(_message.Message):
+    """How the tiers of a plan were chosen from candidates."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    CONSIDERED_COUNT_FIELD_NUMBER: _builtins.int
+    PLANNED_COUNT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    RUNNER_UP_FIELD_NUMBER: _builtins.int
+    considered_count: _builtins.int
+    """Cascades of the sizes that were asked for, and those of them with a plan."""
+    planned_count: _builtins.int
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutCascades]: ...
+    @_builtins.property
+    def runner_up(self) -> Global___RunnerUp:
+        """The best plan of other tiers; unset where there is none."""
+
+    def __init__(
+        self,
+        *,
+        candidates: _abc.Iterable[_builtins.str] | None = ...,
+        considered_count: _builtins.int = ...,
+        planned_count: _builtins.int = ...,
+        left_out: _abc.Iterable[Global___LeftOutCascades] | None = ...,
+        runner_up: Global___RunnerUp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["runner_up", b"runner_up"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "considered_count", b"considered_count", "left_out", b"left_out", "planned_count", b"planned_count", "runner_up", b"runner_up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CascadeChoice: _TypeAlias = CascadeChoice  # noqa: Y015
+
+@_typing.final
+class LeftOutCascades(_message.Message):
+    """Cascades without a plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """gpus, judge, min_quality, max_latency_s, bound or no_plan; see docs/candidates.md."""
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeftOutCascades: _TypeAlias = LeftOutCascades  # noqa: Y015
+
+@_typing.final
+class RunnerUp(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    quality: _builtins.float
+    latency_p95_s: _builtins.float
+    """That `objective` means."""
+    gpus: _builtins.int
+    dollars_per_hour: _builtins.float
+    """Unset where no price was given."""
+    rate_per_s: _builtins.float
+    """Unset where arrivals have no rate."""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[_builtins.str] | None = ...,
+        quality: _builtins.float = ...,
+        latency_p95_s: _builtins.float = ...,
+        gpus: _builtins.int = ...,
+        dollars_per_hour: _builtins.float | None = ...,
+        rate_per_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "_rate_per_s", b"_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "rate_per_s", b"rate_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "_rate_per_s", b"_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "quality", b"quality", "rate_per_s", b"rate_per_s", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars_per_hour: _TypeAlias = _typing.Literal["dollars_per_hour"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_hour: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour"]  # noqa: Y015
+    _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
+    _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_hour) -> _WhichOneofReturnType__dollars_per_hour | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_per_s) -> _WhichOneofReturnType__rate_per_s | None: ...
+
+Global___RunnerUp: _TypeAlias = RunnerUp  # noqa: Y015
 
 @_typing.final
 class Grading(_message.Message):
