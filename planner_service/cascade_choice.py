@@ -260,7 +260,7 @@ class _Choice:
             elif why is None:
                 least = min(least, _least(self.plans[tiers], aim))
         evaluations = sum(plan.solution.evaluations for plan in self.plans.values())
-        if least == -math.inf:
+        if least == -math.inf or self.options.skip:  # nothing is proved over skip rules
             return dataclasses.replace(own, proof=Proof.SEARCHED, gap=None, evaluations=evaluations)
         ahead = best - least
         gap = max(0.0, ahead if aim is Goal.QUALITY else ahead / best if best > 0 else 0.0)

@@ -1,4 +1,4 @@
-"""Writes the example trace and judged sample for `penstock plan`: `python scripts/example_data.py`.
+"""Writes the example trace and judged samples for `penstock plan`: `python scripts/example_data.py`.
 
 Synthetic data from a seed: arrivals with a slow wave and bursts, log-normal lengths, and a difficulty of each prompt that
 lowers the scores of all tiers, most of all of the small ones. For testing the planner; replace it by your own data.
@@ -10,12 +10,19 @@ from pathlib import Path
 import numpy as np
 
 SEED = 2026
-REQUESTS, PROMPTS = 3000, 600
+REQUESTS, PROMPTS, CANDIDATES_PROMPTS = 3000, 600, 200
 TIERS = {
     "small": (88.0, 30.0),
     "medium": (92.0, 17.0),
     "large": (96.0, 9.0),
 }  # score at no difficulty, loss at high difficulty
+CANDIDATES = {
+    "qwen-1.5b": (84.0, 30.0),
+    "qwen-3b": (85.0, 29.0),
+    "qwen-7b": (91.0, 19.0),
+    "qwen-14b": (92.0, 18.0),
+    "qwen-32b": (95.0, 9.0),
+}
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -33,15 +40,15 @@ def write_trace(rng: np.random.Generator) -> None:
         table.writerows((f"{at:.3f}", i, o) for at, i, o in rows)
 
 
-def write_judged(rng: np.random.Generator) -> None:
-    hard = rng.beta(1.2, 1.8, PROMPTS) * 2
-    columns = [lengths(rng, 420, PROMPTS)]
-    for best, loss in TIERS.values():
-        columns.append(lengths(rng, 180, PROMPTS))
-        columns.append(np.clip(best - loss * hard + rng.normal(0, 6, PROMPTS), 0, 100).round().astype(np.int64))
-    with (FOLDER / "judged.csv").open("w", newline="") as file:
+def write_judged(rng: np.random.Generator, tiers: dict[str, tuple[float, float]], prompts: int, name: str) -> None:
+    hard = rng.beta(1.2, 1.8, prompts) * 2
+    columns = [lengths(rng, 420, prompts)]
+    for best, loss in tiers.values():
+        columns.append(lengths(rng, 180, prompts))
+        columns.append(np.clip(best - loss * hard + rng.normal(0, 6, prompts), 0, 100).round().astype(np.int64))
+    with (FOLDER / name).open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        head = (f"{tier}_{what}" for tier in TIERS for what in ("output_tokens", "judge_score"))
+        head = (f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score"))
         table.writerow(("prompt_id", "input_tokens", *head))
         table.writerows((f"p{i}", *row) for i, row in enumerate(zip(*columns, strict=True)))
 
@@ -49,4 +56,5 @@ def write_judged(rng: np.random.Generator) -> None:
 if __name__ == "__main__":
     generator = np.random.default_rng(SEED)
     write_trace(generator)
-    write_judged(generator)
+    write_judged(generator, TIERS, PROMPTS, "judged.csv")
+    write_judged(generator, CANDIDATES, CANDIDATES_PROMPTS, "judged-candidates.csv")

@@ -148,7 +148,7 @@ def _choice_lines(plan: "CascadePlan") -> list[str]:
     line = f"chosen from {', '.join(choice.candidates)}: {considered}"
     lines = [f"{line}; left out: {', '.join(left_out)}" if left_out else line]
     if (other := choice.runner_up) is None:
-        return [*lines, "runner-up: none, no plan has other tiers"]
+        return [*lines, "runner-up: none, the plans of all other cascades are served by the same tiers"]
     cost = f"{other.gpus} GPUs" + (
         "" if other.dollars_per_hour is None else f", {other.dollars_per_hour:,.2f} dollars per hour"
     )
