@@ -253,9 +253,9 @@ class _Choice:
         best, least = chosen.rank(aim)[0], math.inf
         for tiers in self.all:
             why = self.left_out.get(tiers)
-            if why is LeftOut.BOUND and aim is not Goal.RATE:
+            if why is LeftOut.BOUND:
                 least = min(least, self.bounds[tiers].value(aim))
-            elif why is LeftOut.BOUND or (why is LeftOut.NO_PLAN and not self._is_proved(tiers)):
+            elif why is LeftOut.NO_PLAN and not self._is_proved(tiers):
                 least = -math.inf
             elif why is None:
                 least = min(least, _least(self.plans[tiers], aim))
@@ -266,11 +266,11 @@ class _Choice:
         gap = max(0.0, ahead if aim is Goal.QUALITY else ahead / best if best > 0 else 0.0)
         gap = gap if gap > EPSILON else 0.0
         proofs = {plan.solution.proof for plan in self.plans.values()}
-        planned = not {LeftOut.BOUND, LeftOut.MAX_LATENCY} & set(self.left_out.values())
+        every = not {LeftOut.BOUND, LeftOut.MAX_LATENCY} & set(self.left_out.values())
         if own.proof is Proof.SEARCHED or own.gap is None or gap > own.gap + EPSILON:
             proof = Proof.SEARCHED
         else:
-            proof = Proof.ENUMERATED if planned and proofs == {Proof.ENUMERATED} else Proof.BOUNDED
+            proof = Proof.ENUMERATED if every and proofs == {Proof.ENUMERATED} else Proof.BOUNDED
         return dataclasses.replace(own, proof=proof, gap=gap, evaluations=evaluations)
 
     def _is_proved(self, tiers: Tiers) -> bool:

@@ -158,6 +158,23 @@ def test_an_unfitting_plan_is_not_solved_for(admin: str, tmp_path: Path) -> None
     assert (forced.returncode, "none.csv" in forced.stderr) == (2, True)
 
 
+def test_candidates_may_have_more_than_the_tiers_of_the_mesh(admin: str, tmp_path: Path) -> None:
+    """`plan --max-tiers --apply` is refused at once only where the tiers of the mesh cannot be chosen."""
+    files = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--trace", "none.csv", "--quality", "none.csv")
+    tiers = [
+        {"name": "small", "model": "qwen3-4b"},
+        {"name": "medium", "model": "qwen2.5-14b"},
+        {"name": "large", "model": "qwen3-32b"},
+    ]
+    models = tmp_path / "models.yaml"
+    for chosen, said in ((tiers, "none.csv"), (tiers[:2], "has the tiers small, the mesh has small, large")):
+        models.write_text(yaml.safe_dump({"tiers": chosen}))
+        options = ("--min-quality", 80, "--max-tiers", 2, "--apply", "-a", admin)
+        done = penstock("plan", *files, "--models", models, *options)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
 def test_a_shape_may_say_which_model_it_is_of(tmp_path: Path) -> None:
     """A model that is not in the catalogue is known to the mesh by its name; without one, by the tier's."""
     shape = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "parameters": 0.1}

@@ -309,7 +309,7 @@ def small_files(folder: Path, tiers: list[dict[str, Any]], **more: Any) -> Site:
     return read_site(folder / "cluster.yaml", folder / "models.yaml")
 
 
-QWEN = [
+QWEN: list[dict[str, Any]] = [
     {"name": "a", "model": "qwen2.5-1.5b"},
     {"name": "b", "model": "qwen2.5-7b"},
     {"name": "c", "model": "qwen2.5-14b"},
@@ -401,12 +401,12 @@ def test_several_types_of_gpu_are_chosen_with_the_cascade(tmp_path: Path) -> Non
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"types": types}))
     (tmp_path / "models.yaml").write_text(yaml.safe_dump({"tiers": QWEN[:3]}))
     site = read_site(tmp_path / "cluster.yaml", tmp_path / "models.yaml")
-    demand, targets = demand_at(2.0, 3), {"min_quality": 80, "max_latency_s": 20.0}
-    plan = planned(site, demand, max_tiers=2, **targets)
+    demand, targets = demand_at(2.0, 3), Options(min_quality=80, max_latency_s=20.0)
+    plan = plan_cascade(site, demand, targets, max_tiers=2)
     alone = []
     for tiers in cascades_of(3, Options(max_tiers=2)):
         with contextlib.suppress(Unreachable):
-            alone.append(plan_cascade(site.only(tiers), demand.only(tiers), **targets).cost)
+            alone.append(plan_cascade(site.only(tiers), demand.only(tiers), targets).cost)
     assert plan.cost == pytest.approx(min(alone))
 
 

@@ -15,7 +15,7 @@ import yaml
 from grpc import aio
 
 from penstock import AsyncPlannerClient, CascadePlan, JudgedPrompt, PlanningInputs, PlanProgress
-from penstock.client import errors
+from penstock.client import errors, transport
 from penstock.client.transport import plan_request
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
@@ -117,6 +117,39 @@ async def test_the_service_plans_what_the_library_plans_and_the_simulation_agree
     assert not children()
 
 
+async def test_the_service_chooses_the_cascade_that_the_library_chooses(planner: Planner) -> None:
+    """Tiers, figures and runner-up; progress never goes back; a number that the candidates do not have is named."""
+    wish = inputs()
+    request = pb.PlanCascadeRequest(inputs=wish, min_quality=80, max_tiers=2)
+    events = [transport.plan_event_from_proto(e) async for e in planner.PlanCascade(request)]
+    *progress, plan = events
+    assert isinstance(plan, CascadePlan)
+    counts = [event.evaluations for event in progress if isinstance(event, PlanProgress)]
+    assert counts == sorted(counts)
+    site, demand = inputs_from_proto(wish)
+    ours = plan_cascade(site, demand, min_quality=80, seed=1, max_tiers=2)
+    assert ours.choice is not None
+    assert [tier.name for tier in plan.tiers] == [tier.name for tier in ours.tiers]
+    assert (plan.quality, plan.latency_p95_s, plan.gap) == (ours.quality, ours.latency_p95_s, ours.solution.gap)
+    assert plan.choice is not None
+    assert (plan.choice.candidates, plan.choice.considered) == (TIERS, 6)
+    assert plan.choice.planned + sum(plan.choice.left_out.values()) == 6
+    assert plan.choice.left_out == {why.value: count for why, count in ours.choice.left_out.items()}
+    other, expected = plan.choice.runner_up, ours.choice.runner_up
+    assert other is not None
+    assert expected is not None
+    assert (other.tiers, other.quality, other.gpus) == (expected.tiers, expected.quality, expected.gpus)
+    for refused, field in (
+        (pb.PlanCascadeRequest(inputs=wish, min_quality=80, max_tiers=4), "max_tiers"),
+        (pb.PlanCascadeRequest(inputs=wish, min_quality=80, min_tiers=1), "min_tiers"),
+    ):
+        with pytest.raises(aio.AioRpcError) as caught:
+            _ = [e async for e in planner.PlanCascade(refused)]
+        error = errors.from_rpc(caught.value)
+        assert isinstance(error, errors.InvalidRequestError)
+        assert list(error.fields) == [field]
+
+
 async def test_who_leaves_ends_the_solver_and_a_dead_solver_is_told(planner: Planner) -> None:
     """A cancelled call's process is gone at once; one killed from outside gives INTERNAL with its reason."""
     slow = pb.PlanCascadeRequest(inputs=inputs(20_000), min_quality=80)
@@ -158,6 +191,9 @@ async def test_the_sdk_asks_with_what_the_files_say(redis: RedisProcess, mesh_fi
         serving(Role.PLANNER, COMPOSE[Role.PLANNER], mesh_file(), redis.url) as chassis,
         AsyncPlannerClient(chassis.admin_address) as client,
     ):
+        *_, single = [event async for event in client.plan_cascade(asked, min_quality=85, gpus=8, max_tiers=1)]
+        assert isinstance(single, CascadePlan)
+        assert len(single.tiers) == 1
         *progress, plan = [event async for event in client.plan_cascade(asked, min_quality=85, gpus=8)]
         assert all(isinstance(event, PlanProgress) for event in progress)
         assert isinstance(plan, CascadePlan)
