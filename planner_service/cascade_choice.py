@@ -65,17 +65,20 @@ def best_cascade(
     unfit: dict[str, str],
     plan: PlanOf,
     reaches: Reaches,
+    *,
+    repeated: bool,
 ) -> CascadePlan:
     """The best plan over all cascades of the candidates, with how they were chosen.
 
     site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
     unfit: candidates that fit nowhere, with the reason. plan(tiers, options): the best plan of a cascade; raises Unreachable.
-    reaches(tiers, options, rate): whether a plan is found at so many requests per second.
+    reaches(tiers, options, rate): whether a plan is found at so many requests per second. repeated: whether a latency target
+    has to hold on other stretches, too.
 
     Raises:
         Unreachable: No cascade has a plan; it says which target binds for the one that comes nearest.
     """
-    return _Choice(site, demand, options, alone, unfit, plan, reaches).best()
+    return _Choice(site, demand, options, alone, unfit, plan, reaches, repeated=repeated).best()
 
 
 def cascades_of(candidates: int, options: Options) -> list[Tiers]:
@@ -99,9 +102,11 @@ class _Choice:
         unfit: dict[str, str],
         plan: PlanOf,
         reaches: Reaches,
+        *,
+        repeated: bool,
     ) -> None:
         self.site, self.demand, self.options, self.unfit = site, demand, options, unfit
-        self._plan, self._reaches = plan, reaches
+        self._plan, self._reaches, self._repeated = plan, reaches, repeated
         self._alone_s, self._percentile = alone.alone_s(), alone.percentile
         self._kinds = alone.kinds
         self.all = cascades_of(len(site.tiers), options)
@@ -280,8 +285,8 @@ class _Choice:
             return False
         if len(tiers) <= MOST_TIERS and self.failures[tiers].binds is Binds.MIN_QUALITY:
             return True
-        largest = options.objective is Objective.LARGEST_TIER
-        return self.bounds[tiers].few_routings and largest and options.max_latency_s is None
+        lowered = self._repeated and options.max_latency_s is not None  # the limit: what fails then is not proved
+        return self.bounds[tiers].few_routings and options.objective is Objective.LARGEST_TIER and not lowered
 
     def _unreachable(self) -> Unreachable:
         """What binds for the cascade that comes nearest to the targets."""

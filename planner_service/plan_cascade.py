@@ -120,7 +120,7 @@ def _with_chosen_tiers(
             return False
         return True
 
-    return best_cascade(site, demand, options, alone, unfit, plan, reaches)
+    return best_cascade(site, demand, options, alone, unfit, plan, reaches, repeated=bool(runs))
 
 
 def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floor: float) -> CascadePlan:

@@ -123,13 +123,15 @@ def names_of(plan: CascadePlan) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("seed", range(16))
 def test_the_choice_is_brute_forces(seed: int) -> None:
-    """For the goals latency, cost and quality: 48 questions to 16 pools, all in one enumeration for each pool."""
+    """For the goals latency, cost and quality: 112 questions to 16 pools, all in one enumeration for each pool."""
     site, demand = pool(seed)
     demand = demand.scaled(
         0.05 if seed % 2 else 1.0
     )  # every other one nearly without load, where lower bounds are close
     exact, quality = BruteForce(site, demand), wanted(demand)
     limit_s = float(np.random.default_rng(seed + 100).uniform(0.9, 2.5)) * exact.latency(0.0)
+    if seed % 2:
+        limit_s = 1.0001 * exact.latency(quality)
     fastest = planned(site, demand, min_quality=quality)
     assert fastest.latency_p95_s == pytest.approx(exact.latency(quality))
     assert fastest.quality >= quality - 1e-9
@@ -143,12 +145,13 @@ def test_the_choice_is_brute_forces(seed: int) -> None:
         cheapest = planned(site, demand, min_quality=quality, max_latency_s=limit_s)
         assert cheapest.gpus == lean
         assert cheapest.latency_p95_s <= limit_s
-    best = exact.quality(limit_s)
-    if best == -math.inf:
-        with pytest.raises(Unreachable, match="max latency binds"):
-            planned(site, demand, max_latency_s=limit_s)
-    else:
-        assert planned(site, demand, max_latency_s=limit_s).quality == pytest.approx(best)
+    for limit in (limit_s, *(factor * exact.latency(0.0) for factor in (1.1, 1.5, 2.0, 3.0))):
+        best = exact.quality(limit)
+        if best == -math.inf:
+            with pytest.raises(Unreachable, match="max latency binds"):
+                planned(site, demand, max_latency_s=limit)
+        else:
+            assert planned(site, demand, max_latency_s=limit).quality == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", [0, 4, 5, 7, 13])
@@ -257,6 +260,15 @@ def test_the_proof_is_over_all_cascades() -> None:
     assert felt.solution.gap >= alone.solution.gap, "another cascade may be better than its plan that was found"
     lean = planned(site, demand, min_quality=wanted(demand), max_latency_s=2.0, objective=Objective.END_TO_END)
     assert lean.solution.gap is None
+    site, demand = graded([EASY, EASY, EASY], rate_per_s=20.0)  # too busy for c alone
+    for runs, known in (
+        ([], True),
+        ([demand], False),
+    ):  # on other stretches a limit is lowered: what fails then is not proved
+        plan = planned(site, demand, min_quality=0, max_latency_s=3.0, max_utilisation=0.75, runs=runs)
+        assert plan.choice is not None
+        assert plan.choice.left_out[LeftOut.NO_PLAN] == 1
+        assert (plan.solution.gap is not None) is known
 
 
 def test_what_the_searches_of_cascades_leave_open_is_in_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
