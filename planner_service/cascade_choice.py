@@ -25,6 +25,7 @@ from planner_service.routing.goals import rounded_down
 from planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from planner_service.site import Demand, Site
+from services.domain.hardware import ReplicaShape
 
 Tiers = tuple[int, ...]
 PlanOf = Callable[[Tiers, Options], CascadePlan]
@@ -208,12 +209,12 @@ class _Choice:
         """Of a tier that serves at all, in the unit of CascadePlan.cost."""
         if self.site.remote_of(tier) is not None:
             return 0.0
-        prices = [
-            float(kind.shape.gpus) if dollars is None else dollars
-            for kind in self._kinds[tier]
-            for dollars in (self.site.dollars_per_hour([(kind.shape, 1)]),)
-        ]
-        return min(prices)
+
+        def cost(shape: ReplicaShape) -> float:
+            dollars = self.site.dollars_per_hour([(shape, 1)])
+            return float(shape.gpus) if dollars is None else dollars
+
+        return min(cost(kind.shape) for kind in self._kinds[tier])
 
     def _enough(self) -> float:
         """The value that a plan of another cascade needs to be one of the two best."""

@@ -246,6 +246,18 @@ def test_one_model_alone_may_be_best() -> None:
     assert pair.choice.considered == 3
 
 
+@pytest.mark.parametrize("objective", Objective)
+def test_what_is_just_fast_enough_without_load_is_not_left_out(objective: Objective) -> None:
+    """The better of two models alone, at a limit just above what it takes when idle; just below, it is too slow."""
+    site, demand = graded([EASY, [95.0] * 40], rate_per_s=0.001, speeds=(1.0, 1.2))
+    idle = plan_cascade(site.only([1]), demand.only([1]), min_quality=0.0, objective=objective).felt_p95_s
+    for factor, name, left_out in ((1.001, "b", {}), (0.999, "a", {LeftOut.MAX_LATENCY: 1})):
+        plan = planned(site, demand, max_tiers=1, max_latency_s=factor * idle, objective=objective)
+        assert names_of(plan) == (name,)
+        assert plan.choice is not None
+        assert plan.choice.left_out == left_out
+
+
 def test_the_proof_is_over_all_cascades() -> None:
     """Where all routings of all cascades are tried or ruled out it is a proof; what a search leaves open stays open."""
     site, demand = pool(2)
