@@ -495,7 +495,7 @@ def test_the_example_chooses_and_its_plan_is_an_ordinary_plan(tmp_path: Path) ->
     """The tiers of the plan file are the chosen ones; it is simulated, rendered and compared as any other."""
     out = tmp_path / "plan.json"
     targets = ("--min-quality", 80, "--max-latency", 20, "--rate", 20, "--requests", 100, "--runs", 1)
-    done = run("plan", *CANDIDATES, *targets, "--max-tiers", 2, "--out", out)
+    done = run("plan", *CANDIDATES, *targets, "--max-tiers", 2, "--slo", "chat=20s,1s", "--out", out)
     assert done.exit_code == 0, done.output
     assert "runner-up: " in done.output
     assert "15 cascades of 1 to 2 tiers" in done.output
@@ -507,6 +507,7 @@ def test_the_example_chooses_and_its_plan_is_an_ordinary_plan(tmp_path: Path) ->
     assert choice["planned"] + sum(choice["left_out"].values()) == 15
     assert choice["runner_up"]["cost"]["gpus"] >= plan["cost"]["gpus"]
     assert choice["runner_up"]["tiers"] != names
+    assert [one["name"] for one in plan["slo"]] == ["chat"]
     assert plan["optimality"]["over"].startswith("all 15 cascades of the candidates, ")
     assert (plan["inputs"]["max_tiers"], plan["inputs"]["min_tiers"]) == (2, None)
     assert f"{' + '.join(names)} of 5 candidates; " in plan["verdict"]
