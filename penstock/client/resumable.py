@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from penstock.client import errors, transport, types
+from penstock.client import errors, types
+from penstock.client.messages import generation, times
 from penstock.client.retries import RetryBudget, RetryPolicy, is_charged, is_retryable
 from penstock.proto.router.v1 import router_pb2 as pb
 
@@ -136,7 +137,7 @@ class ResumableRequest:
     _finished: types.Finished | None = None
 
     def __post_init__(self) -> None:
-        self._request = transport.request_to_proto(self.prompt, self.options)
+        self._request = generation.request_to_proto(self.prompt, self.options)
         self._request_id = self.options.request_id
         self.metadata = _sampled_trace() if self.options.trace else ()
         self.router = self.routers.first()
@@ -194,8 +195,8 @@ class ResumableRequest:
             if not slo.phases:
                 slo.ClearField("time_to_first_token")
                 return
-            left_s = SLO_WINDOW_TOKENS * transport.seconds(slo.phases[0].time_per_output_token)
-        slo.time_to_first_token.CopyFrom(transport.duration(max(MIN_REMAINDER_S, left_s)))
+            left_s = SLO_WINDOW_TOKENS * times.seconds(slo.phases[0].time_per_output_token)
+        slo.time_to_first_token.CopyFrom(times.duration(max(MIN_REMAINDER_S, left_s)))
 
     def silence_s(self, silence_s: float) -> float | None:
         """Silence after which the current attempt has failed; None if its router has not announced heartbeats."""
@@ -208,14 +209,14 @@ class ResumableRequest:
             UnavailableError: The router sent tokens that are not the next ones.
         """
         self._answered = self._answered or not response.HasField("heartbeat")
-        heartbeat_s = transport.heartbeat_interval_s(response)
+        heartbeat_s = generation.heartbeat_interval_s(response)
         if heartbeat_s is not None or response.HasField(
             "accepted"
         ):  # the router may have been replaced by an older version
             self.routers.heartbeat_s[self.router] = heartbeat_s
         if response.HasField("accepted"):
             self.routers.answered(self.router)
-        event = transport.event_from_proto(response)
+        event = generation.event_from_proto(response)
         match event:
             case types.Accepted():
                 if self._accepted is not None:

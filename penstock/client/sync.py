@@ -9,7 +9,8 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from penstock.client import connection, errors, mesh_status, plans, transport, types
+from penstock.client import connection, errors, mesh_status, plans, types
+from penstock.client.messages import generation, mesh, planning, served_plan, times
 from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, RouterFailover, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import SilenceWatch, ThreadWatcher
@@ -110,7 +111,7 @@ class Client:
             ),
             self._routers,
         )
-        return [transport.model_from_proto(model) for model in response.models]
+        return [generation.model_from_proto(model) for model in response.models]
 
     def status(self) -> mesh_status.MeshStatus:
         """The state of the mesh as seen by the router."""
@@ -118,7 +119,7 @@ class Client:
             lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S),
             self._admin_routers,
         )
-        return transport.status_from_proto(response.status)
+        return mesh.status_from_proto(response.status)
 
     def watch_status(self, interval_s: float = 1.0) -> Iterator[mesh_status.MeshStatus]:
         """Yield the status at every interval, until the iteration is left.
@@ -126,7 +127,7 @@ class Client:
         Raises:
             PenstockError: The call failed, or nothing arrived for `silence_s` or three intervals, whichever is longer.
         """
-        request = pb.WatchStatusRequest(interval=transport.duration(interval_s))
+        request = pb.WatchStatusRequest(interval=times.duration(interval_s))
         call = self._mesh(self._admin_routers.preferred).WatchStatus(request)
         limit_s = max(self._silence_s, MISSED_HEARTBEATS * interval_s)
         watch = SilenceWatch(lambda: limit_s)
@@ -135,7 +136,7 @@ class Client:
         try:
             for response in call:
                 watch.heard()
-                yield transport.status_from_proto(response.status)
+                yield mesh.status_from_proto(response.status)
                 watch.waiting(time.monotonic())
         except grpc.RpcError as error:
             silent = watch.silent and not self._closed
@@ -151,7 +152,7 @@ class Client:
             lambda router: self._mesh(router).ListTraces(request, timeout=connection.CALL_TIMEOUT_S),
             self._admin_routers,
         )
-        return [transport.trace_from_proto(trace) for trace in response.traces]
+        return [mesh.trace_from_proto(trace) for trace in response.traces]
 
     def usage(self, days: int = 1) -> list[mesh_status.TenantUsage]:
         """What tenants have used on the last `days` days (UTC), today included."""
@@ -160,7 +161,7 @@ class Client:
             lambda router: self._mesh(router).GetUsage(request, timeout=connection.CALL_TIMEOUT_S),
             self._admin_routers,
         )
-        return [transport.usage_from_proto(entry) for entry in response.entries]
+        return [mesh.usage_from_proto(entry) for entry in response.entries]
 
     def served_requests(self, page_token: str = "") -> tuple[list[mesh_status.ServedRequest], str]:
         """(arrivals and token counts of a page of the mesh's last requests, the token of the next page), newest first.
@@ -172,14 +173,14 @@ class Client:
             lambda router: self._mesh(router).ListServedRequests(request, timeout=connection.CALL_TIMEOUT_S),
             self._admin_routers,
         )
-        return [transport.served_request_from_proto(each) for each in response.requests], response.next_page_token
+        return [mesh.served_request_from_proto(each) for each in response.requests], response.next_page_token
 
     def move(self, request_id: str, instance_id: str) -> mesh_status.Move:
         """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         with errors.raised_from_rpc():
             response = self._mesh(self._preferred_admin()).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
-        return transport.move_from_proto(response)
+        return mesh.move_from_proto(response)
 
     def _request(
         self, prompt: types.Prompt, options: types.Options | None, changes: dict[str, object], timeout_s: float | None
@@ -273,14 +274,14 @@ class PlannerClient:
             response = self._stub.GetPlan(
                 planner_pb2.GetPlanRequest(revision=revision), timeout=connection.CALL_TIMEOUT_S
             )
-        return transport.plan_from_proto(response.plan)
+        return served_plan.plan_from_proto(response.plan)
 
     def list_plans(self, limit: int | None = None) -> list[plans.Plan]:
         """The last plans, newest first."""
         request = planner_pb2.ListPlansRequest(limit_count=limit)
         with errors.raised_from_rpc():
             response = self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
-        return [transport.plan_from_proto(plan) for plan in response.plans]
+        return [served_plan.plan_from_proto(plan) for plan in response.plans]
 
     def set_plan(self, plan: plans.Plan, *, expected_revision: int | None = None) -> plans.Plan:
         """Publish a plan; return it with its revision.
@@ -289,10 +290,10 @@ class PlannerClient:
             InvalidRequestError: The plan is invalid; `fields` names the problems.
             ConflictError: The current revision is not `expected_revision`.
         """
-        request = planner_pb2.SetPlanRequest(plan=transport.plan_to_proto(plan), expected_revision=expected_revision)
+        request = planner_pb2.SetPlanRequest(plan=served_plan.plan_to_proto(plan), expected_revision=expected_revision)
         with errors.raised_from_rpc():
             response = self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
-        return transport.plan_from_proto(response.plan)
+        return served_plan.plan_from_proto(response.plan)
 
     def plan_cascade(
         self,
@@ -326,7 +327,7 @@ class PlannerClient:
             ValueError: The inputs cannot be sent.
         """
         call = self._stub.PlanCascade(
-            transport.plan_request(
+            planning.plan_request(
                 inputs,
                 min_quality,
                 max_latency_s,
@@ -345,7 +346,7 @@ class PlannerClient:
         )
         try:
             for response in call:
-                yield transport.plan_event_from_proto(response)
+                yield planning.plan_event_from_proto(response)
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
         finally:
@@ -381,13 +382,13 @@ class PlannerClient:
             ConflictError: Another plan was published meanwhile.
             ValueError: qoe does not have five coefficients, or replica has a bad field.
         """
-        request = transport.stages_request(
+        request = served_plan.stages_request(
             tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
         )
-        transport.add_replay(request, trace, replica, against)
+        served_plan.add_replay(request, trace, replica, against)
         with errors.raised_from_rpc():
             response = self._stub.PlanStages(request, timeout=connection.DEFAULT_TIMEOUT_S)
-        return transport.stage_layout_from_proto(response)
+        return served_plan.stage_layout_from_proto(response)
 
     def simulate_deployment(
         self,
@@ -404,17 +405,17 @@ class PlannerClient:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
             ValueError: The inputs cannot be sent.
         """
-        request = transport.simulate_request(inputs, replicas, thresholds, skip_below)
+        request = planning.simulate_request(inputs, replicas, thresholds, skip_below)
         with errors.raised_from_rpc():
             response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
-        return transport.simulation_from_proto(response)
+        return planning.simulation_from_proto(response)
 
     def watch_plan(self, after_revision: int | None = None) -> Iterator[plans.Plan]:
         """Yield the current plan, then every later one, until the iteration is left."""
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:
             for response in call:
-                yield transport.plan_from_proto(response.plan)
+                yield served_plan.plan_from_proto(response.plan)
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
         finally:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from penstock import AsyncPlannerClient, CascadePlan
 from penstock.cli.main import app
 from penstock.client import errors, plans
-from penstock.client.transport import plan_event_from_proto
+from penstock.client.messages.planning import plan_event_from_proto
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.burst_codec import ladder_from_json, ladder_from_proto, ladder_to_json, ladder_to_proto
 from planner_service.burst_ladder import (

@@ -16,7 +16,7 @@ from judge_service.scorers.grading import REPLY_TOKENS as JUDGES_REPLY_TOKENS
 from judge_service.scorers.grading import grade_question
 from penstock.cli.main import app
 from penstock.client import plans
-from penstock.client.transport import plan_event_from_proto
+from penstock.client.messages.planning import plan_event_from_proto
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.cascade_simulation import run_cascade
 from planner_service.demand import draw_demand

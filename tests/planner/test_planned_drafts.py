@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock import JudgedPrompt, PlanningInputs
 from penstock.cli.main import app
-from penstock.client.transport import plan_event_from_proto, planning_inputs_to_proto
+from penstock.client.messages.planning import plan_event_from_proto, planning_inputs_to_proto
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.files import FileError, read_site
 from planner_service.plan_cascade import plan_cascade

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from benchmarks.brute_force import wanted_quality
 from penstock.cli.main import app
 from penstock.client import plans
-from penstock.client.transport import plan_event_from_proto
+from penstock.client.messages.planning import plan_event_from_proto
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.cascade_simulation import run_cascade
 from planner_service.demand import draw_demand

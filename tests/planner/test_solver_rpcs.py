@@ -15,8 +15,9 @@ import yaml
 from grpc import aio
 
 from penstock import AsyncPlannerClient, CascadePlan, JudgedPrompt, PlanningInputs, PlanProgress
-from penstock.client import errors, transport
-from penstock.client.transport import plan_request
+from penstock.client import errors
+from penstock.client.messages import planning
+from penstock.client.messages.planning import plan_request
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from planner_service.plan_cascade import plan_cascade
@@ -121,7 +122,7 @@ async def test_the_service_chooses_the_cascade_that_the_library_chooses(planner:
     """Tiers, figures and runner-up; progress never goes back; a number that the candidates do not have is named."""
     wish = inputs()
     request = pb.PlanCascadeRequest(inputs=wish, min_quality=80, max_tiers=2)
-    events = [transport.plan_event_from_proto(e) async for e in planner.PlanCascade(request)]
+    events = [planning.plan_event_from_proto(e) async for e in planner.PlanCascade(request)]
     *progress, plan = events
     assert isinstance(plan, CascadePlan)
     counts = [event.evaluations for event in progress if isinstance(event, PlanProgress)]

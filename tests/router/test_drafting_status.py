@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import Drafting as ShownDrafting
-from penstock.client.transport import status_from_proto
+from penstock.client.messages.mesh import status_from_proto
 from penstock.proto.router.v1 import router_pb2 as pb
 from router_service.routing.instance_pool import InstancePool
 from router_service.status import MeshStatus

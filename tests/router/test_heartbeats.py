@@ -10,7 +10,7 @@ import pytest
 from grpc import aio
 
 from penstock import Options
-from penstock.client import transport
+from penstock.client.messages import generation
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from router_service.domain.events import Answer, Heartbeat, RequestOutput, RouterEvent, TierStarted
@@ -152,7 +152,7 @@ async def test_a_router_says_that_it_is_alive_while_it_has_nothing_to_send(slow_
         stub = router_pb2_grpc.RouterServiceStub(channel)
 
         async def ask() -> list[pb.GenerateResponse]:
-            request = transport.request_to_proto("hello", Options(temperature=0))
+            request = generation.request_to_proto("hello", Options(temperature=0))
             return [response async for response in stub.Generate(request, timeout=60)]
 
         replies = await asyncio.gather(ask(), ask())
@@ -163,7 +163,7 @@ async def test_a_router_says_that_it_is_alive_while_it_has_nothing_to_send(slow_
         in_queue.append(first)
         assert set(kinds[:first]) <= {"heartbeat"}
         assert kinds.count("heartbeat") - first >= 3
-        announced = {transport.heartbeat_interval_s(response) for response in responses} - {None}
+        announced = {generation.heartbeat_interval_s(response) for response in responses} - {None}
         assert announced == {0.05}
     assert min(in_queue) == 0
     assert max(in_queue) >= 3

@@ -173,7 +173,7 @@ async def test_bad_values_name_the_field(client: AsyncClient, slo: Slo, field: s
 
 
 def test_the_sdk_refuses_what_it_cannot_send() -> None:
-    from penstock.client.transport import slo_to_proto
+    from penstock.client.messages.generation import slo_to_proto
 
     with pytest.raises(ValueError, match=r"slo\.fallback"):
         slo_to_proto(Slo(1.0, fallback="never"))

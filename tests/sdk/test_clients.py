@@ -137,13 +137,13 @@ async def test_a_client_goes_on_at_the_other_router(mesh: TestMesh) -> None:
 
 async def test_a_resumed_request_delivers_the_rest_and_is_not_judged_again(mesh: TestMesh) -> None:
     """What a client sends after its router died in the middle of an answer that stood."""
-    from penstock.client import transport
+    from penstock.client.messages import generation
     from penstock.proto.router.v1 import router_pb2 as pb
     from penstock.proto.router.v1 import router_pb2_grpc
 
     async with mesh.client() as client:
         whole = await client.generate("hello", temperature=0)
-    request = transport.request_to_proto("hello", penstock.Options(temperature=0))
+    request = generation.request_to_proto("hello", penstock.Options(temperature=0))
     request.resume.CopyFrom(pb.Resume(tier=whole.tier, token_ids=whole.token_ids[:2]))
     import grpc.aio
 

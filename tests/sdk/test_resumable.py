@@ -7,7 +7,8 @@ import grpc
 import pytest
 
 from penstock import Accepted, Finished, InvalidRequestError, Options, RetryPolicy, UnavailableError
-from penstock.client import errors, transport
+from penstock.client import errors
+from penstock.client.messages import generation, times
 from penstock.client.resumable import ResumableRequest, RouterFailover, Routers
 from penstock.client.retries import RetryBudget
 from penstock.client.silence import SilenceWatch
@@ -59,7 +60,7 @@ def tokens(offset: int, *ids: int, text: str = "x") -> pb.GenerateResponse:
 
 
 def heartbeat(interval_s: float = 5.0) -> pb.GenerateResponse:
-    return pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=transport.duration(interval_s)))
+    return pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=times.duration(interval_s)))
 
 
 def test_a_break_before_the_first_token_is_tried_again_as_it_was() -> None:
@@ -154,7 +155,7 @@ def test_heartbeats_are_no_events_and_tell_when_silence_counts() -> None:
     assert request.take(heartbeat(20.0)) is None
     assert request.silence_s(15.0) == 60.0
     announced = accepted()
-    announced.accepted.heartbeat_interval.CopyFrom(transport.duration(1.0))
+    announced.accepted.heartbeat_interval.CopyFrom(times.duration(1.0))
     request.take(announced)
     assert request.silence_s(15.0) == 15.0
     other = ResumableRequest("x", Options(), request.policy, request.routers, request.budget, 60.0)
@@ -205,12 +206,12 @@ def test_every_event_of_the_contract_has_a_type() -> None:
     for name in names:
         response = pb.GenerateResponse()
         getattr(response, name).SetInParent()
-        event = transport.event_from_proto(response)
+        event = generation.event_from_proto(response)
         assert event is not None, name
         assert type(event) in types.Event.__args__
     assert len(names) == len(types.Event.__args__)
-    assert isinstance(transport.event_from_proto(accepted()), Accepted)
-    assert transport.event_from_proto(pb.GenerateResponse()) is None
+    assert isinstance(generation.event_from_proto(accepted()), Accepted)
+    assert generation.event_from_proto(pb.GenerateResponse()) is None
     assert Finished in types.Event.__args__
 
 

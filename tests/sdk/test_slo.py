@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from penstock import AsyncClient, MeshStatus, RetryPolicy, Slo, SloCounts, SloPhase
 from penstock.cli.main import app
 from penstock.cli.top import screen
-from penstock.client.transport import slo_to_proto
+from penstock.client.messages.generation import slo_to_proto
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from services.domain.errors import Unavailable

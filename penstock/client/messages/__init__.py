@@ -1,0 +1,1 @@
+"""The clients' types as protobuf messages, and back; by subject. No I/O."""
