@@ -169,7 +169,7 @@ async def test_redis_lost_with_everything_in_it_is_filled_again(
             await mesh.complete()
             await plan_is_back(mesh, own_redis)
             assert (await planner.get_plan()).revision == revision
-        assert (await client.status()).plan_revision == revision
+        await mesh.until(lambda s: s.plan_revision == revision)
 
 
 async def test_a_mesh_that_starts_before_its_redis_comes_up_when_redis_does(

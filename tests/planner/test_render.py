@@ -23,7 +23,11 @@ def plan_file(folder: Path, shapes: Any, nodes: int = 1, models: str = "deepseek
     cluster = folder / "cluster.yaml"
     cluster.write_text(yaml.safe_dump({"gpu": "h100", "nodes": nodes, "gpus_per_node": 8}))
     inputs = dict.fromkeys(("quality", "trace", "gpus", "seed", "rate", "requests", "lengths"))
-    tiers = [{"replicas": [{"count": c, "tp": t, "pp": p} for c, t, p in parts]} for parts in shapes]
+    named = yaml.safe_load((ROOT / "examples" / models).read_text())["tiers"]
+    tiers = [
+        {"name": tier["name"], "replicas": [{"count": c, "tp": t, "pp": p} for c, t, p in parts]}
+        for tier, parts in zip(named, shapes, strict=True)
+    ]
     path = folder / "plan.json"
     content = {
         "inputs": inputs | {"cluster": str(cluster), "models": str(ROOT / "examples" / models)},
