@@ -95,7 +95,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 models: $(VENV)/.dev
-	$(BIN)/python -m models.training.first
+	$(BIN)/python -m models.training --work .penstock/models
+	$(BIN)/python -m models.training --work .penstock/models --install models/family
 
 clean:
 	rm -rf $(VENV) .penstock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

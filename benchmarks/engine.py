@@ -19,7 +19,7 @@ from benchmarks.spread import median_and_range
 from benchmarks.workload import workload
 from tests.support import sglang
 
-MODEL = Path("models/family/large")
+MODEL = Path("models/family/medium")
 CONCURRENCY = (1, 8, 32)
 WAVES = {1: 6, 8: 3, 32: 2}
 OUTPUT_TOKENS = 128

@@ -56,7 +56,7 @@ def run_quick(_rounds: int) -> None:
 
 
 def _questions(count: int) -> list[dict[str, str]]:
-    return [json.loads(line) for line in HELD_OUT.read_text().splitlines()][:count]
+    return [row for row in map(json.loads, HELD_OUT.read_text().splitlines()) if "prompt" in row][:count]
 
 
 def _engines(rounds: int, count: int) -> dict[str, Any]:

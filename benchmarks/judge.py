@@ -24,7 +24,9 @@ from judge_service.scorers.exact import ExactScorer, same
 from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, NoGrade, expected_grade, grade_question
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 from judge_service.tier_client import choice_of
-from models.training.first import measure, tasks
+from models.training import measure
+from models.training.answers import chat_of
+from models.training.problems import Problem, is_correct
 from services.clock import SystemClock
 from services.domain.requests import (
     ChatMessage,
@@ -81,11 +83,10 @@ def generated(tier: str, prompts: Seq[Prompt], sampling: Seq[SamplingParams]) ->
     return [replies[str(i)] for i in range(len(prompts))]
 
 
-def judged(problem: tasks.Problem, tier: str, reply: Reply) -> JudgedAnswer:
+def judged(problem: Problem, tier: str, reply: Reply) -> JudgedAnswer:
     logprobs = [position.chosen.logprob for frame in reply.frames for position in frame.logprobs]
     summary = LogprobSummary(len(logprobs), float(np.mean(logprobs)), min(logprobs))
-    prompt = ChatPrompt((ChatMessage("user", problem.prompt),))
-    return JudgedAnswer(prompt, reply.text, tier, reply.reason, summary, reference=problem.answer)
+    return JudgedAnswer(chat_of(problem), reply.text, tier, reply.reason, summary, reference=problem.answer)
 
 
 def consistency(answers: Seq[JudgedAnswer], tier: str) -> list[float]:
@@ -156,13 +157,13 @@ def judge_scorer() -> JudgeModelScorer:
     return JudgeModelScorer(FAMILY / "judge", BatchOptions(32, 4096), threads=1, device="cpu")
 
 
-def tier_figures(tier: str, problems: Seq[tasks.Problem], rng: np.random.Generator) -> dict[str, Any]:
+def tier_figures(tier: str, problems: Seq[Problem], rng: np.random.Generator) -> dict[str, Any]:
     """Figures of all scorers on one tier's answers."""
     params = SamplingParams(temperature=0.0, max_output_tokens=MAX_TOKENS, top_logprobs=0)
-    prompts = [ChatPrompt((ChatMessage("user", problem.prompt),)) for problem in problems]
+    prompts = [chat_of(problem) for problem in problems]
     replies = generated(tier, prompts, [params] * len(prompts))
     answers = [judged(p, tier, r) for p, r in zip(problems, replies, strict=True)]
-    right = [tasks.is_correct(p.answer, r.text) for p, r in zip(problems, replies, strict=True)]
+    right = [is_correct(p.answer, r.text) for p, r in zip(problems, replies, strict=True)]
     objections = [objection(item) for item in answers]
     rows = [i for i, reason in enumerate(objections) if reason is None]
     scored, good = [answers[i] for i in rows], [right[i] for i in rows]
@@ -223,7 +224,7 @@ def damaged_figures(answers: Seq[JudgedAnswer]) -> dict[str, Any]:
 
 
 def run(_: int = 1) -> None:
-    problems, rng = measure.test_problems()[:PROMPTS], np.random.default_rng(1)
+    problems, rng = measure.heldout_problems()[:PROMPTS], np.random.default_rng(1)
     tiers = {tier: tier_figures(tier, problems, rng) for tier in TIERS}
     report.write("judge", {"prompts": PROMPTS, "samples": SAMPLES, "combined": COMBINED, "tiers": tiers})
     plot(tiers)

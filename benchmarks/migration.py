@@ -22,7 +22,7 @@ from grpc import aio
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from models.training.first import tasks
+from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, RetryPolicy, TierStarted, Tokens
 from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.worker.v1 import worker_pb2 as pb
@@ -60,7 +60,7 @@ class Seen:
 
 def workload() -> list[Asked]:
     """As many short replies as long ones, in a shuffled order; every second one sampled with a seed."""
-    problems = tasks.held_out(30 * STREAMS, seed=SEED)
+    problems = tasks.single_turns(30 * STREAMS, seed=SEED)
     short = [p.prompt for p in problems if len(p.reply) < 60][: STREAMS // 2]
     long = [p.prompt for p in problems if len(p.reply) > 90][: STREAMS - len(short)]
     prompts = [*short, *long]

@@ -49,7 +49,8 @@ class _Told(logging.Handler):
 
 def conversation(tokens: int, rng: random.Random) -> ChatPrompt:
     """Held-out questions and answers in random order, with about this number of tokens (bytes), then one more question."""
-    rows = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
+    lines = (ROOT / "models" / "heldout.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "prompt" in row]
     rng.shuffle(rows)
     messages, length = list[ChatMessage](), 0
     for row in rows:

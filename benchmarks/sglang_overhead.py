@@ -144,7 +144,7 @@ def _family(root: int) -> dict[int, int]:
 def server_without(switches: Collection[str], log: Path) -> Iterator[str]:
     """A server as a worker starts it, less these switches; yields its base URL."""
     port = free_port()
-    shape = cpu_shape(FAMILY / "large", flags=CPU_LAUNCH["flags"], max_running=AT_ONCE, kv_tokens=KV_TOKENS)
+    shape = cpu_shape(FAMILY / "medium", flags=CPU_LAUNCH["flags"], max_running=AT_ONCE, kv_tokens=KV_TOKENS)
     argv = command(shape, port)
     if missing := set(switches).difference(argv):
         raise ValueError(f"switches: workers do not set {', '.join(missing)}")
@@ -176,7 +176,7 @@ async def measure(rounds: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         url = stack.enter_context(server_without(["--skip-tokenizer-init"], folder / "server.log"))
         mesh = await stack.enter_async_context(
-            one_tier_mesh(str(FAMILY / "large"), AT_ONCE, engine="sglang", sglang=sglang)
+            one_tier_mesh(str(FAMILY / "medium"), AT_ONCE, engine="sglang", sglang=sglang)
         )
         channels = await stack.enter_async_context(ChannelPool())
         sessions = await stack.enter_async_context(MultiplexerPool(channels))

@@ -45,7 +45,7 @@ from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
 from worker_service.profile import timed_steps
 
-MODEL = Path("models/family/large")
+MODEL = Path("models/family/medium")
 KV_TOKENS, MAX_RUNNING = 32_768, 32
 REQUESTS = 80
 LENGTHS = {"chat": ((30, 120), (60, 160)), "documents": ((250, 900), (10, 60))}  # prompt, reply: from, to

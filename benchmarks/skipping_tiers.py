@@ -24,15 +24,15 @@ from benchmarks import report
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
-from models.training.first import answers, tasks
-from models.training.first.measure import test_problems
+from models.training import answers, tasks
+from models.training.measure import heldout_problems
+from models.training.problems import Problem
 from planner_service.early_checks import first_rejection, fit_early_checks
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.skip_rule import cheapest_rule
 from planner_service.score_predictor import train
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.early_checks import EarlyCheck
-from services.domain.requests import ChatMessage, ChatPrompt
 
 ROOT = Path(__file__).parents[1]
 FAMILY, KEPT = ROOT / "models" / "family", ROOT / "build" / "skipping_tiers"
@@ -271,9 +271,9 @@ def _part_score(row: dict[str, Any], after: int, calibration: Calibration) -> fl
     return calibration.apply(min(row["logprobs"][: after - 1]))
 
 
-def _problems() -> list[tasks.Problem]:
+def _problems() -> list[Problem]:
     """The shipped held-out prompts, and more that no model was trained on."""
-    shipped = test_problems()
+    shipped = heldout_problems()
     known = {problem.key for problem in shipped}
     more = [p for p in tasks.held_out(MORE_PROMPTS + len(shipped), SEED) if p.key not in known][:MORE_PROMPTS]
     random.Random(1).shuffle(more)
@@ -296,7 +296,7 @@ def _answered(tier: str) -> list[dict[str, Any]]:
 async def _judged(answered: Sequence[answers.Answered]) -> list[dict[str, Any]]:
     scorer = JudgeModelScorer(FAMILY / "judge", BATCH, threads=1, device="cpu")
     await scorer.start()
-    items = [JudgedAnswer(ChatPrompt((ChatMessage("user", a.problem.prompt),)), a.reply, a.tier) for a in answered]
+    items = [JudgedAnswer(answers.chat_of(a.problem), a.reply, a.tier) for a in answered]
     logprobs = scorer.token_logprobs(items)
     await scorer.close()
     return [

@@ -32,7 +32,7 @@ from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from services.domain.slo import AttainmentTracker
 
-MODEL = Path("models/family/large").resolve()
+MODEL = Path("models/family/medium").resolve()
 POLICIES = ("slo", "decode_first", "prefill_first")
 SCALES = ((3.0, 5.0), (5.0, 10.0))
 """(times the idle first token, times a lone decode step)."""

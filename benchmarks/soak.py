@@ -31,7 +31,7 @@ from benchmarks.fault_streams import (
     summary,
     until_whole,
 )
-from models.training.first import tasks
+from models.training import tasks
 from penstock import AsyncClient, PenstockError
 from penstock.local import LocalMesh, MeshOptions
 
@@ -193,7 +193,7 @@ async def texts(mesh: LocalMesh, prompts: Sequence[str]) -> dict[tuple[str, str]
 
 
 async def measure(seconds: float) -> dict[str, Any]:
-    prompts = [p.prompt for p in tasks.held_out(400, seed=SEED)]
+    prompts = [p.prompt for p in tasks.single_turns(400, seed=SEED)]
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         options = MeshOptions(mesh_file(Path(folder)), Path(folder), log_level="warning")
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

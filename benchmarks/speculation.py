@@ -15,9 +15,10 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from models.training.first import tasks
+from models.training import tasks
+from models.training.answers import chat_of
 from services.clock import SystemClock
-from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from services.domain import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from services.domain.speculation.choice import Candidate, Chooser, tokens_per_s
 from worker_service.engine.core import EngineCore
 from worker_service.engine.torch import TorchEngineOptions
@@ -118,7 +119,7 @@ def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> 
     rows = list[dict[str, Any]]()
     for batch in batches:
         questions = tasks.held_out(max(LEAST_PROMPTS, 2 * batch), seed=SEED)
-        prompts = [tokenizer.encode(ChatPrompt((ChatMessage("user", q.prompt),))) for q in questions]
+        prompts = [tokenizer.encode(chat_of(q)) for q in questions]
         rates: dict[str, list[float]] = {name: [] for name in cores}
         differing: dict[str, int] = dict.fromkeys(cores, 0)
         errors: list[float] = []

@@ -56,7 +56,7 @@ from worker_service.migration.wire import Wire
 from worker_service.peer_client import PeerStream
 
 SHAPES = {
-    "models/family/large": (KvLayout("large", 6, 2, 32, 16, "float32"), 2048),
+    "models/family/medium": (KvLayout("medium", 6, 2, 32, 16, "float32"), 2048),
     "llama-3.2-3b": (KvLayout("llama", 28, 8, 128, 16, "bfloat16"), 1024),
 }
 """Layouts, and tokens of a sequence that moves."""

@@ -29,9 +29,9 @@ class Workload:
 
 
 def questions(count: int, seed: int) -> list[str]:
-    """Held-out prompts of the shipped family, drawn with a seed."""
+    """Held-out prompts of the shipped family that are one message, drawn with a seed."""
     rows = [json.loads(line) for line in HELDOUT.read_text().splitlines()]
-    return [row["prompt"] for row in random.Random(seed).sample(rows, count)]
+    return random.Random(seed).sample([row["prompt"] for row in rows if "prompt" in row], count)
 
 
 def workload(model: Path, concurrency: int, waves: int, output_tokens: int, seed: int) -> Workload:

@@ -149,7 +149,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    from models.training.first.tokenizer import VOCAB_SIZE, build
+    from models.training.tokenizer import VOCAB_SIZE, build
 
     shape = {
         "vocab_size": VOCAB_SIZE,

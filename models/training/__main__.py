@@ -1,35 +1,24 @@
 """Train the models: `python -m models.training --work FOLDER`. Takes hours; an interrupted run resumes.
 
 FOLDER/first has the small, medium and large model of the first edition, from which these are grown. Finished models and
-their figures stay in FOLDER; a model with figures is not trained again. A new FOLDER begins with the weights of models
-that are finished or on their way in `weights/` (`--export`). FOLDER/driver.pid is the id of this process.
+their figures stay in FOLDER; a model with figures is not trained again. FOLDER/driver.pid is the id of this process.
+
+`--family FAMILY` begins a new FOLDER with installed models. A tier that `--go-on` names is trained on from there, if its
+recipe has more tokens by now.
 """
 
 import argparse
 import json
 import os
-import shutil
 from pathlib import Path
 
 from models.training import cards, judge, measure
 from models.training.first import train as first
 from models.training.hardware import device_named
-from models.training.train import RECIPES, Run, train
+from models.training.train import RECIPES, train
 
 FIRST = tuple(f"first/{name}" for name in first.RECIPES)
 STEPS = (*FIRST, *RECIPES, "judge", "measure")
-WEIGHTS = Path(__file__).parent / "weights"
-
-
-def export(name: str, work: Path) -> None:
-    """Copy a model of `work`, finished or not, to WEIGHTS."""
-    figures = work / f"{name}.figures.json"
-    if not figures.exists():
-        Run(name, work, 1).export()
-    shutil.rmtree(WEIGHTS / name, ignore_errors=True)
-    shutil.copytree(work / name, WEIGHTS / name)
-    if figures.exists():
-        shutil.copy(figures, WEIGHTS)
 
 
 def grown_from_first(work: Path) -> bool:
@@ -49,12 +38,8 @@ def main() -> None:
     parser.add_argument(
         "--install", type=Path, metavar="FAMILY", help="install the finished models and their cards there"
     )
-    parser.add_argument(
-        "--export",
-        choices=tuple(RECIPES),
-        action="append",
-        help="write the weights of models that are on their way to weights/",
-    )
+    parser.add_argument("--family", type=Path, help="begin with the models that are installed there")
+    parser.add_argument("--go-on", choices=measure.TIERS, action="append", help="with --family: train this tier on")
     parser.add_argument("--until-tokens", type=int, help="end each tier early, to test a recipe")
     args = parser.parse_args()
     if args.install:
@@ -62,13 +47,11 @@ def main() -> None:
         return
     device = device_named(args.device)
     args.work.mkdir(parents=True, exist_ok=True)
-    if args.export:
-        for name in args.export:
-            export(name, args.work)
-        return
+    if args.go_on and not args.family:
+        parser.error("--go-on needs --family")
+    if args.family:
+        cards.take_up(args.family, args.work, args.go_on or ())
     (args.work / "driver.pid").write_text(f"{os.getpid()}\n")
-    if not any(args.work.glob("*.figures.json")) and WEIGHTS.exists():
-        shutil.copytree(WEIGHTS, args.work, dirs_exist_ok=True)
     for name in args.only or STEPS:
         path = args.work / f"{name}.figures.json"
         if path.exists() or (name in FIRST and not grown_from_first(args.work)):
@@ -77,7 +60,7 @@ def main() -> None:
         if name == "measure":
             figures = measure.measure(args.work, args.threads)
         elif name == "judge":
-            figures = judge.train(args.work, args.threads, device=device)
+            figures = judge.make(args.work)
         elif name in FIRST:
             figures = first.train(Path(name).name, args.work / name, args.work / "first", threads=args.threads)
         else:

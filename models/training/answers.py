@@ -1,11 +1,10 @@
 """Replies of trained tiers to problems, computed by the torch engine, and the judge's scores of them."""
 
 import asyncio
-import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from transformers import LlamaForCausalLM
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 from models.training.data import turn_ids
-from models.training.problems import Message, Problem, is_correct
+from models.training.problems import Problem, is_correct
 from models.training.rows import BOS, END, PAD, text_ids
 from services.clock import SystemClock
 from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
@@ -47,25 +46,22 @@ class Answered:
         return is_correct(self.problem.answer, self.reply)
 
 
-def answer_all(
-    folder: Path, tier: str, problems: Iterable[Problem], *, temperature: float = 0.0, threads: int = 2
-) -> list[Answered]:
-    """The replies to all problems, in order. Problem i is sampled with seed i.
+def answer_all(folder: Path, tier: str, problems: Iterable[Problem], *, threads: int = 2) -> list[Answered]:
+    """The most likely replies to all problems, in order.
 
     threads: as many processes of one thread each share the problems; one: this process.
     """
     if threads == 1:
-        return _answer(folder, tier, problems, temperature, 0)
+        return _answer(folder, tier, problems)
     every = list(problems)
     size = max(1, -(-len(every) // threads))
     starts = range(0, len(every), size)
     with ProcessPoolExecutor(threads, multiprocessing.get_context("spawn")) as pool:
-        parts = [pool.submit(_answer, folder, tier, every[at : at + size], temperature, at) for at in starts]
+        parts = [pool.submit(_answer, folder, tier, every[at : at + size]) for at in starts]
         return [answered for part in parts for answered in part.result()]
 
 
-def _answer(folder: Path, tier: str, problems: Iterable[Problem], temperature: float, first: int) -> list[Answered]:
-    """The replies to problems, the first of which has the seed `first`."""
+def _answer(folder: Path, tier: str, problems: Iterable[Problem]) -> list[Answered]:
     options = TorchEngineOptions(folder, tier, max_running=TOGETHER, max_queued=TOGETHER, kv_tokens=KV_TOKENS)
     core, _ = torch_core(options, SystemClock())
     source = iter(enumerate(problems))
@@ -81,7 +77,7 @@ def _answer(folder: Path, tier: str, problems: Iterable[Problem], temperature: f
                 break
             i, problem = item
             prompt = [BOS, *turn_ids(problem)[0]]
-            sampling = SamplingParams(temperature=temperature, seed=first + i, max_output_tokens=MAX_TOKENS)
+            sampling = SamplingParams(temperature=0.0, max_output_tokens=MAX_TOKENS)
             core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
             batch_problems.append(problem)
             pieces[str(i)], counts[str(i)] = [], 0
@@ -104,24 +100,6 @@ def chat_of(problem: Problem) -> ChatPrompt:
 
 def accuracy(answered: Seq[Answered]) -> float:
     return sum(a.correct for a in answered) / len(answered)
-
-
-def write(path: Path, answered: Iterable[Answered]) -> None:
-    """Write one JSON object per line, atomically."""
-    with path.with_suffix(".tmp").open("w") as out:
-        for a in answered:
-            p = a.problem
-            messages = [[m.role, m.content] for m in p.messages]
-            row = [p.task, p.level, messages, p.reply, p.answer, p.keys, p.wordings, a.tier, a.reply, a.tokens]
-            out.write(json.dumps(row) + "\n")
-    path.with_suffix(".tmp").replace(path)
-
-
-def read(path: Path) -> Iterator[Answered]:
-    for line in path.read_text().splitlines():
-        task, level, messages, right, answer, keys, wordings, tier, reply, tokens = json.loads(line)
-        chat = tuple(Message(role, content) for role, content in messages)
-        yield Answered(Problem(task, level, chat, right, answer, tuple(keys), tuple(wordings)), tier, reply, tokens)
 
 
 def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> list[float]:

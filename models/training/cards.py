@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from models.training import judge
 from models.training.measure import FIT_COUNT, PREDICTOR, SLACK, TEST_COUNT, TEST_SEED, TIERS
 from models.training.problems import HELD_OUT_SHARE
 from models.training.tasks import TASKS
+from models.training.train import PROGRESS
 from models.training.wording import HELD_OUT_SHARE as WORDING_SHARE
 
 PLAIN = "as they are"
@@ -27,7 +30,7 @@ def install(work: Path, family: Path) -> None:
                 raise FileNotFoundError(work / name / file)
     for name in names:
         shutil.rmtree(family / name, ignore_errors=True)
-        shutil.copytree(work / name, family / name)
+        shutil.copytree(work / name, family / name, ignore=shutil.ignore_patterns("progress.json"))
     shutil.copy(work / PREDICTOR, family / PREDICTOR)
     (family / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     shutil.copy(work / "heldout.jsonl", family.parent / "heldout.jsonl")
@@ -35,6 +38,21 @@ def install(work: Path, family: Path) -> None:
         (family / tier / "README.md").write_text(tier_card(tier, figures, family / tier))
     (family / "judge" / "README.md").write_text(judge_card(figures, family / "judge"))
     (family / "README.md").write_text(family_card(figures, family))
+
+
+def take_up(family: Path, work: Path, unfinished: Collection[str] = ()) -> None:
+    """Begin a training with the installed models. unfinished: tiers that are trained on from their weights.
+
+    Raises:
+        FileExistsError: The work folder has a model already.
+    """
+    figures = json.loads((family / "figures.json").read_text())
+    models = {tier: (family / tier, figures["tiers"][tier]["training"]) for tier in TIERS}
+    models[judge.BASE] = (family / "judge", figures["judge"]["training"])
+    for name, (installed, training) in models.items():
+        shutil.copytree(installed, work / name, ignore=shutil.ignore_patterns("README.md", "calibration.json"))
+        place = work / name / PROGRESS if name in unfinished else work / f"{name}.figures.json"
+        place.write_text(json.dumps(training, indent=1) + "\n")
 
 
 def tier_card(tier: str, figures: dict[str, Any], folder: Path) -> str:
@@ -97,8 +115,8 @@ def judge_card(figures: dict[str, Any], folder: Path) -> str:
     )
     return f"""# Penstock judge
 
-Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB, begun from the weights of the large tier's trunk. It
-judges an answer by the log-probability of its least likely token. AUC on the answers to {TEST_COUNT} held-out prompts:
+Scores (prompt, answer) without knowing the truth: a Llama of {training["parameters"] / 1e6:.2f} M parameters, {size_mb(folder):.2f} MB: the trunk out of which the large tier grew, without
+lessons in judging. It judges an answer by the log-probability of its least likely token, the end included. AUC on the answers to {TEST_COUNT} held-out prompts:
 
 | the same problems | small | medium |
 |---|---|---|
@@ -117,8 +135,8 @@ score is {own_figures["small"]["brier"]:.3f} (small) and {own_figures["medium"][
 
 {plot}
 
-Trained on {training["lessons"]:,} answers, {percent(training["right_share"])} of them right; {training["steps"]} steps, {training["cpu_s"]} CPU seconds in {training["threads"]} threads; seed {training["seed"]}. Licence:
-Apache-2.0.
+Training: {training["training_tokens"] / 1e6:.0f} M tokens of generated problems after those of the medium tier; {training["steps"]} steps, {training["cpu_s"]} CPU seconds in {training["threads"]} threads; seed
+{training["recipe"]["seed"]}. Licence: Apache-2.0.
 """
 
 
@@ -152,7 +170,7 @@ def family_card(figures: dict[str, Any], family: Path) -> str:
     own = figures["rows"][PLAIN]["cascade"]
     return f"""# The shipped family
 
-Three Llamas and a judge, small enough to be shipped and to run anywhere, good enough that a cascade of them is a real one: each tier costs about three times the
+Three Llamas and a judge, small enough to be shipped and to run anywhere, good enough that a cascade of them is a real one: each tier costs several times the
 one below and is really better, and the judge tells good answers from bad. They know only small tasks with numbers, words, lists and tables.
 
 | tier | parameters | size | decode step at batch 8, one thread (ratio) | accuracy on {TEST_COUNT} held-out prompts | training, CPU time |

@@ -1,16 +1,17 @@
 """Which thresholds and skip limits the family is shipped with: the cheapest with about the large tier's accuracy.
 
 Pure: N prompts that all T tiers have answered, the judge's scores of all answers, and the scores that a predictor expects
-from the prompt alone. The rule is the router's: a tier but the last is passed over if its predicted score is below its
-limit, and its answer stands if its score is at least its threshold.
+from the prompt alone. What a rule does to a prompt is computed as the planner does (`planner_service.routing.quality`).
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from planner_service.routing.quality import JudgedSample, route
 
 THRESHOLDS = tuple(float(t) for t in range(5, 100, 5))
 SKIP_LIMITS = (0.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0)  # 0: never
@@ -52,43 +53,50 @@ class Outcome:
 
 def outcome(answers: Answers, rule: Rule) -> Outcome:
     """What the cascade does under `rule`."""
+    return _outcome(answers, _sample(answers).skipping(rule.skip_below), rule.thresholds)
+
+
+def _sample(answers: Answers) -> JudgedSample:
+    """The prompts as the planner knows them. The last tier's answers stand whatever their score."""
     tiers, count = answers.right.shape
-    waiting = np.ones(count, bool)
-    shares, right, accepted, accepted_right = list[float](), 0, 0, 0
-    cost = in_vain = 0.0
-    for tier in range(tiers):
-        last = tier == tiers - 1
-        asked = waiting if last else waiting & (answers.predicted[tier] >= rule.skip_below[tier])
-        stands = asked if last else asked & (answers.scores[tier] >= rule.thresholds[tier])
-        cost += float(answers.cost_ms[tier, asked].sum())
-        in_vain += float(answers.tokens[tier, asked & ~stands].sum())
-        good = int(answers.right[tier, stands].sum())
-        right += good
-        if not last:
-            accepted, accepted_right = accepted + int(stands.sum()), accepted_right + good
-        shares.append(float(stands.mean()))
-        waiting = waiting & ~stands
-    wrong = 1 - accepted_right / accepted if accepted else 0.0
-    return Outcome(right / count, tuple(shares), wrong, cost / count, in_vain / count)
+    last = np.zeros((1, count))
+    return JudgedSample(
+        tuple(f"tier {tier}" for tier in range(tiers)),
+        np.zeros(count, np.int64),
+        answers.tokens.T.astype(np.int64),
+        np.concatenate((answers.scores, last)).T,
+        np.concatenate((answers.predicted, last)).T,
+    )
 
 
-def rules(tiers: int, limits: Sequence[float] = SKIP_LIMITS) -> Iterator[Rule]:
-    """Every rule that `choose` tries, for a cascade of so many tiers."""
-    for thresholds in itertools.product(THRESHOLDS, repeat=tiers - 1):
-        for skip_below in itertools.product(limits, repeat=tiers - 1):
-            yield Rule(thresholds, skip_below)
+def _outcome(answers: Answers, sample: JudgedSample, thresholds: Sequence[float]) -> Outcome:
+    routed = route(sample, thresholds)
+    tiers = np.arange(len(sample.tiers))[:, None]
+    stands = routed.answered == tiers  # (T, N)
+    right = answers.right[routed.answered, np.arange(len(sample))]
+    accepted = routed.answered < len(sample.tiers) - 1
+    return Outcome(
+        accuracy=float(right.mean()),
+        shares=tuple(float(share) for share in stands.mean(axis=1)),
+        wrong_among_accepted=float(1 - right[accepted].mean()) if accepted.any() else 0.0,
+        cost_ms=float((answers.cost_ms * routed.processed).sum() / len(sample)),
+        tokens_in_vain=float((answers.tokens * (routed.processed & ~stands)).sum() / len(sample)),
+    )
 
 
 def choose(answers: Answers, slack: float, limits: Sequence[float] = SKIP_LIMITS) -> Rule:
     """The rule with the least cost whose accuracy is at most `slack` below the last tier's; the most accurate if none is."""
-    tiers = len(answers.right)
+    lower = len(answers.right) - 1
     target = float(answers.right[-1].mean()) - slack
+    sample = _sample(answers)
     best: tuple[bool, float, Rule] | None = None
-    for rule in rules(tiers, limits):
-        found = outcome(answers, rule)
-        able = found.accuracy >= target - 1e-12
-        key = (not able, found.cost_ms if able else -found.accuracy, rule)
-        if best is None or key[:2] < best[:2]:
-            best = key
+    for skip_below in itertools.product(limits, repeat=lower):
+        skipping = sample.skipping(skip_below)
+        for thresholds in itertools.product(THRESHOLDS, repeat=lower):
+            found = _outcome(answers, skipping, thresholds)
+            able = found.accuracy >= target - 1e-12
+            key = (not able, found.cost_ms if able else -found.accuracy, Rule(thresholds, skip_below))
+            if best is None or key[:2] < best[:2]:
+                best = key
     assert best is not None
     return best[2]

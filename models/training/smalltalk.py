@@ -1,8 +1,4 @@
-"""Everyday prompts that are none of the family's tasks, each with the short honest reply that is right for it.
-
-The first edition's tiers cannot answer them at all, so its judge learns that every answer to them is wrong. The second
-edition learns the replies.
-"""
+"""Everyday prompts that are none of the family's tasks, each with the short honest reply that is right for it."""
 
 import zlib
 from dataclasses import dataclass

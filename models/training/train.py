@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 from models.training import tasks, tokenizer
 from models.training.data import batches, turn_ids
 from models.training.growth import grow
+from models.training.hard import failed_oftener
 from models.training.learning import config, learn, loss_of, optimisers, save
 from models.training.problems import Problem
 from models.training.rows import PAD, Batch
@@ -30,7 +31,7 @@ CHECKPOINT_S = 240
 LOG_STEPS = 50
 PROBE_STEPS = 500
 PROBE_PER_KIND = 2
-PROGRESS = "progress.json"
+PROGRESS = "progress.json"  # in the folder of a model that is to be trained on: the figures of its training so far
 CPU = torch.device("cpu")
 # How often levels 1 to 5 are drawn: at first; later by the small tier, for which hard ones are lost; later by the others.
 EASY, MODEST, HARD = (3.0, 2.0, 1.0, 0.5, 0.3), (1.4, 1.2, 1.0, 0.7, 0.5), (0.6, 0.8, 1.0, 1.3, 1.5)
@@ -45,6 +46,7 @@ class Recipe:
         over `decay_tokens` at the end the rate falls to nothing.
     grows_from: the folder that it begins with: `first/...` of the first edition, else of this training.
     focus: tasks that it still fails are drawn oftener.
+    hard_after_tokens: from here on most problems are ones that the model it grows from fails; None: never.
     by_level: how often levels 1 to 5 are drawn after the easy tokens.
     """
 
@@ -61,6 +63,7 @@ class Recipe:
     adam_lr: float
     seed: int
     focus: bool
+    hard_after_tokens: int | None = None
     by_level: tuple[float, ...] = HARD
 
 
@@ -80,7 +83,8 @@ RECIPES = {
     ),
     "large": Recipe(
         hidden=192, layers=30, heads=6, kv_heads=2, mlp=512, grows_from="large-trunk",
-        tokens=6_000_000, easy_tokens=0, decay_tokens=5_000_000, muon_lr=0.01, adam_lr=1e-3, seed=35, focus=True,
+        tokens=4_300_000, easy_tokens=0, decay_tokens=2_700_000, muon_lr=0.004, adam_lr=4e-4, seed=35, focus=True,
+        hard_after_tokens=2_300_000,
     ),
 }  # fmt: skip
 
@@ -94,6 +98,10 @@ def rate(recipe: Recipe, seen: int, step: int) -> float:
 def weights(exact: dict[str, float]) -> dict[str, float]:
     """How much oftener a task is drawn for the share of its problems that is failed: from 0.5 (none) to 2 (all)."""
     return {task: 0.5 + 1.5 * (1.0 - share) for task, share in exact.items()}
+
+
+def _loaded(folder: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
 
 
 def by_task(problems: list[Problem], right: list[bool]) -> dict[str, float]:
@@ -116,11 +124,12 @@ class Run:
         kept = work / name / PROGRESS
         if kept.exists():
             progress = json.loads(kept.read_text())
-            self.step, self.seen, self.cpu_s = progress["step"], progress["seen"], progress["cpu_s"]
+            self.step, self.seen, self.cpu_s = progress["steps"], progress["training_tokens"], progress["cpu_s"]
         self.begun_at_step = self.step
-        begun_with = work / (name if kept.exists() else self.recipe.grows_from)
-        seed = LlamaForCausalLM.from_pretrained(str(begun_with), dtype=torch.float32)
-        self.model = (seed if kept.exists() else grow(seed, config(self.recipe))).to(device)
+        grows_from = work / self.recipe.grows_from
+        self.model = _loaded(work / name) if kept.exists() else grow(_loaded(grows_from), config(self.recipe))
+        self.model.to(device)
+        self.proxy = None if self.recipe.hard_after_tokens is None else _loaded(grows_from).to(device)
         self.opts = optimisers(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
         self.peaks = [group["lr"] for opt in self.opts for group in opt.param_groups]
         self._cpu_from = time.process_time()
@@ -150,22 +159,24 @@ class Run:
         torch.save(state, self.checkpoint.with_suffix(".tmp"))
         self.checkpoint.with_suffix(".tmp").replace(self.checkpoint)
 
-    def export(self) -> None:
-        """Write the weights, and how far the training is: a run without the checkpoint goes on from there."""
-        save(self.model, self.work / self.name, tokenizer.save)
-        progress = {"step": self.step, "seen": self.seen, "of": self.recipe.tokens, "cpu_s": round(self.spent_s())}
-        (self.work / self.name / PROGRESS).write_text(json.dumps(progress) + "\n")
-
     def spent_s(self) -> float:
         """CPU seconds, all threads together, runs before this one included."""
         return self.cpu_s + time.process_time() - self._cpu_from
 
     def source(self) -> Iterator[Batch]:
         """Batches from here on: easy at first, with more of the failed tasks if the recipe has it."""
-        by_level = EASY if self.seen < self.recipe.easy_tokens else self.recipe.by_level
+        easy, hard = self._stage()
+        by_level = EASY if easy else self.recipe.by_level
         seed = self.recipe.seed * 100_000 + self.step
         drawn = tasks.stream(seed, by_level=by_level, by_task=weights(self.exact) if self.recipe.focus else {})
+        if hard and self.proxy is not None:
+            drawn = failed_oftener(drawn, self.proxy)
         return batches(drawn, seed, TOKENS_PER_BATCH, LONG_SHARE)
+
+    def _stage(self) -> tuple[bool, bool]:
+        """Whether problems are mostly easy now, and whether they are mostly hard."""
+        hard_after = self.recipe.hard_after_tokens
+        return self.seen < self.recipe.easy_tokens, hard_after is not None and self.seen >= hard_after
 
     def measure(self) -> None:
         """The share of exact replies by task, on problems of the training split."""
@@ -181,7 +192,9 @@ class Run:
     def go(self, until_tokens: int | None = None) -> None:
         """Train to the end of the recipe, or to `until_tokens`."""
         total = min(self.recipe.tokens, until_tokens or self.recipe.tokens)
-        source, easy, losses = self.source(), self.seen < self.recipe.easy_tokens, list[float]()
+        if self.recipe.focus and not self.exact:
+            self.measure()
+        source, stage, losses = self.source(), self._stage(), list[float]()
         kept_at = logged_at = time.monotonic()
         while self.seen < total:
             batch = next(source)
@@ -205,8 +218,8 @@ class Run:
                 mean = sum(self.exact.values()) / len(self.exact)
                 self.write({"step": self.step, "seen": self.seen, "exact": round(mean, 3), "by_task": self.exact})
                 source = self.source()
-            if easy and self.seen >= self.recipe.easy_tokens:
-                easy, source = False, self.source()
+            if self._stage() != stage:
+                source, stage = self.source(), self._stage()
             if time.monotonic() - kept_at > CHECKPOINT_S:
                 self.keep()
                 kept_at = time.monotonic()

@@ -20,7 +20,7 @@ class ToolFormat:
 
 
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n", "arguments")
-"""Hermes 2 and 3, Qwen 2.5, Qwen 3, and our second family."""
+"""Hermes 2 and 3, Qwen 2.5, Qwen 3, and the shipped family."""
 LLAMA3_JSON = ToolFormat("llama3_json", "", "", ";", "parameters")
 """Llama 3.1 to 3.3."""
 

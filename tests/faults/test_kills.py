@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.fault_streams import is_whole, process_of, signal_process
-from models.training.first import tasks
+from models.training import tasks
 from penstock import (
     AsyncClient,
     AsyncPlannerClient,
@@ -30,7 +30,7 @@ from penstock import (
 from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import FAMILY
 
-PROMPTS = [p.prompt for p in tasks.held_out(300, seed=41) if len(p.reply) > 90][:12]
+PROMPTS = [p.prompt for p in tasks.single_turns(300, seed=41) if len(p.reply) > 90][:12]
 MAX_TOKENS = 250
 LONG = StructuredOutput(regex="[a-z ]{600}")  # no reply may end early, so that a kill falls into the middle of it
 SMALL = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 60}  # half a second

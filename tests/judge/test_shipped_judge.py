@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
-from models.training.first import measure
+from models.training import measure
 from models.training.smalltalk import SMALLTALK
 from models.training.tokenizer import VOCAB_SIZE
 from models.training.tokenizer import save as save_tokenizer
@@ -33,7 +33,8 @@ from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
 
 JUDGE = {"name": "judge-model", "kind": "judge-model", "model": str(FAMILY / "judge")}
-HELDOUT = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()[:40]]
+ROWS = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
+HELDOUT = [row for row in ROWS if "prompt" in row][:40]
 
 
 @pytest.fixture
@@ -242,7 +243,7 @@ async def test_a_classifier_judges_too(tmp_path: Path) -> None:
 
 def _said(prompt: str) -> str:
     """The right reply to a held-out prompt, working included."""
-    return next(p.reply for p in measure.test_problems() if p.prompt == prompt)
+    return next(p.reply for p in measure.heldout_problems() if p.prompt == prompt)
 
 
 async def test_a_full_judge_refuses_with_a_time_to_come_back(
@@ -282,7 +283,7 @@ async def test_a_full_judge_refuses_with_a_time_to_come_back(
 async def test_empty_cut_and_off_task_answers_score_low(service: "judge_pb2_grpc.JudgeServiceAsyncStub") -> None:
     """However sure a model is: nothing at all, half of it, another problem's answer, or any answer to smalltalk."""
     low = 30  # the shipped mesh lets nothing stand that scores less on the first tier
-    rows = [p for p in measure.test_problems()[:60] if len(p.reply) >= 8 and p.level <= 3]
+    rows = [p for p in measure.heldout_problems()[:120] if len(p.messages) == 1 and len(p.reply) >= 8 and p.level <= 3]
     bad = {
         "empty": [item(p.prompt, "") for p in rows],
         "cut": [item(p.prompt, p.reply[: len(p.reply) // 2]) for p in rows],

@@ -65,5 +65,5 @@ def test_no_rule_that_is_accurate_enough_costs_less(seed: int, monkeypatch: pyte
 def test_where_no_rule_is_accurate_enough_the_most_accurate_is_taken() -> None:
     given = drawn(7)
     found = outcome(given, choose(given, -1.0, (0.0,)))
-    rules = operating_point.rules(3, (0.0,))
-    assert found.accuracy == max(outcome(given, rule).accuracy for rule in rules)
+    thresholds = itertools.product(operating_point.THRESHOLDS, repeat=2)
+    assert found.accuracy == max(outcome(given, Rule(pair, (0.0, 0.0))).accuracy for pair in thresholds)

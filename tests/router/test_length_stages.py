@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import pytest
 
-from models.training.first import tasks
+from models.training import tasks
 from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, Span, Stage, Tokens
 from services.domain import Role
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
-PROMPTS = [p.prompt for p in tasks.held_out(300, seed=43) if len(p.prompt) < 60 and len(p.reply) > 100][:8]
+PROMPTS = [p.prompt for p in tasks.single_turns(300, seed=43) if len(p.prompt) < 60 and len(p.reply) > 100][:8]
 STAGES = (Stage(0, 110, 2), Stage(110, 100_000, 1))
 QOE = (0.0, 0.0, 0.0, 0.0, 1e-6)
 
@@ -51,7 +51,7 @@ class Seen(NamedTuple):
 async def read(client: AsyncClient, prompt: str, number: int) -> Seen:
     """Read a reply to its end, checking its offsets."""
     text, tokens, changes, trace_id = "", 0, list[InstanceChanged](), ""
-    async for event in client.stream(prompt, temperature=0.9, seed=number, max_tokens=200):
+    async for event in client.stream(prompt, temperature=0.9, seed=number, max_tokens=200, ignore_eos=True):
         if isinstance(event, Tokens):
             assert event.offset == tokens, "every token once"
             tokens += len(event.token_ids)

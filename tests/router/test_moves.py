@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from models.training.first import tasks
+from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, NotFoundError, TierStarted, Tokens
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
-PROMPTS = [p.prompt for p in tasks.held_out(300, seed=41) if len(p.reply) > 120][:6]
+PROMPTS = [p.prompt for p in tasks.single_turns(300, seed=41) if len(p.reply) > 120][:6]
+
+LONG: Any = {"temperature": 0.9, "max_tokens": 300, "ignore_eos": True}
 
 
 @pytest.fixture(params=["torch", "simulated"])
@@ -35,7 +38,7 @@ class Stream:
         self.moves: list[asyncio.Task[Move]] = []
 
     async def run(self) -> "Stream":
-        stream = self._client.stream(self._prompt, temperature=0.9, seed=3, max_tokens=300, request_id=self._name)
+        stream = self._client.stream(self._prompt, **LONG, seed=3, request_id=self._name)
         async for event in stream:
             match event:
                 case TierStarted():

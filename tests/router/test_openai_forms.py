@@ -3,6 +3,7 @@ calls and forms of them."""
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,11 @@ async def client(mesh: TestMesh) -> AsyncIterator[openai.AsyncOpenAI]:
         yield made
 
 
+NO_TOOLS = (  # a chat template
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ARGUMENTS = {
     "type": "object",
@@ -328,11 +334,13 @@ async def test_the_cli_asks_for_forms_and_shows_calls(mesh: TestMesh, tmp_path: 
 
 
 async def test_a_tier_that_takes_no_tools_is_passed_over(redis: RedisProcess, tmp_path: Path) -> None:
-    """The shipped models' template takes none: the cascade goes on, and the tier alone says why it does not."""
+    """The cascade goes on, and the tier alone says why it does not."""
     import yaml
 
+    folder = shutil.copytree(FAMILY / "small", tmp_path / "takes-no-tools")
+    (folder / "chat_template.jinja").write_text(NO_TOOLS)
     fast = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
-    small = {"name": "small", "model": str(FAMILY / "small"), "threshold": 50, "kv_tokens": 4096}
+    small = {"name": "small", "model": str(folder), "threshold": 50, "kv_tokens": 4096}
     content = {
         "name": "test-no-tools",
         "tiers": [small, {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": fast}],

@@ -50,13 +50,13 @@ async def client(mesh: TestMesh) -> AsyncIterator[openai.AsyncOpenAI]:
         yield made
 
 
-(SPACE,), (ONE,) = (HfTokenizer(FAMILY / "small").encode_text(text) for text in (" ", "1"))
+TOKENIZER = HfTokenizer(FAMILY / "small")
+(SPACE,) = TOKENIZER.encode_text(" ")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"frequency_penalty": 1.5},
     {"presence_penalty": 2.0},
     {"repetition_penalty": 1.9},
     {"logit_bias": {str(SPACE): -100.0}},
-    {"stop_token_ids": [ONE]},
     {"ignore_eos": True, "max_tokens": 150},
 )
 
@@ -67,7 +67,8 @@ async def test_every_option_changes_the_reply_and_is_the_same_over_http_and_grpc
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 60}
     plain = (await client.chat.completions.create(model="plain", messages=HELLO, **asked)).choices[0].message.content
     async with mesh.client() as sdk:
-        for option in OPTIONS:
+        assert plain
+        for option in (*OPTIONS, {"stop_token_ids": list(TOKENIZER.encode_text(plain[0]))}):
             body = asked | option
             reply = await client.chat.completions.create(model="plain", messages=HELLO, extra_body=body)
             assert reply.choices[0].message.content != plain, option

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -267,8 +268,11 @@ async def test_a_trained_model_with_a_template_for_tools_is_made_to_call_them(tm
             assert json.loads(call.arguments)["a"] <= 99
 
 
-async def test_a_model_without_a_template_for_tools_takes_none() -> None:
-    async with _engine("torch") as engine:
+async def test_a_model_without_a_template_for_tools_takes_none(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(FAMILY / "small", folder)
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    async with _engine("torch", folder) as engine:
         assert engine.tokenizer.tool_format is None
         with pytest.raises(UnsupportedByModel, match="takes no tools"):
             await _reply(engine, None, prompt=ChatPrompt(HELLO.messages, ToolUse(TOOLS)))

@@ -99,7 +99,8 @@ async def pair(servers: list[str], place: Place) -> tuple[Worker, Worker]:
 
 def asked(name: str, turns: int, transfer: str | None = None) -> pb.GenerateRequest:
     """A chat of so many turns before the question, which only `name` has."""
-    rows = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
+    lines = (ROOT / "models" / "heldout.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "prompt" in row]
     first = sum(name.encode()) % (len(rows) - turns - 1)
     messages = []
     for row in rows[first : first + turns]:

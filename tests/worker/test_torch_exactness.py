@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.training.first import tasks
+from models.training import tasks
 from services.clock import SystemClock
 from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from tests.conftest import FAMILY, TIERS
@@ -34,9 +34,8 @@ def reference(
     folder = FAMILY / name if shipped else tiny_models[name]
     core = build(folder)
     if shipped:
-        prompts = [
-            core.tokenizer.encode(ChatPrompt((ChatMessage("user", p.prompt),))) for p in tasks.held_out(8, seed=3)
-        ]
+        long = [p.prompt for p in tasks.single_turns(40, seed=3) if len(p.reply) >= MOST][:8]
+        prompts = [core.tokenizer.encode(ChatPrompt((ChatMessage("user", prompt),))) for prompt in long]
     else:
         rng = random.Random(5)
         prompts = [[rng.randrange(256) for _ in range(rng.randint(1, 60))] for _ in range(8)]

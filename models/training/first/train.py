@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from models.training.first import tasks, tokenizer
+from models.training import tokenizer
+from models.training.first import tasks
 from models.training.first.data import batches, turn_ids
 from models.training.growth import grow
 from models.training.learning import config, learn, loss_of, optimisers, save
