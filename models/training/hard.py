@@ -1,6 +1,6 @@
 """More of the problems that a smaller model fails: it finds them at a fraction of what the larger one needs to learn them.
 
-Selection via proxy: Coleman et al., arXiv 1906.11829. Near the end of a training nine replies in ten are right and teach nothing.
+Selection via proxy: Coleman et al., arXiv 1906.11829. Late in a training nine replies in ten are right and teach nothing.
 """
 
 import itertools

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import shutil
 import re
+import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path

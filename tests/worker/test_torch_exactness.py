@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from services.domain import ChatMessage, ChatPrompt, GenerationRequest, Sampling
 from tests.conftest import FAMILY, TIERS
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import EngineUnusable, LastBlocks
+from worker_service.engine.runner import Row
 from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.engine import torch_core
+from worker_service.engine.torch.runner import TorchRunner
 
 TINY = ("llama", "qwen2", "qwen3")
 MODELS = ("small", *TINY)
 """Each architecture, and real weights, of which one size is enough: the sizes of the family differ in numbers alone."""
 MOST = 32
+GREEDY = SamplingParams(temperature=0.0, max_output_tokens=MOST)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +65,7 @@ def run_all(core: EngineCore, prompts: list[list[int]], together: int = 64) -> l
     while waiting or not core.idle:
         while waiting and len(core.scheduler.running) + len(core.scheduler.waiting) < together:
             i, ids = waiting.pop(0)
-            sampling = SamplingParams(temperature=0.0, max_output_tokens=MOST)
-            core.add(GenerationRequest(str(i), TokenPrompt(tuple(ids)), sampling), ids)
+            core.add(GenerationRequest(str(i), TokenPrompt(tuple(ids)), GREEDY), ids)
         for name, event in core.step():
             if isinstance(event, TokenFrame):
                 replies[int(name)] += event.token_ids
@@ -73,14 +76,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_step_tokens": 13, "kv_block_tokens": 5},
     "one_by_one_token": {"max_step_tokens": 1, "max_running": 2},
+    "through_torch": {"compiled": False},
     "gathered": {"kernel": False},
     "modules": {"fused": False},
     "gathered_chunked": {"kernel": False, "max_step_tokens": 37, "kv_block_tokens": 4},
 }
 
 
-OF_EACH_ARCHITECTURE = ("batched", "chunked", "gathered_chunked")
-"""The kernel and the gathered path on each; how a batch is cut into steps has nothing to do with the architecture."""
+OF_EACH_ARCHITECTURE = ("batched", "chunked", "through_torch", "gathered_chunked")
+"""The compiled pass, the kernel and the gathered path on each; how a batch is cut into steps has nothing to do with the architecture."""
 
 
 @pytest.mark.parametrize(
@@ -178,3 +182,29 @@ def test_a_folder_that_cannot_be_served_says_why(tmp_path: Path, tiny_models: di
     (tmp_path / "config.json").write_text(config.replace('"llama"', '"gpt2"'))
     with pytest.raises(EngineUnusable, match="gpt2"):
         build(tmp_path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_compiled_pass_computes_the_hidden_states_of_the_fused_one(name: str, tiny_models: dict[str, Path]) -> None:
+    """Parts of prompts and decodes of several sequences in one step, behind the same KV."""
+    folder = FAMILY / name if name in TIERS else tiny_models[name]
+    rng = random.Random(7)
+    rows = [(rng.choices(range(256), k=count), start) for count, start in ((1, 30), (5, 12), (3, 0), (1, 7))]
+    results = []
+    for compiled in (True, False):
+        core = build(folder, compiled=compiled, kv_block_tokens=4)
+        runner = core.runner
+        assert isinstance(runner, TorchRunner)
+        assert (runner.compiled_draft() is not None) == compiled
+        step = []
+        for i, (tokens, start) in enumerate(rows):
+            blocks = list(range(i * 16, i * 16 + 16))
+            if start:
+                runner.run([Row(list(range(start)), 0, blocks, 0, GREEDY, 0)])
+            step.append(Row(tokens, start, blocks, len(tokens), replace(GREEDY, top_logprobs=2), 0))
+        results.append(runner.run(step))
+    for one, other in zip(*results, strict=True):
+        assert one.tokens == other.tokens
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert a.top_ids == b.top_ids
+            assert (a.chosen, *a.top) == pytest.approx((b.chosen, *b.top), abs=1e-4)

@@ -297,16 +297,17 @@ def test_a_model_with_random_weights_is_soon_known_to_draft_nothing(
     assert model.estimate.acceptance.tokens(7) < 1.5
 
 
-def test_models_without_a_compiled_loop_draft_step_by_step(
-    tiny_models: dict[str, Path], prompts: list[list[int]]
+@pytest.mark.parametrize(("name", "compiled"), [("qwen2", False), ("qwen2", True), ("qwen3", True)])
+def test_a_model_drafts_for_itself_step_by_step_or_in_the_compiled_loop(
+    name: str, compiled: bool, tiny_models: dict[str, Path], prompts: list[list[int]]
 ) -> None:
-    """Qwen drafts for itself: all that it drafts stands."""
-    plain = run_all(build(tiny_models["qwen2"]), prompts, GREEDY)
-    core = build(tiny_models["qwen2"], tiny_models["qwen2"])
+    """All that it drafts stands: the loop computes biases and norms of heads, too."""
+    plain = run_all(build(tiny_models[name], compiled=compiled), prompts, GREEDY)
+    core = build(tiny_models[name], tiny_models[name], compiled=compiled)
     drafter = always(core, 3)
     model = drafter.models[0].model
     assert isinstance(model, DraftModel)
-    assert not model.compiled
+    assert model.compiled is compiled
     assert run_all(core, prompts, GREEDY) == plain
     assert core.proposals.of_drafter.accepted == core.proposals.of_drafter.verified > 0
 

@@ -114,10 +114,10 @@ class PagedBatch:
         self, pool: KvPool, segments: list[Segment], tables: npt.NDArray[np.int64], threads: KernelThreads | None
     ) -> None:
         """tables: (sequences, most blocks). threads: of the compiled CPU kernel for short segments; None: without it."""
-        self.pool, self._tables, self._threads = pool, tables, threads
+        self.pool, self.tables, self._threads = pool, tables, threads
         size, counts = pool.block_tokens, [s.count for s in segments]
         self.positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
-        table_of = np.repeat(np.array([s.table for s in segments], np.int64), counts)
+        self.table_of = table_of = np.repeat(np.array([s.table for s in segments], np.int64), counts)
         self.slots = tables[table_of, self.positions // size] * size + self.positions % size
         limit = KERNEL_TOKENS if threads is not None else 1
         self._long = [s for s in segments if s.count > limit]
@@ -126,14 +126,19 @@ class PagedBatch:
         self._cuts = self._parts(threads.count) if threads is not None else []
 
     @property
+    def all_short(self) -> bool:
+        """Whether the kernel computes every segment."""
+        return not self._long and self._threads is not None
+
+    @property
     def indices(self) -> list[npt.NDArray[np.int64]]:
         """What `place` needs on the device."""
         size = self.pool.block_tokens
-        tables = [self._tables[s.table, : -(-(s.start + s.count) // size)] for s in self._long if s.start]
+        tables = [self.tables[s.table, : -(-(s.start + s.count) // size)] for s in self._long if s.start]
         if self._threads is not None:
             return tables
         most = -(-int(self._context.max(initial=0)) // size)
-        return [self.slots, self._rows, self._tables[self._table_of, :most], self._context, *tables]
+        return [self.slots, self._rows, self.tables[self._table_of, :most], self._context, *tables]
 
     def place(self, indices: list[torch.Tensor]) -> None:
         """Take the `indices` on the device, and make the masks, which are the same for all layers."""
@@ -188,7 +193,7 @@ class PagedBatch:
                 heads,
                 k_pool,
                 v_pool,
-                self._tables,
+                self.tables,
                 self._rows,
                 self._table_of,
                 self._context,

@@ -66,7 +66,8 @@ def adaptive_drafter(
     threads: int = 1,
     compiled: bool | None = None,
 ) -> AdaptiveDrafter:
-    """A drafter for an idle core. blocks: of each model's KV pool. Takes less than a second for small models.
+    """A drafter for an idle core. blocks: of each model's KV pool. threads, compiled: as in TorchRunner. Takes less than a
+    second for small models.
 
     Raises:
         EngineUnusable: There is not enough memory for the KV pools.
@@ -75,7 +76,7 @@ def adaptive_drafter(
     models = list[SpeculatingModel]()
     for entry in sorted(loaded, key=lambda entry: entry.model.num_parameters()):
         try:
-            runner = TorchRunner(entry.model, blocks, entry.layout, threads=threads)
+            runner = TorchRunner(entry.model, blocks, entry.layout, threads=threads, compiled=compiled)
         except RuntimeError as error:
             raise EngineUnusable(f"speculation.drafters: {entry.name}: no memory for its KV cache: {error}") from error
         context = entry.model.config.max_position_embeddings

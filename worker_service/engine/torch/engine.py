@@ -37,9 +37,9 @@ KV_SHARE_OF_FREE_MEMORY = 0.9  # the rest is for the activations of a step
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineOptions:
-    """folder: a model in Hugging Face format. kernel, fused: as in TorchRunner. drafters: folders of smaller models that
-    draft, max_window tokens at most. skips_drafters: do without those that have other tokens. The rest is as in the tier of a
-    mesh file."""
+    """folder: a model in Hugging Face format. kernel, fused, compiled: as in TorchRunner. drafters: folders of smaller models
+    that draft, max_window tokens at most. skips_drafters: do without those that have other tokens. The rest is as in the tier
+    of a mesh file."""
 
     folder: Path
     name: str
@@ -54,6 +54,7 @@ class TorchEngineOptions:
     threads: int = 1
     kernel: bool | None = None
     fused: bool | None = None
+    compiled: bool | None = None
     tool_format: str = "auto"
     batch_policy: PolicyName = PolicyName.DECODE_FIRST
     best_effort_reserve: float = 0.0
@@ -101,6 +102,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
             threads=options.threads,
             kernel=options.kernel,
             fused=options.fused,
+            compiled=options.compiled,
         )
     except RuntimeError as error:  # not enough memory
         room = blocks * options.kv_block_tokens
@@ -113,7 +115,9 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         latency = measured_latency(core) if measured else StepLatencyModel.linear(0.0, 0.0, 0.0)
         core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve)
     if drafters:
-        core.proposals.drafter = adaptive_drafter(core, drafters, blocks, options.max_window, threads=options.threads)
+        core.proposals.drafter = adaptive_drafter(
+            core, drafters, blocks, options.max_window, threads=options.threads, compiled=options.compiled
+        )
     info = EngineInfo(
         engine="torch",
         model=options.name,

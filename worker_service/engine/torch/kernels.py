@@ -19,6 +19,8 @@ I64 = npt.NDArray[np.int64]
 Kv = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 
 _LOG2_E = np.float32(1.4426950408889634)
+_EXPONENT_BIAS = np.int32(127)  # of float32, whose exponent begins at this bit:
+_EXPONENT_BIT = np.int32(23)
 _UNROLL = 4  # rows of a block per pass over the accumulators, which are loaded and stored once for all of them
 
 
@@ -124,6 +126,72 @@ def _as_float32_compiled(block: Any, numbers: Any, bits: Any) -> Any:  # noqa: A
 
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
+def _power_of_two(part: np.float32) -> np.float32:
+    """2^part of a part from 0 to 1, by a polynomial. exp(x) is that times 2^whole, which goes into the exponent's bits."""
+    y = np.float32(1.5403530e-4)
+    y = y * part + np.float32(1.3333558e-3)
+    y = y * part + np.float32(9.6181291e-3)
+    y = y * part + np.float32(5.5504109e-2)
+    y = y * part + np.float32(2.4022651e-1)
+    y = y * part + np.float32(6.9314718e-1)
+    return y * part + np.float32(1.0)
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def gated(gate_up: F32, out: F32) -> None:
+    """Write silu(gate) * up to `out` (N, inner); gate_up: (N, 2 * inner)."""
+    inner = out.shape[1]
+    bits = np.empty(inner, np.int32)
+    powers = bits.view(np.float32)
+    for n in range(out.shape[0]):
+        gates, ups, line = gate_up[n, :inner], gate_up[n, inner:], out[n]
+        for i in range(inner):
+            t = min(max(-gates[i] * _LOG2_E, np.float32(-126.0)), np.float32(126.0))
+            whole = np.floor(t)
+            bits[i] = (np.int32(whole) + _EXPONENT_BIAS) << _EXPONENT_BIT
+            line[i] = _power_of_two(t - whole)
+        for i in range(inner):
+            line[i] = gates[i] / (np.float32(1.0) + line[i] * powers[i]) * ups[i]
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
+def product(x: F32, weight: F32, bias: F32, out: F32) -> None:
+    """Multiply few rows x (N, inputs) by weight (outputs, inputs), which is read once for four of them.
+
+    bias: (outputs,), or (0,) for none.
+    """
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    for o in range(outputs):
+        line = weight[o]
+        n = 0
+        while n + 4 <= rows:
+            sum0 = sum1 = sum2 = sum3 = np.float32(0.0)
+            for i in range(inputs):
+                sum0 += x[n, i] * line[i]
+                sum1 += x[n + 1, i] * line[i]
+                sum2 += x[n + 2, i] * line[i]
+                sum3 += x[n + 3, i] * line[i]
+            out[n, o], out[n + 1, o], out[n + 2, o], out[n + 3, o] = sum0, sum1, sum2, sum3
+            n += 4
+        if n + 2 <= rows:
+            sum0 = sum1 = np.float32(0.0)
+            for i in range(inputs):
+                sum0 += x[n, i] * line[i]
+                sum1 += x[n + 1, i] * line[i]
+            out[n, o], out[n + 1, o] = sum0, sum1
+            n += 2
+        if n < rows:
+            sum0 = np.float32(0.0)
+            for i in range(inputs):
+                sum0 += x[n, i] * line[i]
+            out[n, o] = sum0
+    if bias.shape[0]:
+        for n in range(rows):
+            for o in range(outputs):
+                out[n, o] += bias[o]
+
+
+@numba.njit(nogil=True, fastmath=True, cache=True)
 def attend(
     q: F32,
     heads: int,
@@ -181,19 +249,11 @@ def attend(
             high = np.float32(-3.0e38)
             for j in range(n):
                 high = max(high, line[j])
-            # exp(x) = 2^whole * 2^part: the whole part goes into the exponent bits, the part through a polynomial
             for j in range(n):
                 t = max((line[j] - high) * _LOG2_E, np.float32(-126.0))
-                integral = np.floor(t)
-                part = t - integral
-                bits[j] = (np.int32(integral) + np.int32(127)) << np.int32(23)
-                y = np.float32(1.5403530e-4)
-                y = y * part + np.float32(1.3333558e-3)
-                y = y * part + np.float32(9.6181291e-3)
-                y = y * part + np.float32(5.5504109e-2)
-                y = y * part + np.float32(2.4022651e-1)
-                y = y * part + np.float32(6.9314718e-1)
-                line[j] = y * part + np.float32(1.0)
+                whole = np.floor(t)
+                bits[j] = (np.int32(whole) + _EXPONENT_BIAS) << _EXPONENT_BIT
+                line[j] = _power_of_two(t - whole)
             mass = np.float32(0.0)
             for j in range(n):
                 line[j] *= powers[j]

@@ -10,7 +10,8 @@ from worker_service.engine.interface import KvLayout
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
 from worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, Segment, numbers
-from worker_service.engine.torch.compiled_draft import CompiledDraft, can_compile
+from worker_service.engine.torch.compiled_draft import CompiledDraft
+from worker_service.engine.torch.compiled_forward import MAX_TOKENS, CompiledForward, can_compile
 from worker_service.engine.torch.forward import Forward, FusedForward, can_fuse
 from worker_service.engine.torch.plain_model import CausalModel, PlainModel
 from worker_service.engine.torch.uploads import uploaded
@@ -45,11 +46,13 @@ class TorchRunner:
         threads: int = 1,
         kernel: bool | None = None,
         fused: bool | None = None,
+        compiled: bool | None = None,
     ) -> None:
         """Take over the model, whose weights may be fused.
 
         threads: of the compiled CPU kernel. kernel: whether to use it; None: depends on device and dtype. fused: whether to
-        use the fused forward pass; None: if the model has one.
+        use the fused forward pass; None: if the model has one. compiled: whether few tokens may go through the compiled pass,
+        which has one thread and needs the kernel and the fused pass; None: if it suits the model.
         """
         device = model.device
         self._model, self._device = model, device
@@ -62,12 +65,21 @@ class TorchRunner:
         if fused is None:
             fused = can_fuse(model)
         self._threads = KernelThreads(threads) if kernel else None
-        compiled = kernel and model.dtype == torch.float32
-        self._forward = FusedForward(model, compiled=compiled) if fused else _through_modules(model)
+        self._compiled: CompiledForward | None = None
+        if not fused:
+            self._forward = _through_modules(model)
+            return
+        if compiled is None:
+            compiled = threads == 1 and can_compile(model)
+        self._forward = FusedForward(
+            model, compiled=kernel and model.dtype == torch.float32, stacked=kernel and compiled
+        )
+        if self._forward.weights is not None:
+            self._compiled = CompiledForward(model, self._forward.weights, self._pool)
 
     def compiled_draft(self) -> CompiledDraft | None:
-        """The compiled loop that drafts with this model, over the same pool; None if it does not compute this model."""
-        return CompiledDraft(self._model, self._pool) if can_compile(self._model) else None
+        """The compiled loop that drafts with this model, over the same pool; None without the compiled pass."""
+        return CompiledDraft(self._compiled) if self._compiled is not None else None
 
     @torch.inference_mode()
     def run(self, rows: Seq[Row]) -> list[RowResult]:
@@ -85,15 +97,21 @@ class TorchRunner:
             used = -(-(row.start + count) // size)
             tables[i, :used] = row.blocks[:used]
         paged = PagedBatch(self._pool, segments, tables, self._threads)
-        token_ids, positions, selected, *indices = uploaded(
-            [np.array(tokens), paged.positions, np.array(logit_rows, np.int64), *paged.indices], self._device
-        )
-        paged.place(indices)
-        hidden = self._forward(token_ids, positions, paged, selected if len(logit_rows) < len(tokens) else None)
+        hidden = self._hidden(np.array(tokens), paged, logit_rows)
         if not logit_rows:
             return [RowResult()] * len(rows)
         logits = self._model.lm_head(hidden).float()
         return self._read(rows, logits)
+
+    def _hidden(self, tokens: npt.NDArray[np.int64], paged: PagedBatch, wanted: list[int]) -> torch.Tensor:
+        """The last hidden states of the wanted ones of the tokens."""
+        if self._compiled is not None and len(tokens) <= MAX_TOKENS and paged.all_short:
+            return torch.from_numpy(self._compiled(tokens, paged)[wanted])
+        token_ids, positions, selected, *indices = uploaded(
+            [tokens, paged.positions, np.array(wanted, np.int64), *paged.indices], self._device
+        )
+        paged.place(indices)
+        return self._forward(token_ids, positions, paged, selected if len(wanted) < len(tokens) else None)
 
     def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         into = None
