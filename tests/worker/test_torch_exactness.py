@@ -84,7 +84,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 OF_EACH_ARCHITECTURE = ("batched", "chunked", "through_torch", "gathered_chunked")
-"""The compiled pass, the kernel and the gathered path on each; how a batch is cut into steps has nothing to do with the architecture."""
+"""The compiled pass, the kernel and the gathered path on each; how a batch is cut into steps has nothing to do with it."""
 
 
 @pytest.mark.parametrize(
