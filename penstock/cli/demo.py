@@ -21,7 +21,7 @@ from penstock.client.aio import AsyncClient, AsyncPlannerClient
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
 
-OFFERED_SHARE = 0.7  # of what the last tier sustains alone, by default: it must keep up, to be compared
+OFFERED_SHARE = 0.5  # of what the last tier sustains alone, by default: it must keep up with bursts, to be compared
 RUN_S = 18.0  # of the runs, by default: with three tiers, all of them take less than two minutes
 LEAST_PROMPTS, MOST_PROMPTS = 30, 100  # of a run, by default
 LIMIT_TIMES = 5.0  # an answer is in time within so many times what the last tier takes for a request without others
