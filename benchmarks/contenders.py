@@ -16,19 +16,16 @@ import yaml
 from grpc import aio
 
 from benchmarks.workload import Workload, drive
+from penstock import AsyncClient
 from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain.instances import Role
-from services.domain.mesh_view import MeshView
 from services.processes import free_port
-from services.state import MeshFeed, connect
-from services.state.keys import Keys
 from tests.support import sglang
 
 KV_TOKENS = 32_768  # every engine gets room for as many
-START_S = 60.0  # for a worker of a started mesh to be seen
 
 
 class Contender(Protocol):
@@ -115,16 +112,12 @@ def penstock_at(tree: Path) -> Callable[[Path], AbstractAsyncContextManager[Cont
 
             await run("up", "--detach", "--mesh", file, "--folder", folder / "run")
             try:
-                redis = connect(json.loads((folder / "run" / "run.json").read_text())["redis_url"])
-                view, changed = MeshView(), asyncio.Event()
-                async with MeshFeed(redis, Keys("bench"), view, on_change=changed.set):
-                    async with asyncio.timeout(START_S):
-                        while not view.instances(Role.WORKER):
-                            await changed.wait()
-                            changed.clear()
-                    async with aio.insecure_channel(view.instances(Role.WORKER)[0].address) as channel:
-                        yield PenstockWorker(worker_pb2_grpc.WorkerServiceStub(channel))
-                await redis.aclose()
+                started = json.loads((folder / "run" / "run.json").read_text())
+                async with AsyncClient(started["grpc"], admin=started["admin"]) as client:
+                    instances = (await client.status()).instances
+                (worker,) = (instance for instance in instances if instance.role == "worker")
+                async with aio.insecure_channel(worker.address) as channel:
+                    yield PenstockWorker(worker_pb2_grpc.WorkerServiceStub(channel))
             finally:
                 await run("down", "--folder", folder / "run")
 

@@ -24,7 +24,7 @@ CONCURRENCY = (1, 8, 32)
 WAVES = {1: 6, 8: 3, 32: 2}
 OUTPUT_TOKENS = 128
 SEED = 5
-BEFORE = "eea9086"  # the last commit before the fused forward pass
+BEFORE = "e2d3213"  # the last commit before the compiled pass
 
 Start = Callable[[Path], AbstractAsyncContextManager[Contender]]
 
