@@ -22,6 +22,8 @@ from services.mesh_schema import MeshFile, MeshScorer
 from services.settings import ServiceSettings
 
 BATCH = 64
+ANSWER_S = 300.0
+"""Of one answer. A whole batch is asked for at once and no client waits, so a model has longer than in service."""
 
 
 class SampleError(Exception):
@@ -106,7 +108,7 @@ async def calibrate(mesh_file: Path, name: str, path: Path, out: Path) -> str:
 async def _calibrate(
     scorer_settings: MeshScorer, mesh: MeshFile, settings: ServiceSettings, samples: Samples
 ) -> Calibration:
-    scorer = build_scorer(scorer_settings, mesh, settings)
+    scorer = build_scorer(_patient(scorer_settings), mesh, settings)
     await started(scorer_settings, scorer)
     try:
         scores: list[RawScore] = []
@@ -117,13 +119,20 @@ async def _calibrate(
     return fit([s.raw for s in scores], samples.good, [s.score for s in scores], samples.prompts)
 
 
+def _patient(scorer: MeshScorer) -> MeshScorer:
+    """The scorer with time to answer a batch. Not for code, whose limit is part of what its score means."""
+    if scorer.kind not in ("llm", "reward", "consistency"):
+        return scorer
+    return scorer.model_copy(update={"timeout_s": max(scorer.timeout_s, ANSWER_S)})
+
+
 async def _combine(
     parts_settings: Seq[MeshScorer], mesh: MeshFile, settings: ServiceSettings, samples: Samples
 ) -> Combination:
     parts: list[Scorer] = []
     try:
         for part_settings in parts_settings:
-            part = build_scorer(part_settings, mesh, settings)
+            part = build_scorer(_patient(part_settings), mesh, settings)
             await started(part_settings, part)
             parts.append(part)
         raws: list[list[float]] = []

@@ -76,13 +76,18 @@ async def test_grades_never_wait_behind_the_requests_that_wait_for_them(mesh: Te
 
 
 async def test_its_grades_are_calibrated_over_the_running_mesh(mesh: TestMesh, tmp_path: Path) -> None:
+    """Not by the time limit of grades in service: all of a batch are asked for at once."""
+    content = json.loads(mesh.mesh_file.read_text())
+    content["judge"]["scorers"][0]["timeout_s"] = 0.05
+    file = tmp_path / "mesh.yaml"
+    file.write_text(json.dumps(content))
     rows = [
         {"prompt": f"What is {i} + 1?", "answer": f"Answer: {i + 1 + i % 2}", "good": i % 2 == 0} for i in range(24)
     ]
     samples = tmp_path / "labelled.jsonl"
     samples.write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "calibration.json"
-    assert "24 samples" in await calibrate(mesh.mesh_file, "llm", samples, out)
+    assert "24 samples" in await calibrate(file, "llm", samples, out)
     assert Calibration.read(out).samples == 24
 
 

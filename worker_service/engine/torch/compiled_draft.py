@@ -63,17 +63,17 @@ class CompiledDraft:
             chances[i, : len(draft.chances)] = draft.chances
         out = np.empty((len(drafts), most), np.int64)
         counts = np.empty(len(drafts), np.int64)
-        made = self._forward.constants
+        constants = self._forward.constants
         _draft(
-            made.weights,
-            made.embedding,
-            made.last_norm,
+            constants.weights,
+            constants.embedding,
+            constants.last_norm,
             self._forward.head,
-            made.inverse_frequencies,
-            made.angle_scale,
-            made.eps,
-            made.scale,
-            made.heads,
+            constants.inverse_frequencies,
+            constants.angle_scale,
+            constants.eps,
+            constants.scale,
+            constants.heads,
             *self._forward.kv,
             tables,
             known,

@@ -64,17 +64,17 @@ class CompiledForward:
 
     def __call__(self, tokens: I64, paged: PagedBatch) -> F32:
         """The last hidden states (N, hidden) of tokens (N,), all of them in short segments."""
-        made = self.constants
-        out = np.empty((len(tokens), made.embedding.shape[1]), np.float32)
+        constants = self.constants
+        out = np.empty((len(tokens), constants.embedding.shape[1]), np.float32)
         forward(
-            made.weights,
-            made.embedding,
-            made.last_norm,
-            made.inverse_frequencies,
-            made.angle_scale,
-            made.eps,
-            made.scale,
-            made.heads,
+            constants.weights,
+            constants.embedding,
+            constants.last_norm,
+            constants.inverse_frequencies,
+            constants.angle_scale,
+            constants.eps,
+            constants.scale,
+            constants.heads,
             *self.kv,
             tokens,
             paged.positions,

@@ -103,15 +103,15 @@ class TorchRunner:
         logits = self._model.lm_head(hidden).float()
         return self._read(rows, logits)
 
-    def _hidden(self, tokens: npt.NDArray[np.int64], paged: PagedBatch, wanted: list[int]) -> torch.Tensor:
-        """The last hidden states of the wanted ones of the tokens."""
+    def _hidden(self, tokens: npt.NDArray[np.int64], paged: PagedBatch, logit_rows: list[int]) -> torch.Tensor:
+        """The last hidden states of the tokens at `logit_rows`."""
         if self._compiled is not None and len(tokens) <= MAX_TOKENS and paged.all_short:
-            return torch.from_numpy(self._compiled(tokens, paged)[wanted])
+            return torch.from_numpy(self._compiled(tokens, paged)[logit_rows])
         token_ids, positions, selected, *indices = uploaded(
-            [tokens, paged.positions, np.array(wanted, np.int64), *paged.indices], self._device
+            [tokens, paged.positions, np.array(logit_rows, np.int64), *paged.indices], self._device
         )
         paged.place(indices)
-        return self._forward(token_ids, positions, paged, selected if len(wanted) < len(tokens) else None)
+        return self._forward(token_ids, positions, paged, selected if len(logit_rows) < len(tokens) else None)
 
     def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         into = None
