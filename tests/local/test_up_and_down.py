@@ -206,10 +206,11 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     until(lambda: lock_holder(tmp_path) is not None)
     holder = lock_holder(tmp_path)  # while one process hands the lock to the next, one of them is named
     assert holder is not None
-    until(lambda: service_in(tmp_path, "worker_service") and service_in(tmp_path, "router_service"))
+    until(lambda: service_in(tmp_path, "worker_service"))
     worker = service_in(tmp_path, "worker_service")
     assert worker is not None
-    os.kill(worker, signal.SIGSTOP)
+    os.kill(worker, signal.SIGSTOP)  # at once: it must not be ready before
+    until(lambda: service_in(tmp_path, "router_service"))
     until(lambda: "waiting for" in (tmp_path / "up.log").read_text())
     down = None
     if way == "down":
