@@ -209,18 +209,18 @@ def tier_figures(tier: str, problems: Seq[Problem], rng: np.random.Generator) ->
 def screened_figures(sure: Seq[float], costly: Seq[float], good: Seq[bool], threshold: float) -> list[dict[str, Any]]:
     """The costly scorer asked only where the other one leaves a margin; the last row: always. Scores are calibrated.
 
-    asked: share of the answers. wrong_accepted, right_refused: shares of all answers, at the threshold.
+    unsure: share of the answers for which the costly one is needed. wrong_accepted, right_refused: shares of all answers, at the threshold.
     """
     first, second, right = np.asarray(sure), np.asarray(costly), np.asarray(good)
     rows = []
     for margin in (*MARGINS, 0.0):
-        asked = (first > margin) & (first < 100 - margin) | (margin == 0)
-        scores = np.where(asked, second, first)
+        unsure = (first > margin) & (first < 100 - margin) | (margin == 0)
+        scores = np.where(unsure, second, first)
         accepted = scores >= threshold
         rows.append(
             {
                 "margin": margin,
-                "asked": float(asked.mean()),
+                "unsure": float(unsure.mean()),
                 "auc": metrics.auc(scores.tolist(), good),
                 "brier": metrics.brier(scores.tolist(), good),
                 "wrong_accepted": float((accepted & ~right).mean()),
