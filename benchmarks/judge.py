@@ -50,7 +50,8 @@ MAX_TOKENS = 512
 TOGETHER = 64
 BOOTSTRAPS = 500
 COMBINED = ("confidence: min", "judge-model", "consistency")
-THRESHOLD = 30  # of the shipped mesh for the first tier
+THRESHOLDS = {"small": 15.0, "medium": 20.0}  # of the shipped mesh
+MARGINS = (1.0, 2.0, 5.0)  # of the screened scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +192,42 @@ def tier_figures(tier: str, problems: Seq[Problem], rng: np.random.Generator) ->
     return {
         "right": sum(right) / len(right),
         "scorers": scorers,
+        "screened": screened_figures(
+            held_out_scores([raw for raw, _ in raws["confidence: min"]], good),
+            held_out_scores([raw for raw, _ in raws["judge-model"]], good),
+            good,
+            THRESHOLDS[tier],
+        ),
         "guards": {
             "right_refused": sum(ok and reason is not None for ok, reason in zip(right, objections, strict=True)),
             "wrong_refused": sum(not ok and reason is not None for ok, reason in zip(right, objections, strict=True)),
             "damaged": damaged_figures([answers[i] for i, ok in enumerate(right) if ok]),
         },
     }
+
+
+def screened_figures(sure: Seq[float], costly: Seq[float], good: Seq[bool], threshold: float) -> list[dict[str, Any]]:
+    """The costly scorer asked only where the other one leaves a margin; the last row: always. Scores are calibrated.
+
+    unsure: share of the answers for which the costly one is needed. wrong_accepted, right_refused: shares of all answers, at the threshold.
+    """
+    first, second, right = np.asarray(sure), np.asarray(costly), np.asarray(good)
+    rows = []
+    for margin in (*MARGINS, 0.0):
+        unsure = (first > margin) & (first < 100 - margin) | (margin == 0)
+        scores = np.where(unsure, second, first)
+        accepted = scores >= threshold
+        rows.append(
+            {
+                "margin": margin,
+                "unsure": float(unsure.mean()),
+                "auc": metrics.auc(scores.tolist(), good),
+                "brier": metrics.brier(scores.tolist(), good),
+                "wrong_accepted": float((accepted & ~right).mean()),
+                "right_refused": float((~accepted & right).mean()),
+            }
+        )
+    return rows
 
 
 def damaged_figures(answers: Seq[JudgedAnswer]) -> dict[str, Any]:
@@ -218,7 +249,7 @@ def damaged_figures(answers: Seq[JudgedAnswer]) -> dict[str, Any]:
         results[kind] = {
             "answers": len(items),
             "refused": sum(objection(item) == kind for item in items),
-            "accepted_without_guards": sum(score >= THRESHOLD for score in scores),
+            "accepted_without_guards": sum(score >= THRESHOLDS[TIERS[0]] for score in scores),
         }
     return results
 
@@ -231,6 +262,8 @@ def run(_: int = 1) -> None:
     for tier, figures in tiers.items():
         for name, row in figures["scorers"].items():
             print(f"{tier} {name}: AUC {row['auc']}, Brier {row.get('brier')}, {row['answers']} answers")
+        for row in figures["screened"]:
+            print(f"{tier} screened: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
         print(f"{tier} guards: {figures['guards']}")
 
 

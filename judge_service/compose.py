@@ -8,11 +8,12 @@ from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration, CalibrationError
 from judge_service.combination import Combination
 from judge_service.guards import Guard
-from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
+from judge_service.scorer_registry import NamedScorer, RegisteredScorer, ScorerRegistry
 from judge_service.scorers import Scorer
 from judge_service.scorers.combined import CombinedScorer
 from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer
+from judge_service.screened_scorer import ScreenedScorer
 from judge_service.servicer import SERVICE, JudgeServicer
 from penstock.proto.judge.v1 import judge_pb2_grpc
 from services.access.certificates import CertificateFiles
@@ -32,18 +33,20 @@ async def compose(chassis: Chassis) -> None:
         SettingsError: A scorer cannot be created.
     """
     judge = chassis.mesh.judge
-    registered: dict[str, RegisteredScorer] = {}
+    registered: dict[str, NamedScorer] = {}
+    parts: dict[str, Scorer] = {}
     for scorer_settings in judge.scorers:
-        scorer = build_scorer(
-            scorer_settings, chassis.mesh, chassis.settings, {name: one.scorer for name, one in registered.items()}
-        )
+        name = scorer_settings.name
+        if scorer_settings.kind == "screened":
+            screen, costly = (registered[part] for part in scorer_settings.scorers)
+            registered[name] = ScreenedScorer(name, screen, costly, scorer_settings.margin)
+            continue
+        scorer = build_scorer(scorer_settings, chassis.mesh, chassis.settings, parts)
         await started(scorer_settings, scorer)
         chassis.stack.push_async_callback(scorer.close)
-        registered[scorer_settings.name] = RegisteredScorer(
-            scorer_settings.name,
-            scorer,
-            calibration_of(scorer_settings, chassis.settings),
-            backlog_of(scorer_settings, judge),
+        parts[name] = scorer
+        registered[name] = RegisteredScorer(
+            name, scorer, calibration_of(scorer_settings, chassis.settings), backlog_of(scorer_settings, judge)
         )
     guards = frozenset(map(Guard, judge.guards))
     registry = ScorerRegistry([*registered.values()], judge.default_scorer or judge.scorers[0].name, guards)
@@ -85,9 +88,13 @@ def build_scorer(
     """Create the scorer that the mesh file describes, without starting it. others: scorers that it may combine, by name.
 
     Raises:
-        SettingsError: It cannot be created.
+        SettingsError: It cannot be created, or its kind is `screened`, which has no scores of its own.
     """
     match scorer.kind:
+        case "screened":
+            raise SettingsError(
+                f"judge.scorers: {scorer.name}: a screened scorer has nothing to fit; calibrate its parts"
+            )
         case "exact":
             return ExactScorer(scorer.compare, scorer.tolerance)
         case "confidence":

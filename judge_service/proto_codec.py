@@ -1,6 +1,6 @@
 """Converts between the judge's domain types and protobuf messages."""
 
-from judge_service.scorer_registry import RegisteredScorer, ScoreResult
+from judge_service.scorer_registry import NamedScorer, ScoreResult
 from judge_service.scorers import JudgedAnswer, LogprobSummary, ScorerKind
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from services import proto_codec as common
@@ -20,6 +20,7 @@ _KINDS = {
     ScorerKind.CODE: pb.SCORER_KIND_CODE,
     ScorerKind.CONSISTENCY: pb.SCORER_KIND_CONSISTENCY,
     ScorerKind.COMBINED: pb.SCORER_KIND_COMBINED,
+    ScorerKind.SCREENED: pb.SCORER_KIND_SCREENED,
 }
 
 
@@ -69,12 +70,12 @@ def score_result_to_proto(result: ScoreResult) -> pb.ScoreResult:
     return pb.ScoreResult(score=result.score, raw=result.raw, reason=result.reason)
 
 
-def scorer_to_proto(registered: RegisteredScorer) -> pb.Scorer:
+def scorer_to_proto(scorer: NamedScorer) -> pb.Scorer:
     return pb.Scorer(
-        name=registered.name,
-        kind=_KINDS[registered.scorer.kind],
-        calibrated=registered.calibration is not None,
-        needs_logprobs=registered.scorer.needs_logprobs,
-        needs_reference=registered.scorer.needs_reference,
-        scores_unfinished=registered.scorer.scores_unfinished,
+        name=scorer.name,
+        kind=_KINDS[scorer.kind],
+        calibrated=scorer.calibrated,
+        needs_logprobs=scorer.needs_logprobs,
+        needs_reference=scorer.needs_reference,
+        scores_unfinished=scorer.scores_unfinished,
     )

@@ -2,14 +2,16 @@
 
 import asyncio
 import re
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 from judge_service.backlog import Backlog
 from judge_service.calibration import Calibration
 from judge_service.guards import ALL_GUARDS, Guard, objection
-from judge_service.scorers import JudgedAnswer, Scorer
+from judge_service.scorers import JudgedAnswer, Scorer, ScorerKind
 from services.domain.errors import DeadlineExceeded, FieldProblem, InvalidRequest, NotFound, invalid
 
 
@@ -25,6 +27,38 @@ class ScoreResult:
     reason: str = ""
 
 
+class NamedScorer(Protocol):
+    """What the registry holds: a scorer by name, with everything that makes raw scores comparable."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> ScorerKind: ...
+
+    @property
+    def calibrated(self) -> bool: ...
+
+    @property
+    def needs_logprobs(self) -> bool: ...
+
+    @property
+    def needs_reference(self) -> bool: ...
+
+    @property
+    def scores_unfinished(self) -> bool: ...
+
+    async def results(self, answers: Seq[JudgedAnswer], left_s: float | None) -> list[ScoreResult]:
+        """The scores of answers that pass the guards. left_s: time to the caller's deadline; None: no deadline.
+
+        Raises:
+            Overloaded: The scorer's queue is full, or too long for the deadline.
+            DeadlineExceeded: The deadline has passed; answers that were not started are dropped.
+            PenstockError: The scorer failed.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredScorer:
     """A scorer with its calibration. backlog: None for a scorer that answers at once."""
@@ -34,16 +68,47 @@ class RegisteredScorer:
     calibration: Calibration | None
     backlog: Backlog | None = None
 
+    @property
+    def kind(self) -> ScorerKind:
+        return self.scorer.kind
+
+    @property
+    def calibrated(self) -> bool:
+        return self.calibration is not None
+
+    @property
+    def needs_logprobs(self) -> bool:
+        return self.scorer.needs_logprobs
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.scorer.needs_reference
+
+    @property
+    def scores_unfinished(self) -> bool:
+        return self.scorer.scores_unfinished
+
+    async def results(self, answers: Seq[JudgedAnswer], left_s: float | None) -> list[ScoreResult]:
+        with self.backlog.place(len(answers), left_s) if self.backlog is not None else nullcontext():
+            try:
+                async with asyncio.timeout(left_s):
+                    scores = await self.scorer.score(answers)
+            except TimeoutError:
+                raise DeadlineExceeded(f"no score within {left_s or 0:.1f} s, the deadline of the request") from None
+        if self.calibration is None:
+            return [ScoreResult(score.score, score.raw) for score in scores]
+        return [ScoreResult(self.calibration.apply(score.raw), score.raw) for score in scores]
+
 
 class ScorerRegistry:
     """Scorers by name."""
 
-    def __init__(self, scorers: Seq[RegisteredScorer], default: str, guards: frozenset[Guard] = ALL_GUARDS) -> None:
+    def __init__(self, scorers: Seq[NamedScorer], default: str, guards: frozenset[Guard] = ALL_GUARDS) -> None:
         self._scorers = {registered.name: registered for registered in scorers}
         self.default, self._guards = default, guards
 
     @property
-    def scorers(self) -> list[RegisteredScorer]:
+    def scorers(self) -> list[NamedScorer]:
         return list(self._scorers.values())
 
     async def judge(
@@ -64,29 +129,29 @@ class ScorerRegistry:
         if registered is None:
             raise NotFound("scorer", name)
         for i, item in enumerate(answers):
-            if item.unfinished and not registered.scorer.scores_unfinished:
+            if item.unfinished and not registered.scores_unfinished:
                 raise invalid(f"items[{i}].unfinished", f"scorer {registered.name} does not score unfinished answers")
         objections = [objection(item, self._guards) for item in answers]
         scored = [i for i, reason in enumerate(objections) if reason is None]
         results = [ScoreResult(0.0, 0.0, reason or "") for reason in objections]
         if not scored:
             return registered.name, results
-        place = registered.backlog.place(len(scored), left_s) if registered.backlog is not None else nullcontext()
-        with place:
-            try:
-                async with asyncio.timeout(left_s):
-                    raws = await registered.scorer.score([answers[i] for i in scored])
-            except TimeoutError:
-                raise DeadlineExceeded(f"no score within {left_s or 0:.1f} s, the deadline of the request") from None
-            except InvalidRequest as error:
-                raise type(error)(*(_at_request_index(problem, scored) for problem in error.problems)) from error
-        calibrate = registered.calibration.apply if registered.calibration is not None else None
-        for i, r in zip(scored, raws, strict=True):
-            results[i] = ScoreResult(calibrate(r.raw) if calibrate is not None else r.score, r.raw)
+        with at_positions(scored):
+            scores = await registered.results([answers[i] for i in scored], left_s)
+        for i, result in zip(scored, scores, strict=True):
+            results[i] = result
         return registered.name, results
 
 
-def _at_request_index(problem: FieldProblem, scored: Seq[int]) -> FieldProblem:
-    """The problem with the index in `items[...]` changed from that of the scored answers to that of the request."""
-    field = re.sub(r"^items\[(\d+)\]", lambda match: f"items[{scored[int(match[1])]}]", problem.field)
+@contextmanager
+def at_positions(positions: Seq[int]) -> Iterator[None]:
+    """Errors that name `items[i]` of a selection name `items[positions[i]]` instead."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise type(error)(*(_moved(problem, positions) for problem in error.problems)) from error
+
+
+def _moved(problem: FieldProblem, positions: Seq[int]) -> FieldProblem:
+    field = re.sub(r"^items\[(\d+)\]", lambda match: f"items[{positions[int(match[1])]}]", problem.field)
     return FieldProblem(field, problem.problem)

@@ -49,5 +49,5 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         return pb.ScoreResponse(results=[codec.score_result_to_proto(result) for result in results], scorer=scorer)
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
-        scorers = [codec.scorer_to_proto(registered) for registered in self._registry.scorers]
+        scorers = [codec.scorer_to_proto(scorer) for scorer in self._registry.scorers]
         return pb.ListScorersResponse(scorers=scorers, default_scorer=self._registry.default)

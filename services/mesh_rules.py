@@ -192,6 +192,8 @@ def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         for name in scorer.scorers:
             if name not in names[:i]:
                 yield FieldProblem(f"{field}.scorers", f"no scorer '{name}' above this one")
+            elif scorer.kind == "combined" and mesh.judge.scorers[names.index(name)].kind == "screened":
+                yield FieldProblem(f"{field}.scorers", f"'{name}' is screened: it has no raw scores to combine")
     if mesh.router.flag_below is not None and not mesh.judge.replicas:
         yield FieldProblem("router.flag_below", "needs a judge, but judge.replicas is 0")
     if not names:
@@ -225,6 +227,11 @@ def _missing_for_kind(scorer: MeshScorer, field: str) -> Iterator[FieldProblem]:
                 yield FieldProblem(f"{field}.scorers", "a combined scorer needs at least two")
             if not scorer.calibration:
                 yield FieldProblem(f"{field}.calibration", "missing: the file with the fitted weights")
+        case "screened":
+            if len(scorer.scorers) != 2:
+                yield FieldProblem(f"{field}.scorers", "a screened scorer needs two: the cheap one and the other")
+            if scorer.calibration:
+                yield FieldProblem(f"{field}.calibration", "a screened scorer has none: its parts have")
 
 
 def _replan_problems(mesh: MeshFile) -> Iterator[FieldProblem]:

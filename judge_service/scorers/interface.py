@@ -19,6 +19,7 @@ class ScorerKind(enum.Enum):
     CODE = "code"
     CONSISTENCY = "consistency"
     COMBINED = "combined"
+    SCREENED = "screened"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,22 @@ class MeshScorer(BaseModel):
     name: str
     """Its name in plans and requests."""
     kind: Literal[
-        "judge-model", "llm", "confidence", "exact", "reward", "json-schema", "code", "consistency", "combined"
+        "judge-model",
+        "llm",
+        "confidence",
+        "exact",
+        "reward",
+        "json-schema",
+        "code",
+        "consistency",
+        "combined",
+        "screened",
     ]
     """judge-model: a model that reads (prompt, answer) in one pass; llm: a language model asked for a grade;
     confidence: the token logprobs of the answer; exact: comparison with an expected answer; reward: a reward model that
     SGLang serves; json-schema: whether the answer fits a schema; code: whether the answer's program passes tests;
-    consistency: how many further samples agree; combined: a logistic model over other scorers."""
+    consistency: how many further samples agree; combined: a logistic model over other scorers; screened: one scorer where it
+    is sure, another one elsewhere."""
     model: str = ""
     """judge-model: a folder in Hugging Face format, or an id at the hub; reward: the same, of which only tokenizer and
     configuration are read. llm: the model's name at the endpoint."""
@@ -57,7 +67,10 @@ class MeshScorer(BaseModel):
     max_tokens: int = Field(default=512, ge=1)
     """consistency: largest length of a sample, in tokens."""
     scorers: tuple[str, ...] = ()
-    """combined: names of the scorers that it combines."""
+    """combined: names of the scorers that it combines. screened: the cheap scorer and the one that is asked where it is not
+    sure."""
+    margin: float = Field(default=2.0, gt=0, lt=50)
+    """screened: the first scorer is sure of scores up to this and from 100 less this."""
     timeout_s: float = Field(default=8.0, gt=0)
     """llm, reward, consistency: timeout of one request. code: time that a program and its tests may take. At most the
     router's judge_timeout_s."""

@@ -45,6 +45,8 @@ class _ScorerKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScorerKind
     """The share of further samples of the same tier that give the same answer."""
     SCORER_KIND_COMBINED: _ScorerKind.ValueType  # 9
     """A logistic model over the raw scores of other scorers."""
+    SCORER_KIND_SCREENED: _ScorerKind.ValueType  # 10
+    """The score of one scorer where it is sure, otherwise that of another."""
 
 class ScorerKind(_ScorerKind, metaclass=_ScorerKindEnumTypeWrapper): ...
 
@@ -67,6 +69,8 @@ SCORER_KIND_CONSISTENCY: ScorerKind.ValueType  # 8
 """The share of further samples of the same tier that give the same answer."""
 SCORER_KIND_COMBINED: ScorerKind.ValueType  # 9
 """A logistic model over the raw scores of other scorers."""
+SCORER_KIND_SCREENED: ScorerKind.ValueType  # 10
+"""The score of one scorer where it is sure, otherwise that of another."""
 Global___ScorerKind: _TypeAlias = ScorerKind  # noqa: Y015
 
 @_typing.final
