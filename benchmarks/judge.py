@@ -209,7 +209,8 @@ def tier_figures(tier: str, problems: Seq[Problem], rng: np.random.Generator) ->
 def screened_figures(sure: Seq[float], costly: Seq[float], good: Seq[bool], threshold: float) -> list[dict[str, Any]]:
     """The costly scorer asked only where the other one leaves a margin; the last row: always. Scores are calibrated.
 
-    unsure: share of the answers for which the costly one is needed. wrong_accepted, right_refused: shares of all answers, at the threshold.
+    unsure: share of the answers for which the costly one is needed. wrong_accepted, right_refused: shares of all answers, at
+    the threshold.
     """
     first, second, right = np.asarray(sure), np.asarray(costly), np.asarray(good)
     rows = []
