@@ -79,9 +79,12 @@ class JudgeClient:
         )
 
     async def needs_logprobs(self, scorer: str) -> bool:
-        """Whether a scorer needs the answer's token logprobs; False while no judge can be reached."""
+        """Whether a scorer needs the answer's token logprobs.
+
+        True while no judge can be reached: one may be there when the answer is complete, and without them it gives no score.
+        """
         listed = await self._listed(scorer)
-        return listed is not None and listed.needs_logprobs
+        return listed is None or listed.needs_logprobs
 
     async def scores_unfinished(self, scorer: str) -> bool:
         """Whether a scorer scores unfinished answers; False while no judge can be reached."""
@@ -89,7 +92,8 @@ class JudgeClient:
         return listed is not None and listed.scores_unfinished
 
     async def _listed(self, scorer: str) -> pb.Scorer | None:
-        """What the first judge that can be reached says of a scorer; None without one, or if the judge has no such scorer."""
+        """What the first judge that can be reached says of a scorer; None without one. A scorer that it does not have needs
+        nothing."""
         for judge in self._pool.judges():
             key = (judge.instance_id, scorer)
             if key not in self._scorers:
@@ -102,7 +106,7 @@ class JudgeClient:
                 name = scorer or listed.default_scorer
                 match = next((s for s in listed.scorers if s.name == name), None)
                 if match is None:
-                    return None
+                    return pb.Scorer()
                 self._scorers[key] = match
             return self._scorers[key]
         return None

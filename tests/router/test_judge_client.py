@@ -30,6 +30,7 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour, self.asked, self.under_way, self.most = behaviour, 0, 0, 0
+        self.lists = True
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:  # noqa: N802 - the contract
         self.asked += 1
@@ -45,7 +46,12 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
             self.under_way -= 1
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:  # noqa: N802
-        return pb.ListScorersResponse()
+        if not self.lists:
+            await context.abort_with_status(to_status(Unavailable("away")))
+        return pb.ListScorersResponse(
+            scorers=[pb.Scorer(name="s", needs_logprobs=True), pb.Scorer(name="plain", scores_unfinished=True)],
+            default_scorer="s",
+        )
 
 
 class Setup:
@@ -193,3 +199,16 @@ async def test_without_a_judge_there_is_no_score(start: Start) -> None:
     mesh = await start()
     assert await mesh.score() is None
     assert mesh.failures() == {"unavailable": 1}
+
+
+async def test_logprobs_are_taken_while_no_judge_says_whether_it_needs_them(start: Start) -> None:
+    """A judge that misses them gives no score at all; one that ignores them loses nothing."""
+    mesh = await start(scores)
+    mesh.judges[0].lists = False
+    assert await mesh.client.needs_logprobs("plain")
+    assert not await mesh.client.scores_unfinished("plain")
+    mesh.judges[0].lists = True
+    assert not await mesh.client.needs_logprobs("plain")
+    assert await mesh.client.scores_unfinished("plain")
+    assert await mesh.client.needs_logprobs("")
+    assert not await mesh.client.needs_logprobs("of no judge")
