@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.spread import median_and_range
+from benchmarks.spread import interval, median_and_range
 from models.training import tasks
 from models.training.answers import chat_of
 from services.clock import SystemClock
@@ -127,6 +127,11 @@ def _run(core: EngineCore, prompts: list[list[int]], batch: int) -> _Result:
     return _Result([tuple(reply) for reply in replies], rate, decoded / decode_s if decode_s else rate, predicted)
 
 
+def _ratio(rates: dict[str, list[float]], other: str) -> dict[str, float]:
+    """How many times faster the adaptive choice is than another contender, over the rounds, each with a ratio of its own."""
+    return interval([own / theirs for own, theirs in zip(rates["adaptive"], rates[other], strict=True)])
+
+
 def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> dict[str, Any]:
     cores = _contenders(windows)
     tokenizer = cores["target alone"].tokenizer
@@ -163,7 +168,9 @@ def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> 
                 "best_static_tokens_per_s": max(static[best], medians["target alone"]),
                 "adaptive_tokens_per_s": medians["adaptive"],
                 "adaptive_stepwise_tokens_per_s": medians["adaptive, stepwise"],
-                "adaptive_by_target_alone": medians["adaptive"] / medians["target alone"],
+                "adaptive_by_target_alone": _ratio(rates, "target alone"),
+                "adaptive_by_best_static": _ratio(rates, best),
+                "decode_steps_adaptive_by_target_alone": _ratio(decode_rates, "target alone"),
                 "chain_at_the_end": drafter.current[0],
                 "window_at_the_end": drafter.current[1],
                 "prediction_error": statistics.mean(errors),
@@ -173,7 +180,7 @@ def measure(batches: tuple[int, ...], windows: tuple[int, ...], rounds: int) -> 
                 "decode_tokens_per_s": decode_rates,
             }
         )
-        decode_ratio = statistics.median(decode_rates["adaptive"]) / statistics.median(decode_rates["target alone"])
+        decode_ratio = _ratio(decode_rates, "target alone")["mean"]
         print(
             f"{batch:>3} at once: alone {medians['target alone']:7.0f}  best static {static[best]:7.0f} ({best})  "
             f"adaptive {medians['adaptive']:7.0f}  stepwise {medians['adaptive, stepwise']:7.0f} tokens/s  "
