@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -25,6 +25,8 @@ from services.mesh_file import load_mesh_file
 from tests.conftest import FAMILY
 from tests.local.test_local_mesh import simulated_mesh
 from tests.support.cli import penstock, penstock_process
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -40,11 +42,13 @@ def run_file(process: ProcessId) -> RunFile:
     return RunFile(process.pid, process.started, "mesh.yaml", "redis://x", ("h:1",), ("h:2",), ("h:4",), "h:3")
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 300.0) -> None:
+def until(condition: Callable[[], T], timeout_s: float = 300.0) -> T:
+    """Wait until a condition holds; return its value."""
     end = time.monotonic() + timeout_s
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < end
         time.sleep(0.02)
+    return value
 
 
 def test_a_process_is_known_by_its_start_as_well_as_its_id(other: subprocess.Popen[bytes]) -> None:
@@ -159,13 +163,16 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
     assert not (folder / "run.json").exists()
 
 
-def service_in(folder: Path, module: str) -> int | None:
-    """The id of a process of a mesh in this folder that runs the module."""
+def service_in(folder: Path, module: str) -> ProcessId | None:
+    """The process of a mesh in this folder that runs the module.
+
+    None also at the moment when that process replaces its program: then it has no command line.
+    """
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
             if module.encode() in words and any(str(folder) in str(fd.readlink()) for fd in (entry / "fd").iterdir()):
-                return int(entry.name)
+                return ProcessId.of(int(entry.name))
         except OSError:
             continue
     return None
@@ -206,19 +213,19 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     until(lambda: lock_holder(tmp_path) is not None)
     holder = lock_holder(tmp_path)  # while one process hands the lock to the next, one of them is named
     assert holder is not None
-    until(lambda: service_in(tmp_path, "worker_service"))
-    worker = service_in(tmp_path, "worker_service")
+    worker = until(lambda: service_in(tmp_path, "worker_service"))
     assert worker is not None
-    os.kill(worker, signal.SIGSTOP)  # at once: it must not be ready before
-    until(lambda: service_in(tmp_path, "router_service"))
+    assert worker.send(signal.SIGSTOP)  # at once: it must not be ready before
+    router = until(lambda: service_in(tmp_path, "router_service"))
+    assert router is not None
     until(lambda: "waiting for" in (tmp_path / "up.log").read_text())
     down = None
     if way == "down":
         down = subprocess.Popen([*command[:3], "down", "--folder", str(tmp_path)])
     else:
         up.send_signal(signal.SIGINT)
-    until(lambda: service_in(tmp_path, "router_service") is None)
-    os.kill(worker, signal.SIGCONT)
+    until(lambda: not router.runs)
+    worker.send(signal.SIGCONT)
     _, said = up.communicate(timeout=400)
     assert down is None or down.wait(400) == 0
     assert up.returncode == (1 if way == "down" else 130), said
