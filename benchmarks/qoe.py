@@ -35,6 +35,7 @@ from worker_service.qoe_profile import QoeCell, measure_qoe, profile_cells
 MODELS = ("small", "medium", "large")
 KV_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = 8_192, 32, 512
 MIXED = (3, 6, 12, 24)  # batch sizes
+MIXED_SHARE = (0.1, 0.9)  # range of the input's share of the final length
 SEED = 7
 SLICE_S = 0.05
 
@@ -89,7 +90,7 @@ def passes_of(core: EngineCore, rounds: int, clock: Callable[[], float]) -> dict
     """Fitted, held-out and mixed batches, each `rounds` times, in turns by cell, so that all passes see the same machine."""
     cells = profile_cells(core)
     turns = [(kind, cell) for cell in cells for kind in ("fitted", "held_out")]
-    turns += [("mixed", QoeCell(32, 1024, n)) for n in MIXED]
+    turns += [("mixed", QoeCell(32, 1024, n, MIXED_SHARE)) for n in MIXED]
     samples: dict[str, Samples] = {"fitted": [], "held_out": [], "mixed": []}
     order = random.Random(SEED)
     for number in range(rounds):

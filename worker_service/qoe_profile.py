@@ -1,7 +1,11 @@
 """Measures the latency cost of batches, for fitting the QoE model (CascadeInfer, section 4.1).
 
-Runs an `EngineCore`. For each bucket of lengths and each batch size, that many requests are kept in flight: when one ends,
-the next starts. A sample is one request: its normalised latency, and the load of the batch averaged over its lifetime.
+Runs an `EngineCore`. For each bucket of lengths, each batch size and each range of INPUT_SHARES, that many requests are kept
+in flight: when one ends, the next starts. A sample is one request: its normalised latency, and the load of the batch averaged
+over its lifetime.
+
+The inputs of a batch are a small part of its lengths or most of them: only so are the cost of inputs (D2) and the cost of
+lengths so far (D4) told apart. Where every request draws its own share, large batches all have the same one.
 """
 
 import random
@@ -14,8 +18,8 @@ from services.domain.stages import BatchLoad, InFlight
 from worker_service.engine.core import EngineCore
 
 SHORTEST_TOKENS = 32
-INPUT_SHARE = (0.2, 0.8)  # range of the input's share of the final length
-MAX_CELL_TOKENS = 16_384  # batch size times largest length of a bucket; bounds the time
+INPUT_SHARES = ((0.2, 0.35), (0.65, 0.8))  # ranges of the input's share of the final length
+MAX_CELL_TOKENS = 4_096  # batch size times largest length of a bucket; bounds the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,15 @@ class QoeSample:
 
 @dataclass(frozen=True, slots=True)
 class QoeCell:
-    """`requests` concurrent requests with final lengths of from_tokens to to_tokens - 1 tokens."""
+    """`requests` concurrent requests with final lengths of from_tokens to to_tokens - 1 tokens.
+
+    input_share: range from which each request draws its input's share of the final length.
+    """
 
     from_tokens: int
     to_tokens: int
     requests: int
+    input_share: tuple[float, float]
 
 
 @dataclass(slots=True)
@@ -49,14 +57,14 @@ class _Life:
 
 
 def profile_cells(core: EngineCore) -> list[QoeCell]:
-    """Exponential length buckets times batch sizes 1, 2, 4, ... that fit the engine's KV and bounds."""
+    """Exponential length buckets times batch sizes 1, 2, 4, ... that fit the engine's KV and bounds, with each of INPUT_SHARES."""
     room = min(core.scheduler.pool.count * core.scheduler.pool.block_tokens, MAX_CELL_TOKENS)
     cells = []
     low = SHORTEST_TOKENS
     while 2 * low <= core.limits.max_context_tokens:
         n = 1
         while n <= core.limits.batch.max_running and n * (2 * low + core.scheduler.pool.block_tokens) <= room:
-            cells.append(QoeCell(low, 2 * low, n))
+            cells += [QoeCell(low, 2 * low, n, share) for share in INPUT_SHARES]
             n *= 2
         low *= 2
     return cells
@@ -91,7 +99,7 @@ def _measure_cell(
     def begin(share: float) -> None:
         nonlocal started
         tokens = rng.randrange(cell.from_tokens, cell.to_tokens)
-        inputs = max(2, round(tokens * rng.uniform(*INPUT_SHARE)))
+        inputs = max(2, round(tokens * rng.uniform(*cell.input_share)))
         outputs = max(1, round((tokens - inputs) * share))
         prompt = [rng.randrange(vocab) for _ in range(inputs)]
         name, started = f"qoe-{started}", started + 1

@@ -86,7 +86,7 @@ async def profile(tiers: Sequence[MeshTier], layout: Layout, folder: Path, base:
                 penstock(
                     *("profile", model_folder(tier.model, base), "--out", profile_file(folder, tier.name, copy)),
                     *("--kv-tokens", KV_TOKENS, "--max-running", MAX_RUNNING, "--max-step-tokens", MAX_STEP_TOKENS),
-                    "--json",
+                    *("--no-qoe", "--json"),
                     core=core,
                 )
                 for copy in range(copies)

@@ -43,13 +43,18 @@ def profile(
         ),
     ] = 512,
     seed: Annotated[int, options.seed("--seed", help="Seed of the prompts.")] = 0,
+    qoe: Annotated[
+        bool,
+        typer.Option("--qoe/--no-qoe", help="Measure batches for the QoE model as well, which length stages need."),
+    ] = True,
     sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
     """Measure the steps of the torch engine or of a running SGLang server, and fit the planner's latency model to them.
 
-    With the torch engine, batches are measured too, and the QoE model is fitted to them. An SGLang server keeps its own
-    limits: --kv-tokens, --max-running and --max-step-tokens do not apply.
+    With the torch engine, batches are measured too, and the QoE model is fitted to them, unless --no-qoe is given: they
+    take most of the time. An SGLang server keeps its own limits: --kv-tokens, --max-running and --max-step-tokens do not
+    apply, and no batches are measured.
     """
     from planner_service.profiles import IDENTIFIED, Profile, fit_latency, write_profile
     from planner_service.simulator import EngineLimits, Replica
@@ -63,7 +68,7 @@ def profile(
 
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    qoe, held_out, batches, kv_bytes, uncertainty = None, 0.0, 0, 0.0, None
+    qoe_model, held_out, batches, kv_bytes, uncertainty = None, 0.0, 0, 0.0, None
     with planner_error_handling(), Progress(*columns, console=errors, transient=True, disable=json) as progress:
         bar = progress.add_task("", total=None)
 
@@ -93,7 +98,8 @@ def profile(
             except EngineUnusable as error:
                 fail(str(error), 2)
             samples = measure(core, seed=seed, on_progress=show)
-            qoe, held_out, batches, uncertainty = _fitted_qoe(core, seed, show)
+            if qoe:
+                qoe_model, held_out, batches, uncertainty = _fitted_qoe(core, seed, show)
             kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
@@ -103,18 +109,18 @@ def profile(
     replica = Replica(shape, latency, room, limits)
     engine = "sglang" if sglang else "torch"
     measured = Profile(
-        model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe, held_out, kv_bytes, uncertainty
+        model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe_model, held_out, kv_bytes, uncertainty
     )
     write_profile(out, measured)
     if json:
         figures = {"samples": len(pairs), "mean_error": mean_error, "latency": latency, "out": str(out)}
         finite = uncertainty if uncertainty is not None and math.isfinite(uncertainty) else None
         about = {"qoe_requests": batches, "qoe_error": held_out, "qoe_context_uncertainty": finite}
-        print_json({**figures, "qoe": qoe, **about})
+        print_json({**figures, "qoe": qoe_model, **about})
         return
     console.print(f"{len(pairs)} step loads, mean error of the fit {mean_error:.1%}", highlight=False)
     print_written(out)
-    if qoe is not None:
+    if qoe_model is not None:
         console.print(f"QoE: {batches} requests, mean error on the held-out half {held_out:.1%}", highlight=False)
         if uncertainty is not None and uncertainty > IDENTIFIED:
             console.print(

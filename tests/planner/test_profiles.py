@@ -10,9 +10,18 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from planner_service.profiles import ProfileError, fit_latency, read_profile, write_profile
+from planner_service.profiles import (
+    IDENTIFIED,
+    ProfileError,
+    context_uncertainty,
+    fit_latency,
+    fit_qoe,
+    read_profile,
+    write_profile,
+)
 from services.clock import SystemClock
 from services.domain import InvalidRequest, StepLatencyModel, StepLoad
+from services.domain.stages import QoeModel
 from tests.conftest import FAMILY
 from worker_service.engine.runner import Row
 from worker_service.engine.torch import TorchEngineOptions
@@ -89,6 +98,18 @@ def test_batches_are_measured_over_whole_lives_and_leave_the_engine_as_it_was() 
         assert sample.cost_s > 0
 
 
+def test_the_measured_batches_tell_the_cost_of_inputs_from_that_of_lengths_so_far() -> None:
+    options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=2048, max_running=8, max_step_tokens=256)
+    core, _ = torch_core(options, SystemClock())
+    ticks, rng = itertools.count(), np.random.default_rng(3)
+    loads = [s.load for s in measure_qoe(core, profile_cells(core), clock=lambda: float(next(ticks)))]
+    true = QoeModel(1e-3, 1e-4, 2e-6, 0.0, 2e-6)
+    samples = [(load, true.request_cost_s(load) * rng.normal(1, 0.1)) for load in loads]
+    found = fit_qoe(samples)
+    assert context_uncertainty(found, samples) < IDENTIFIED
+    assert found.context_token_s == pytest.approx(true.context_token_s, rel=0.2)
+
+
 def test_a_profile_from_the_command_line_and_back(tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
     done = CliRunner().invoke(
@@ -111,6 +132,17 @@ def test_a_profile_from_the_command_line_and_back(tmp_path: Path) -> None:
             read_profile(again)
     with pytest.raises(ProfileError, match="No such file"):
         read_profile(tmp_path / "no.json")
+
+
+def test_a_profile_may_do_without_a_qoe_model(tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    command = ["profile", str(FAMILY / "small"), "--out", str(out), "--max-running", "2", "--kv-tokens", "1024"]
+    done = CliRunner().invoke(app, [*command, "--no-qoe", "--json"])
+    assert done.exit_code == 0, done.output
+    assert read_profile(out).qoe is None
+    printed = json.loads(done.output)
+    assert (printed["qoe"], printed["qoe_requests"]) == (None, 0)
+    assert printed["samples"] > 0
 
 
 def test_what_the_machine_has_no_room_for_is_named(tmp_path: Path) -> None:
