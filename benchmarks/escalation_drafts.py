@@ -19,11 +19,13 @@ from typing import Any
 import yaml
 
 from benchmarks import report
+from benchmarks.mesh_paths import absolute_paths
 from benchmarks.spread import median_and_range
 from judge_service.scorers.exact import same
 from penstock import AsyncClient, Reply
 from penstock.local import LocalMesh, MeshOptions
 from services.domain.requests import ChatMessage, ChatPrompt, Draft, GenerationRequest, SamplingParams, TokenFrame
+from services.mesh_file import read_mesh_data
 from worker_service.engine.interface import Finished
 from worker_service.engine.loop import LoopEngine
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
@@ -206,15 +208,11 @@ async def _cascade(questions: Sequence[dict[str, str]], rounds: int) -> dict[str
 async def _mesh_replies(questions: Sequence[dict[str, str]], *, with_drafts: bool) -> list[Reply]:
     """The greedy replies of a fresh mesh, one after another."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        content = yaml.safe_load((ROOT / "mesh.yaml").read_text())
+        content = absolute_paths(read_mesh_data(ROOT / "mesh.yaml"), ROOT)
         for tier in content["tiers"]:
             tier["escalation_drafts"] = with_drafts
-            tier["model"] = str(ROOT / tier["model"])
             tier.pop("skip_below", None)  # rejected answers are what is measured
         content["router"].pop("score_predictor", None)
-        for scorer in content["judge"]["scorers"]:
-            if scorer.get("model"):
-                scorer["model"] = str(ROOT / scorer["model"])
         file = Path(folder) / "mesh.yaml"
         file.write_text(yaml.safe_dump(content))
         async with (

@@ -50,8 +50,8 @@ MAX_TOKENS = 512
 TOGETHER = 64
 BOOTSTRAPS = 500
 COMBINED = ("confidence: min", "judge-model", "consistency")
-THRESHOLDS = {"small": 15.0, "medium": 20.0}  # of the shipped mesh
-MARGINS = (1.0, 2.0, 5.0)  # of the screened scorer
+THRESHOLDS = {"small": 30.0, "medium": 60.0}  # of the shipped mesh
+MARGINS = (2.0, 5.0, 10.0, 15.0, 20.0)  # of the screened scorer
 
 
 @dataclass(frozen=True, slots=True)

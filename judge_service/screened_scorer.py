@@ -8,12 +8,17 @@ from judge_service.scorer_registry import NamedScorer, ScoreResult, at_positions
 from judge_service.scorers import JudgedAnswer, ScorerKind
 
 
+def is_sure(score: float, margin: float) -> bool:
+    """Whether a cheap scorer's calibrated score counts without a second one."""
+    return not margin < score < 100 - margin
+
+
 @dataclass(frozen=True, slots=True)
 class ScreenedScorer:
     """The first scorer's score where it is at most `margin` or at least 100 - margin; otherwise the second one's.
 
     Both scores are as their own calibrations say. raw: the score. Only answers that the second scorer is asked for take a
-    place in its queue.
+    place in its queue. An answer without the logprobs that the first one needs is for the second.
     """
 
     name: str
@@ -44,12 +49,16 @@ class ScreenedScorer:
     async def results(self, answers: Seq[JudgedAnswer], left_s: float | None) -> list[ScoreResult]:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        results = await self.screen.results(answers, left_s)
-        unsure = [i for i, result in enumerate(results) if self.margin < result.score < 100 - self.margin]
+        able = [i for i, answer in enumerate(answers) if answer.logprobs is not None or not self.screen.needs_logprobs]
+        results: dict[int, ScoreResult] = {}
+        if able:
+            with at_positions(able):
+                first = await self.screen.results([answers[i] for i in able], left_s)
+            results = {i: result for i, result in zip(able, first, strict=True) if is_sure(result.score, self.margin)}
+        unsure = [i for i in range(len(answers)) if i not in results]
         if unsure:
             left_s = None if left_s is None else max(0.0, left_s - (loop.time() - began_s))
             with at_positions(unsure):
                 second = await self.scorer.results([answers[i] for i in unsure], left_s)
-            for i, result in zip(unsure, second, strict=True):
-                results[i] = result
-        return [replace(result, raw=result.score) for result in results]
+            results |= zip(unsure, second, strict=True)
+        return [replace(results[i], raw=results[i].score) for i in range(len(answers))]

@@ -57,7 +57,7 @@ class _Life:
 
 
 def profile_cells(core: EngineCore) -> list[QoeCell]:
-    """Exponential length buckets times batch sizes 1, 2, 4, ... that fit the engine's KV and bounds, with each of INPUT_SHARES."""
+    """Exponential length buckets times batch sizes 1, 2, 4, ... that fit the engine, times INPUT_SHARES."""
     room = min(core.scheduler.pool.count * core.scheduler.pool.block_tokens, MAX_CELL_TOKENS)
     cells = []
     low = SHORTEST_TOKENS

@@ -62,7 +62,7 @@ async def serving(
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         file = folder / "mesh.yaml"
-        file.write_text(yaml.safe_dump(mesh_content(base, base_folder, system.workers, system.thresholds)))
+        file.write_text(yaml.safe_dump(mesh_content(base, base_folder, system)))
         options = MeshOptions(file, folder, any_ports=True, log_level="warning")
         async with LocalMesh(options) as mesh, AsyncClient(mesh.grpc_addresses) as client:
             if layout.pinned:

@@ -6,7 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from benchmarks.public_data import public
 from penstock.cli.demo_run import pace_of
 from penstock.cli.held_out import Question, read_questions
 from penstock.cli.replay import replay
+from penstock.client.judging import Answered
+from penstock.client.types import Options
 from planner_service.demand import demand_of, draw_demand, stretch_of
 from planner_service.files import read_quality, read_trace
 from planner_service.simulator import Workload
@@ -63,6 +65,7 @@ class EndToEnd:
         self._base: dict[str, Any] = read_mesh_data(setup.mesh_file)
         self._mesh: MeshFile = load_mesh_file(setup.mesh_file)
         self._base_folder = setup.mesh_file.resolve().parent
+        self._predictor = site.predictor_file(self._base, self._base_folder)
         questions = read_questions(setup.questions, setup.measured + LEAST_REQUESTS)
         drawn = random.Random(setup.seed).sample(questions, len(questions))
         self._measured, self._replayed = drawn[: setup.measured], drawn[setup.measured :]
@@ -75,7 +78,7 @@ class EndToEnd:
         """Measure everything. write: called with all results so far after every cell."""
         setup = self._setup
         await self._judge_sample()
-        judged = read_quality(self._folder / "judged.csv", tuple(tier.name for tier in self._mesh.tiers))
+        judged = read_quality(self._folder / site.JUDGED, tuple(tier.name for tier in self._mesh.tiers))
         result: Row = {
             "setup": {**asdict(setup), "mesh_file": str(setup.mesh_file), "questions": str(setup.questions)},
             "trace": TRACE,
@@ -111,23 +114,23 @@ class EndToEnd:
         async with serving(everything, layout, self._base, self._base_folder, self._measured) as served:
             mesh = served.mesh
             addresses = ("--target", ",".join(mesh.grpc_addresses), "--admin", ",".join(mesh.admin_addresses))
-            await site.penstock("measure", prompts, "--out", self._folder / "judged.csv", *addresses, "--json")
-            sample = self._measured[:JUDGED_FOR_COST]
-            first = self._mesh.tiers[0].name
-            run = await replay(
-                served.client,
-                sample,
-                [first] * len(sample),
-                [0.0] * len(sample),
-                lambda: 0.0,
-                timeout_s=REQUEST_TIMEOUT_S,
-            )
+            file = self._folder / site.JUDGED
+            await site.penstock("measure", prompts, "--out", file, *addresses, "--json")
+            if self._predictor is not None:
+                await site.penstock(
+                    "predictor", prompts, file, "--from", self._predictor, "--quality-out", file, "--json"
+                )
+            first = Options(model=self._mesh.tiers[0].name, temperature=0.0, top_logprobs=0)
+            answers = [
+                Answered(q.prompt, await served.client.generate(q.prompt, first), q.answer)
+                for q in self._measured[:JUDGED_FOR_COST]
+            ]
             loop = asyncio.get_running_loop()
             async with served.judge() as judge:
                 began_s = loop.time()
-                for outcome, _ in run.answered:
-                    await self._scores.of(replace(run, outcomes=[outcome]), judge)
-                self._judge_s = (loop.time() - began_s) / max(1, len(run.answered))
+                for answer in answers:
+                    await judge.score([answer])
+                self._judge_s = (loop.time() - began_s) / len(answers)
         print(f"judged {len(self._measured)} prompts; {1000 * self._judge_s:.1f} ms per answer", flush=True)
 
     async def _prepared(self, layout: Layout) -> tuple[Site, Row]:
@@ -156,7 +159,7 @@ class EndToEnd:
         return where, about
 
     def _engine_seconds(self, where: Site) -> dict[str, float]:
-        costs = systems.engine_seconds(where, read_quality(self._folder / "judged.csv", where.tiers))
+        costs = systems.engine_seconds(where, read_quality(self._folder / site.JUDGED, where.tiers))
         return dict(zip(where.tiers, costs, strict=True))
 
     async def _cell(self, layout: Layout, where: Site, about: Row, min_quality: float, load: float) -> Row:
@@ -201,6 +204,7 @@ class EndToEnd:
                     "workers": system.workers,
                     "thresholds": [None if h > 100 else h for h in system.thresholds],
                     "shares": system.shares,
+                    "skip_below": system.skip_below,
                     "idle_cores": idle[system.name],
                     **figures.system_summary(rows[system.name], forecasts(system)),
                     "rounds": rows[system.name],
@@ -215,8 +219,9 @@ class EndToEnd:
     ) -> tuple[list[System], str]:
         """(the systems, the targets with which the plan was made)."""
         seed, demand = self._setup.seed, self._demand(where, rate)
+        skip = self._predictor is not None
         plan = await site.plan(
-            self._folder, self._plan_trace, min_quality=min_quality, slo_s=slo_s, rate=rate, seed=seed
+            self._folder, self._plan_trace, min_quality=min_quality, slo_s=slo_s, rate=rate, seed=seed, skip=skip
         )
         ours = systems.of_plan(plan)
         cost_s = systems.engine_s(where, demand.judged, ours)
@@ -230,7 +235,7 @@ class EndToEnd:
 
     def _demand(self, where: Site, rate: float) -> Demand:
         """What baselines are tuned to: the same trace and judged sample that the plan is made from."""
-        judged = read_quality(self._folder / "judged.csv", where.tiers)
+        judged = read_quality(self._folder / site.JUDGED, where.tiers)
         trace = read_trace(self._plan_trace)
         count = min(PLANNED_REQUESTS, len(trace))
         return demand_of(trace, judged, requests=count, seed=self._setup.seed, lengths="quality", rate=rate)

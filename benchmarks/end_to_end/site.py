@@ -16,12 +16,15 @@ from typing import Any
 
 import yaml
 
+from benchmarks.end_to_end.systems import System
+from benchmarks.mesh_paths import absolute_paths
 from planner_service.files import read_site, read_trace
 from planner_service.simulator import Workload
 from planner_service.site import Site
 from services.mesh_schema import MeshTier
 
 KV_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = 32_768, 32, 512  # of each worker, the same for profile and mesh
+JUDGED = "judged.csv"
 UNREACHABLE = 3  # exit status of `penstock plan` if no plan meets the targets
 
 
@@ -75,21 +78,21 @@ async def penstock(*arguments: object, core: int | None = None) -> str:
 async def profile(tiers: Sequence[MeshTier], layout: Layout, folder: Path, base: Path) -> dict[str, float]:
     """Profile every tier under the conditions of its workers; return the mean errors of the fits by tier.
 
-    Where workers share the cores, as many profiles run at once as there will be workers, and the first is used.
+    As many profiles run at once as there will be workers, because workers with a core each share caches and memory, too. The
+    first is used.
     """
     errors = {}
+    cores = sorted(os.sched_getaffinity(0))
     for tier in tiers:
-        copies = 1 if layout.pinned else layout.workers
-        core = min(os.sched_getaffinity(0)) if layout.pinned else None
         outputs = await asyncio.gather(
             *(
                 penstock(
                     *("profile", model_folder(tier.model, base), "--out", profile_file(folder, tier.name, copy)),
                     *("--kv-tokens", KV_TOKENS, "--max-running", MAX_RUNNING, "--max-step-tokens", MAX_STEP_TOKENS),
                     *("--no-qoe", "--json"),
-                    core=core,
+                    core=cores[copy % len(cores)] if layout.pinned else None,
                 )
-                for copy in range(copies)
+                for copy in range(layout.workers)
             )
         )
         errors[tier.name] = float(json.loads(outputs[0])["mean_error"])
@@ -163,14 +166,15 @@ def split_trace(path: Path, folder: Path) -> tuple[Path, Workload]:
 
 
 async def plan(
-    folder: Path, trace: Path, *, min_quality: float, slo_s: float, rate: float, seed: int
+    folder: Path, trace: Path, *, min_quality: float, slo_s: float, rate: float, seed: int, skip: bool
 ) -> dict[str, Any]:
     """The content of the plan file of `penstock plan` for a quality and an SLO; `targets` says with which.
 
-    Where no plan meets both, the latency target is left out, then the bound on the load.
+    skip: with skip prediction. Where no plan meets both, the latency target is left out, then the bound on the load.
     """
     files = ("--cluster", folder / "cluster.yaml", "--models", folder / "models.yaml", "--trace", trace)
-    targets = ("--quality", folder / "judged.csv", "--min-quality", f"{min_quality:.6g}", "--rate", f"{rate:.6g}")
+    quality = ("--quality", folder / JUDGED, "--min-quality", f"{min_quality:.6g}")
+    targets = (*quality, "--rate", f"{rate:.6g}", *(("--skip",) if skip else ()))
     attempts: list[tuple[object, ...]] = [("--max-latency", f"{slo_s:.6g}"), (), ("--allow-overload",)]
     for more in attempts:
         try:
@@ -184,38 +188,36 @@ async def plan(
     raise AssertionError("the last attempt returns or raises")
 
 
-def mesh_content(
-    base: dict[str, Any], folder: Path, workers: Sequence[int], thresholds: Sequence[float]
-) -> dict[str, Any]:
-    """A mesh file with so many workers and these thresholds; tiers and judge are those of the base file in `folder`.
+def mesh_content(base: dict[str, Any], folder: Path, system: System) -> dict[str, Any]:
+    """A mesh file with the system's workers, thresholds and skip limits; the rest is that of the base file in `folder`.
 
-    A tier without workers is skipped, whatever its threshold. No tier is passed over by prediction.
+    A tier without workers is skipped, whatever its threshold.
     """
-    last = len(base["tiers"]) - 1
+    found = absolute_paths(base, folder)
+    last = len(found["tiers"]) - 1
     engine = {
         "kv_tokens": KV_TOKENS,
         "max_running": MAX_RUNNING,
         "max_queued": 4 * MAX_RUNNING,
         "max_step_tokens": MAX_STEP_TOKENS,
     }
-    tiers = [
-        {
-            **{key: value for key, value in tier.items() if key != "skip_below"},
-            **engine,
-            "model": model_folder(tier["model"], folder),
-            "workers": workers[i],
-            **({} if i == last else {"threshold": min(100.0, float(thresholds[i]))}),
-        }
-        for i, tier in enumerate(base["tiers"])
-    ]
+    tiers = []
+    for i, tier in enumerate(found["tiers"]):
+        entry = {key: value for key, value in tier.items() if key != "skip_below"} | engine
+        entry["workers"] = system.workers[i]
+        if i < last:
+            entry["threshold"] = min(100.0, float(system.thresholds[i]))
+            if system.skip_below and system.skip_below[i] is not None:
+                entry["skip_below"] = system.skip_below[i]
+        tiers.append(entry)
     router = {"max_active": 4096, "max_waiting": 4096, "grpc_port": 0, "http_port": 0}
-    judge = {"judge": _absolute_models(dict(base["judge"]), folder)} if base.get("judge") else {}
+    if predictor := found.get("router", {}).get("score_predictor"):
+        router["score_predictor"] = predictor
+    judge = {"judge": found["judge"]} if found.get("judge") else {}
     return {"name": base.get("name", "penstock"), "tiers": tiers, "router": router, **judge}
 
 
-def _absolute_models(judge: dict[str, Any], folder: Path) -> dict[str, Any]:
-    scorers = [
-        scorer | ({"model": model_folder(scorer["model"], folder)} if scorer.get("model") else {})
-        for scorer in judge.get("scorers", [])
-    ]
-    return judge | ({"scorers": scorers} if scorers else {})
+def predictor_file(base: dict[str, Any], folder: Path) -> Path | None:
+    """The score predictor that the mesh file in `folder` names."""
+    name = base.get("router", {}).get("score_predictor")
+    return (folder / name).resolve() if name else None

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import cascade_systems
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.search import Strategy
-from planner_service.routing.quality import SKIPPED, JudgedSample, route
+from planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route
 from planner_service.simulator import Dispatch, Replica, Workload, serve
 from planner_service.simulator.workload import Floats
 from planner_service.site import Demand, Site
@@ -32,13 +32,19 @@ COST_TOLERANCE = 1e-9
 class System:
     """workers: by tier. thresholds: of all tiers but the last; SKIPPED for a tier that is not used.
 
-    shares: of the requests, by tier, if the client names the tier of each; None if the mesh routes them.
+    shares: of the requests, by tier, if the client names the tier of each; None if the mesh routes them. skip_below: by
+    predicted scores, of all tiers but the last; empty without a skip rule.
     """
 
     name: str
     workers: tuple[int, ...]
     thresholds: tuple[float, ...]
     shares: tuple[float, ...] | None = None
+    skip_below: tuple[float | None, ...] = ()
+
+    def routed(self, judged: JudgedSample) -> Routed:
+        """Where the mesh sends prompts."""
+        return route(judged.skipping(self.skip_below) if self.skip_below else judged, self.thresholds)
 
     def models(self, tiers: Sequence[str], count: int, seed: int) -> list[str]:
         """The model that each of `count` requests names."""
@@ -79,7 +85,7 @@ def of_plan(figures: dict[str, Any]) -> System:
     """The system of a plan file's content."""
     thresholds = tuple(SKIPPED if h is None else float(h) for h in figures["thresholds"])
     workers = tuple(sum(replica["count"] for replica in tier["replicas"]) for tier in figures["tiers"])
-    return System("plan", workers, thresholds)
+    return System("plan", workers, thresholds, skip_below=tuple(figures.get("skip_below", ())))
 
 
 def random_router(site: Site, demand: Demand, cost_s: float, workers: int, seed: int) -> System:
@@ -142,7 +148,7 @@ def engine_s(site: Site, judged: JudgedSample, system: System) -> float:
     costs = engine_seconds(site, judged)
     if system.shares is not None:
         return sum(share * cost for share, cost in zip(system.shares, costs, strict=True))
-    processed = route(judged, system.thresholds).share_processed()
+    processed = system.routed(judged).share_processed()
     return sum(share * cost for share, cost in zip(processed, costs, strict=True)) + site.judge_s * sum(processed[:-1])
 
 
@@ -150,7 +156,7 @@ def forecast(site: Site, demand: Demand, system: System, slo_s: float, seed: int
     """What the simulator predicts for the arrivals of `demand`."""
     felt_s = simulated_s(site, demand, system, seed)
     quality = (
-        route(demand.judged, system.thresholds).quality
+        system.routed(demand.judged).quality
         if system.shares is None
         else sum(s * float(q) for s, q in zip(system.shares, demand.judged.scores.mean(axis=0), strict=True))
     )
@@ -172,6 +178,7 @@ def simulated_s(site: Site, demand: Demand, system: System, seed: int) -> Floats
             Strategy(((replica, count),), 0.0) if count else Strategy((), 0.0)
             for replica, count in zip(replicas, system.workers, strict=True)
         ]
+        demand = demand.skipping(system.skip_below) if system.skip_below else demand
         return simulate_cascade(site, demand, system.thresholds, strategies, Dispatch.CAPACITY)[1]
     requests, tiers = demand.requests, list(site.tiers)
     drawn = np.array([tiers.index(model) for model in system.models(tiers, len(requests), seed)])

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from models.training import judge
-from models.training.measure import FIT_COUNT, PREDICTOR, SLACK, TEST_COUNT, TEST_SEED, TIERS
+from models.training.measure import CONFIDENCE, FIT_COUNT, PREDICTOR, SLACK, TEST_COUNT, TEST_SEED, TIERS
 from models.training.problems import HELD_OUT_SHARE
 from models.training.tasks import TASKS
 from models.training.train import PROGRESS
 from models.training.wording import HELD_OUT_SHARE as WORDING_SHARE
 
 PLAIN = "as they are"
+CALIBRATIONS = ("calibration.json", CONFIDENCE.name)
 
 
 def install(work: Path, family: Path) -> None:
@@ -50,7 +51,7 @@ def take_up(family: Path, work: Path, unfinished: Collection[str] = ()) -> None:
     models = {tier: (family / tier, figures["tiers"][tier]["training"]) for tier in TIERS}
     models[judge.BASE] = (family / "judge", figures["judge"]["training"])
     for name, (installed, training) in models.items():
-        shutil.copytree(installed, work / name, ignore=shutil.ignore_patterns("README.md", "calibration.json"))
+        shutil.copytree(installed, work / name, ignore=shutil.ignore_patterns("README.md", *CALIBRATIONS))
         place = work / name / PROGRESS if name in unfinished else work / f"{name}.figures.json"
         place.write_text(json.dumps(training, indent=1) + "\n")
 
@@ -168,6 +169,13 @@ def family_card(figures: dict[str, Any], family: Path) -> str:
     thresholds = ", ".join(f"{tier} {value:.0f}" for tier, value in figures["thresholds"].items())
     limits = ", ".join(f"{tier} {value:.0f}" for tier, value in figures["skip_below"].items())
     own = figures["rows"][PLAIN]["cascade"]
+    asked = " and ".join(
+        f"{percent(share)} of {tier}'s" for tier, share in figures["rows"][PLAIN]["read_by_the_judge"].items()
+    )
+    margins = "\n".join(
+        f"| {margin} | {percent(found['accuracy'])} | {percent(found['cost_of_large_alone'])} |"
+        for margin, found in figures["margins"].items()
+    )
     return f"""# The shipped family
 
 Three Llamas and a judge, small enough to be shipped and to run anywhere, good enough that a cascade of them is a real one: each tier costs several times the
@@ -183,7 +191,14 @@ As a cascade whose thresholds ({thresholds}) and limits of skip prediction ({lim
 |---|---|---|---|---|
 {rows}
 
-The CPU time is computed from the tokens and the costs below: decode steps of batch 8, prompts and judged answers read once. `predictor.json` expects each tier's score from the prompt (trained on {figures["predictor"]["prompts"]:,} training prompts);
+The CPU time is computed from the tokens and the costs below: decode steps of batch 8, prompts and judged answers read once. The score of an answer is the calibrated log-probability of its least likely token (`judge/confidence.json`) where that is sure, at most
+{figures["margin"]:g} or at least {100 - figures["margin"]:g}; else the judge reads the answer, which it does with {asked}. The best rule with other margins, on the {FIT_COUNT} prompts that thresholds, limits and margin were chosen on:
+
+| margin | accuracy | CPU time, of large alone |
+|---|---|---|
+{margins}
+
+`predictor.json` expects each tier's score from the prompt (trained on {figures["predictor"]["prompts"]:,} training prompts);
 passing tiers over reduces the tokens of answers that do not stand from {own["without_skipping"]["tokens_in_vain"]:.1f} to {own["tokens_in_vain"]:.1f} per prompt. A token read costs {", ".join(f"{name} {1000 * value:.0f} us" for name, value in figures["read_cost_ms"].items())}.
 
 The tasks ({len(TASKS)} of them, five levels each): {", ".join(TASKS)}. A problem is held out by a checksum of its content whatever its wording and whatever the order of

@@ -1,5 +1,5 @@
-"""Measure the models on problems and wordings it has never seen; fit the judge's calibration,
-the predictor of its scores, and the thresholds and skip limits of the cascade.
+"""Measure the models on problems and wordings it has never seen; fit the calibrations of the judge and of the tokens'
+confidence that screens for it, the predictor of scores, and the thresholds and skip limits of the cascade.
 
 Two sets of held-out problems with none in common: TEST_COUNT for the figures, and others for what is fitted (calibration,
 thresholds). The same test problems are asked again with surface noise and in held-out wordings.
@@ -18,20 +18,25 @@ from typing import Any
 import numpy as np
 
 from judge_service.calibration import Calibration, fit
+from judge_service.screened_scorer import is_sure
 from models.training import tasks, wording
 from models.training.answers import COST_BATCH, Answered, accuracy, answer_all, logprobs_all, score_all, step_cost_s
 from models.training.data import turn_ids
-from models.training.operating_point import Answers, Rule, choose, outcome
+from models.training.operating_point import Answers, Outcome, Rule, best_of, choose, outcome
 from models.training.problems import Problem
 from planner_service.score_predictor import train
 from services.domain.score_prediction import ScorePredictor
 
 TIERS = ("small", "medium", "large")
+LOWER = TIERS[:-1]
 TEST_COUNT, TEST_SEED = 500, 20_27
 FIT_COUNT, FIT_SEED = 1500, 78
 PREDICTOR, PREDICTOR_PROMPTS, PREDICTOR_SEED = "predictor.json", 4000, 79
 SLACK = 0.01  # accuracy that the cascade may lose to the large tier where its rule is chosen
 SHARES_READ = (0.25, 0.5, 0.75, 1.0)
+MARGINS = (0.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
+"""Of the screened scorer, from which the shipped one is chosen. 0: the judge reads all; 50: none (confidence alone)."""
+CONFIDENCE = Path("judge") / "confidence.json"
 COST_ROUNDS = 5
 RELIABILITY_BINS = 10
 # How the test prompts are asked once more: noise, and whether in held-out wordings.
@@ -117,12 +122,39 @@ def reliability(scores: Seq[float], good: Seq[bool]) -> list[dict[str, float]]:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrations:
+    """judge: of the judge model. confidence: of the least likely token of an answer, by the tier that wrote it."""
+
+    judge: Calibration
+    confidence: Calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Of one tier's answers: the screened scorer's scores, and which of them the judge model had to read."""
+
+    scores: list[float]
+    read: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """CPU milliseconds of one thread. step: of a decode step of COST_BATCH replies, by tier. read: of a token of a prompt, by
     model, the judge included."""
 
     step: dict[str, float]
     read: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """How the family is shipped as a cascade. margin: of the screened scorer."""
+
+    calibrations: Calibrations
+    predictor: ScorePredictor
+    costs: Costs
+    margin: float
+    rule: Rule
 
 
 def costs_of(folder: Path, answered: Seq[Answered]) -> Costs:
@@ -140,23 +172,39 @@ def prompt_tokens(problem: Problem) -> int:
 
 
 def cost_ms(costs: Costs, answered: Answered, *, judged: bool) -> float:
-    """CPU milliseconds of an answer: its prompt read, its tokens in steps of COST_BATCH, all read by the judge."""
+    """CPU milliseconds: of the prompt read, the tokens in steps of COST_BATCH, all read by the judge if judged."""
     read = prompt_tokens(answered.problem)
     answering = read * costs.read[answered.tier] + answered.tokens * costs.step[answered.tier] / COST_BATCH
     return answering + (read + answered.tokens) * costs.read["judge"] * judged
 
 
+def least_logprobs(folder: Path, tier: str, answered: Seq[Answered], threads: int) -> list[float]:
+    """The logprob of the least likely token of each answer, by the model that wrote it."""
+    return [min(row) for row in logprobs_all(folder / tier, answered, threads=threads)]
+
+
+def verdicts(raw: Seq[float], least: Seq[float], calibrations: Calibrations, margin: float) -> Verdicts:
+    """What the screened scorer says. raw: of the judge model. least: logprobs of the least likely tokens."""
+    confidence = [calibrations.confidence.apply(x) for x in least]
+    read = [not is_sure(score, margin) for score in confidence]
+    judged = [calibrations.judge.apply(x) for x in raw]
+    return Verdicts([j if r else c for j, c, r in zip(judged, confidence, read, strict=True)], read)
+
+
 def all_answers(
-    answered: dict[str, list[Answered]], scores: dict[str, list[float]], predictor: ScorePredictor, costs: Costs
+    answered: dict[str, list[Answered]], judged: dict[str, Verdicts], predictor: ScorePredictor, costs: Costs
 ) -> Answers:
-    """The same problems answered by all tiers, as `operating_point` takes them."""
+    """The same problems answered by all tiers, as `operating_point` takes them. judged: the answers of the LOWER tiers."""
+    read = {tier: judged[tier].read if tier in LOWER else [False] * len(answered[tier]) for tier in TIERS}
     predicted = [predictor.predict(a.problem.prompt) for a in answered[TIERS[0]]]
     return Answers(
         right=np.array([[a.correct for a in answered[tier]] for tier in TIERS]),
         tokens=np.array([[float(a.tokens) for a in answered[tier]] for tier in TIERS]),
-        cost_ms=np.array([[cost_ms(costs, a, judged=tier != TIERS[-1]) for a in answered[tier]] for tier in TIERS]),
-        scores=np.array([scores[tier] for tier in TIERS[:-1]]),
-        predicted=np.array([[row[tier] for row in predicted] for tier in TIERS[:-1]]),
+        cost_ms=np.array(
+            [[cost_ms(costs, a, judged=r) for a, r in zip(answered[tier], read[tier], strict=True)] for tier in TIERS]
+        ),
+        scores=np.array([judged[tier].scores for tier in LOWER]),
+        predicted=np.array([[row[tier] for row in predicted] for tier in LOWER]),
     )
 
 
@@ -177,10 +225,10 @@ def cascade_figures(answers: Answers, rule: Rule) -> dict[str, Any]:
 def train_predictor(folder: Path, problems: Seq[Problem], calibration: Calibration, threads: int) -> ScorePredictor:
     """Train the predictor of the judge's scores of the lower tiers' answers; write it into `folder`."""
     columns = []
-    for tier in TIERS[:-1]:
+    for tier in LOWER:
         answered = answer_all(folder / tier, tier, problems, threads=threads)
         columns.append([calibration.apply(raw) for raw in score_all(folder / "judge", answered, threads=threads)])
-    trained = train([problem.prompt for problem in problems], TIERS[:-1], np.array(columns).T)
+    trained = train([problem.prompt for problem in problems], LOWER, np.array(columns).T)
     (folder / PREDICTOR).write_text(trained.predictor.to_json())
     return trained.predictor
 
@@ -195,22 +243,35 @@ def measure(folder: Path, threads: int) -> dict[str, Any]:
     """Write figures.json, the held-out prompts and the judge's calibration into `folder`, which holds tiers and judge."""
     fitting = fit_problems()
     on_fit = {tier: answer_all(folder / tier, tier, fitting, threads=threads) for tier in TIERS}
-    raw_fit = {tier: score_all(folder / "judge", on_fit[tier], threads=threads) for tier in TIERS}
-    lower = [*on_fit["small"], *on_fit["medium"]]
-    raw_lower = [*raw_fit["small"], *raw_fit["medium"]]
-    calibration = fit(raw_lower, [a.correct for a in lower], [100 * float(np.exp(x)) for x in raw_lower])
+    raw_fit = {tier: score_all(folder / "judge", on_fit[tier], threads=threads) for tier in LOWER}
+    least_fit = {tier: least_logprobs(folder, tier, on_fit[tier], threads) for tier in LOWER}
+    lower = [a for tier in LOWER for a in on_fit[tier]]
+    calibrations = Calibrations(
+        _calibration([x for tier in LOWER for x in raw_fit[tier]], lower),
+        _calibration([x for tier in LOWER for x in least_fit[tier]], lower),
+    )
+    calibration = calibrations.judge
     calibration.write(folder / "judge" / "calibration.json")
-    scores_fit = {tier: [calibration.apply(x) for x in raw_fit[tier]] for tier in TIERS}
+    calibrations.confidence.write(folder / CONFIDENCE)
     unseen = list(itertools.islice(tasks.stream(PREDICTOR_SEED), PREDICTOR_PROMPTS))
     predictor = train_predictor(folder, unseen, calibration, threads)
     costs = costs_of(folder, lower)
-    rule = choose(all_answers(on_fit, scores_fit, predictor, costs), SLACK)
+    fitted: dict[float, tuple[Rule, Outcome]] = {}
+    for margin in MARGINS:
+        judged = {tier: verdicts(raw_fit[tier], least_fit[tier], calibrations, margin) for tier in LOWER}
+        answers = all_answers(on_fit, judged, predictor, costs)
+        rule = choose(answers, SLACK)
+        fitted[margin] = rule, outcome(answers, rule)
+    chosen = best_of({margin: found for margin, (_, found) in fitted.items()}, accuracy(on_fit[TIERS[-1]]) - SLACK)
+    rule = fitted[chosen][0]
+    large_ms = float(np.mean([cost_ms(costs, a, judged=False) for a in on_fit[TIERS[-1]]]))
+    cascade = Cascade(calibrations, predictor, costs, chosen, rule)
     rows = {}
     on_test: dict[str, dict[str, list[Answered]]] = {}
     for row, (noise, reworded) in ROWS.items():
         problems = heldout_problems(noise, held_out_wording=reworded)
         on_test[row] = {tier: answer_all(folder / tier, tier, problems, threads=threads) for tier in TIERS}
-        rows[row] = _row(folder, on_test[row], calibration, predictor, costs, rule, threads)
+        rows[row] = _row(folder, on_test[row], cascade, threads)
     plain = on_test["as they are"]
     figures: dict[str, Any] = {
         "machine": f"{platform.machine()}, {threads} threads, Python {platform.python_version()}",
@@ -221,6 +282,11 @@ def measure(folder: Path, threads: int) -> dict[str, Any]:
         "tiers": {tier: _tier(folder, tier, plain[tier]) for tier in TIERS},
         "rows": rows,
         "judge": _judge(folder, on_test, calibration, threads),
+        "margin": chosen,
+        "margins": {
+            f"{margin:g}": {"accuracy": found.accuracy, "cost_of_large_alone": found.cost_ms / large_ms}
+            for margin, (_, found) in fitted.items()
+        },
         "thresholds": dict(zip(TIERS, rule.thresholds, strict=False)),
         "skip_below": dict(zip(TIERS, rule.skip_below, strict=False)),
     }
@@ -229,21 +295,21 @@ def measure(folder: Path, threads: int) -> dict[str, Any]:
     return figures
 
 
-def _row(
-    folder: Path,
-    answered: dict[str, list[Answered]],
-    calibration: Calibration,
-    predictor: ScorePredictor,
-    costs: Costs,
-    rule: Rule,
-    threads: int,
-) -> dict[str, Any]:
-    raw = {tier: score_all(folder / "judge", answered[tier], threads=threads) for tier in TIERS}
-    scores = {tier: [calibration.apply(x) for x in raw[tier]] for tier in TIERS}
+def _calibration(raw: Seq[float], answered: Seq[Answered]) -> Calibration:
+    """raw: logprobs, uncalibrated scores are their probabilities in percent."""
+    return fit(raw, [a.correct for a in answered], [100 * float(np.exp(x)) for x in raw])
+
+
+def _row(folder: Path, answered: dict[str, list[Answered]], cascade: Cascade, threads: int) -> dict[str, Any]:
+    raw = {tier: score_all(folder / "judge", answered[tier], threads=threads) for tier in LOWER}
+    least = {tier: least_logprobs(folder, tier, answered[tier], threads) for tier in LOWER}
+    judged = {tier: verdicts(raw[tier], least[tier], cascade.calibrations, cascade.margin) for tier in LOWER}
+    answers = all_answers(answered, judged, cascade.predictor, cascade.costs)
     return {
         "accuracy": {tier: accuracy(answered[tier]) for tier in TIERS},
-        "auc": {tier: round(auc(raw[tier], [a.correct for a in answered[tier]]), 4) for tier in TIERS[:2]},
-        "cascade": cascade_figures(all_answers(answered, scores, predictor, costs), rule),
+        "auc": {tier: round(auc(raw[tier], [a.correct for a in answered[tier]]), 4) for tier in LOWER},
+        "read_by_the_judge": {tier: sum(judged[tier].read) / len(judged[tier].read) for tier in LOWER},
+        "cascade": cascade_figures(answers, cascade.rule),
     }
 
 
@@ -267,7 +333,7 @@ def _judge(
     folder: Path, on_test: dict[str, dict[str, list[Answered]]], calibration: Calibration, threads: int
 ) -> dict[str, Any]:
     figures: dict[str, Any] = {"training": _training(folder, "judge"), "calibration_samples": calibration.samples}
-    for tier in TIERS[:2]:
+    for tier in LOWER:
         answered = on_test["as they are"][tier]
         good = [a.correct for a in answered]
         logprobs = logprobs_all(folder / "judge", answered, threads=threads)

@@ -5,7 +5,7 @@ from the prompt alone. What a rule does to a prompt is computed as the planner d
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,14 +89,23 @@ def choose(answers: Answers, slack: float, limits: Sequence[float] = SKIP_LIMITS
     lower = len(answers.right) - 1
     target = float(answers.right[-1].mean()) - slack
     sample = _sample(answers)
-    best: tuple[bool, float, Rule] | None = None
+    best: tuple[tuple[bool, float], Rule] | None = None
     for skip_below in itertools.product(limits, repeat=lower):
         skipping = sample.skipping(skip_below)
         for thresholds in itertools.product(THRESHOLDS, repeat=lower):
-            found = _outcome(answers, skipping, thresholds)
-            able = found.accuracy >= target - 1e-12
-            key = (not able, found.cost_ms if able else -found.accuracy, Rule(thresholds, skip_below))
-            if best is None or key[:2] < best[:2]:
-                best = key
+            rank = _rank(_outcome(answers, skipping, thresholds), target)
+            if best is None or rank < best[0]:
+                best = rank, Rule(thresholds, skip_below)
     assert best is not None
-    return best[2]
+    return best[1]
+
+
+def best_of(found: Mapping[float, Outcome], target: float) -> float:
+    """The key of the cheapest outcome whose accuracy is at least `target`; of the most accurate one if none is."""
+    return min(found, key=lambda key: _rank(found[key], target))
+
+
+def _rank(found: Outcome, target: float) -> tuple[bool, float]:
+    """Sorts outcomes, the best first."""
+    able = found.accuracy >= target - 1e-12
+    return not able, found.cost_ms if able else -found.accuracy

@@ -1,4 +1,4 @@
-"""`penstock predictor`: train the score predictor of routers on what `penstock measure` has measured."""
+"""`penstock predictor`: train the score predictor of routers on what `penstock measure` has measured, or predict with one."""
 
 import csv
 from pathlib import Path
@@ -24,6 +24,13 @@ def predictor(
     out: Annotated[Path, options.new_file("--out", help="The file to write, for router.score_predictor.")] = Path(
         "predictor.json"
     ),
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Do not train: write the predictions of this predictor, trained on other prompts, to --quality-out.",
+        ),
+    ] = None,
     quality_out: Annotated[
         Path | None,
         options.new_file(
@@ -34,10 +41,13 @@ def predictor(
     seed: options.SelectionSeed = 1,
     json: targets.Json = False,
 ) -> None:
-    """Train a model that predicts from a prompt the score of each tier's answer."""
+    """Train a model that predicts from a prompt the score of each tier's answer, or let an existing one predict (--from)."""
+    if source is not None and quality_out is None:
+        fail("--from: needs --quality-out, the file to write", 2)
     from planner_service.files import FileError, csv_number, csv_rows
     from planner_service.score_predictor import train
     from services.domain.errors import InvalidRequest
+    from services.domain.score_prediction import PredictorError
 
     try:
         texts = [question.text for question in read_questions(prompts)]
@@ -50,8 +60,16 @@ def predictor(
         import numpy as np
 
         scores = np.array([[csv_number(quality, line, row, t + SCORE, 0, 100) for t in tiers] for line, row in rows])
+        if source is not None:
+            assert quality_out is not None
+            _write(quality_out, [row for _, row in rows], tiers, _predictions(source, texts, tiers))
+            if json:
+                print_json({"prompts": len(texts), "out": str(quality_out)})
+            else:
+                print_written(quality_out)
+            return
         trained = train(texts, tiers, scores, seed=seed)
-    except (QuestionsError, FileError, InvalidRequest) as error:
+    except (QuestionsError, FileError, InvalidRequest, PredictorError) as error:
         fail(str(error), 2)
     out.write_text(trained.predictor.to_json())
     if quality_out is not None:
@@ -72,6 +90,17 @@ def predictor(
         table.add_row(str(row["tier"]), f"{row['mean_score']:.1f}", f"{row['auc']:.3f}", *losses)
     console.print(table)
     print_written(out, quality_out)
+
+
+def _predictions(source: Path, texts: list[str], tiers: list[str]) -> list[list[float]]:
+    """Scores by prompt and tier. The last tier, which no router passes over, need not have predictions: 100."""
+    from services.score_predictor_file import read_score_predictor
+
+    predictor = read_score_predictor(source)
+    if missing := [tier for tier in tiers[:-1] if tier not in predictor.tiers]:
+        fail(f"--from: {source} predicts scores of {', '.join(predictor.tiers)}, not of {', '.join(missing)}", 2)
+    predicted = [predictor.predict(text) for text in texts]
+    return [[row.get(tier, 100.0) for tier in tiers] for row in predicted]
 
 
 def _write(path: Path, rows: list[dict[str, str]], tiers: list[str], predicted: list[list[float]]) -> None:

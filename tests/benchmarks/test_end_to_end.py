@@ -1,6 +1,7 @@
 """The pure parts of the end-to-end benchmark: how its systems are tuned, what is predicted, and what a run's figures are."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,20 @@ def test_a_plan_file_becomes_a_system() -> None:
         "tiers": [{"replicas": [{"tp": 1, "pp": 1, "count": 3}]}, {"replicas": []}, {"replicas": [{"count": 1}]}],
     }
     assert systems.of_plan(plan) == System("plan", (3, 0, 1), (55.5, SKIPPED))
+    assert systems.of_plan(plan | {"skip_below": [20.0, None]}).skip_below == (20.0, None)
+
+
+def test_what_is_passed_over_costs_nothing_and_counts_in_the_forecast() -> None:
+    """A predictor that knows the answers: no engine time on the small tiers where they fail, and the same quality."""
+    drawn = demand(rate=20.0)
+    knowing = dataclasses.replace(drawn.judged, predicted=drawn.judged.scores)
+    seeing = draw_demand(knowing, drawn.arrival_s, 5)
+    plain = System("plan", (1, 1, 2), (50.0, 50.0))
+    skipping = System("plan", (1, 1, 2), (50.0, 50.0), skip_below=(50.0, 50.0))
+    without, found = (systems.forecast(site(), seeing, system, SLO_S, 1) for system in (plain, skipping))
+    assert found.quality == pytest.approx(without.quality)
+    assert found.engine_s < without.engine_s
+    assert found.p95_s < without.p95_s
 
 
 @pytest.mark.parametrize(
@@ -158,10 +173,10 @@ def test_targets_that_no_plan_meets_are_left_out_one_by_one(
         return '{"thresholds": []}'
 
     monkeypatch.setattr(site_files, "penstock", command)
-    plan = site_files.plan(tmp_path, tmp_path / "trace.csv", min_quality=80.0, slo_s=2.0, rate=5.0, seed=1)
-    result = asyncio.run(plan)
+    asked: Any = {"min_quality": 80.0, "slo_s": 2.0, "rate": 5.0, "seed": 1, "skip": unreachable > 0}
+    result = asyncio.run(site_files.plan(tmp_path, tmp_path / "trace.csv", **asked))
     assert result == {"thresholds": [], "targets": targets}
-    assert all("--rate 5 --goal latency" in call for call in calls)
+    assert all(f"--rate 5{' --skip' * asked['skip']} --goal latency" in call for call in calls)
 
 
 def test_a_command_that_fails_is_not_taken_for_an_unreachable_plan(
@@ -171,21 +186,26 @@ def test_a_command_that_fails_is_not_taken_for_an_unreachable_plan(
         raise CommandFailed("plan", 2, "trace.csv: no rows")
 
     monkeypatch.setattr(site_files, "penstock", command)
+    asked: Any = {"min_quality": 80.0, "slo_s": 2.0, "rate": 5.0, "seed": 1, "skip": True}
     with pytest.raises(CommandFailed, match="no rows"):
-        asyncio.run(site_files.plan(tmp_path, tmp_path / "trace.csv", min_quality=80.0, slo_s=2.0, rate=5.0, seed=1))
+        asyncio.run(site_files.plan(tmp_path, tmp_path / "trace.csv", **asked))
 
 
 def test_the_mesh_file_of_a_system_is_valid_and_has_its_workers(tmp_path: Path) -> None:
     """Wherever the file lies: models are found."""
     base = read_mesh_data(ROOT / "mesh.yaml")
     file = tmp_path / "mesh.yaml"
-    file.write_text(yaml.safe_dump(mesh_content(base, ROOT, (3, 0, 1), (55.5, SKIPPED))))
+    system = System("plan", (3, 0, 1), (55.5, SKIPPED), skip_below=(12.5, None))
+    file.write_text(yaml.safe_dump(mesh_content(base, ROOT, system)))
     mesh = load_mesh_file(file)
     assert [tier.workers for tier in mesh.tiers] == [3, 0, 1]
     assert [tier.threshold for tier in mesh.tiers] == [55.5, 100.0, None]
+    assert [tier.skip_below for tier in mesh.tiers] == [12.5, None, None]
+    assert Path(mesh.router.score_predictor).is_file()
     assert all((Path(tier.model) / "config.json").exists() for tier in mesh.tiers)
     assert {tier.max_running for tier in mesh.tiers} == {MAX_RUNNING}
     assert all(Path(scorer.model).is_dir() for scorer in mesh.judge.scorers if scorer.model)
+    assert all(Path(scorer.calibration).is_absolute() for scorer in mesh.judge.scorers if scorer.calibration)
 
 
 def test_what_is_planned_on_is_not_replayed(tmp_path: Path) -> None:

@@ -63,6 +63,19 @@ async def test_only_what_the_first_is_unsure_of_is_asked_again() -> None:
     assert [result.reason for result in results] == ["", "", "empty_answer", "", ""]
 
 
+async def test_an_answer_without_logprobs_is_for_the_second() -> None:
+    """Not every remote tier has any. An error of the first names the answer of the request, too."""
+    costly = Asked()
+    answers = [judged("yes", None), judged("a", -0.05), judged("no", None)]
+    _, results = await screened(costly).judge("", answers)
+    assert costly.answers == ["yes", "no"]
+    assert [round(result.score, 1) for result in results] == [50.0, 95.1, 0.0]
+    assert [result.score for result in (await screened(costly).judge("", [judged("yes", None)]))[1]] == [50.0]
+    with pytest.raises(InvalidRequest) as error:
+        await screened(costly).judge("", [judged("yes", None), judged("a", 0.5)])
+    assert [problem.field for problem in error.value.problems] == ["items[1].logprobs.mean_logprob"]
+
+
 @pytest.mark.parametrize(("mean", "asked"), [(-0.1, True), (-0.0999, True), (-0.02, False), (-4.0, False)])
 async def test_the_margin_says_of_what_the_first_is_sure(mean: float, asked: bool) -> None:
     costly = Asked()

@@ -63,6 +63,16 @@ def test_the_shipped_mesh_has_the_rule_that_the_figures_are_of(figures: Any) -> 
     mesh = load_mesh_file(ROOT / "mesh.yaml")
     assert {tier.name: tier.threshold for tier in mesh.tiers[:-1]} == figures["thresholds"]
     assert {tier.name: tier.skip_below or 0 for tier in mesh.tiers[:-1]} == figures["skip_below"]
+    scorers = {scorer.name: scorer for scorer in mesh.judge.scorers}
+    default = scorers[mesh.judge.default_scorer]
+    assert (default.kind, default.margin) == ("screened", figures["margin"])
+    screen, judge = (scorers[name] for name in default.scorers)
+    assert (screen.kind, screen.statistic, ROOT / screen.calibration) == (
+        "confidence",
+        "min",
+        FAMILY / measure.CONFIDENCE,
+    )
+    assert (judge.kind, ROOT / judge.model) == ("judge-model", FAMILY / "judge")
     assert ROOT / mesh.router.score_predictor == FAMILY / "predictor.json"
     assert read_score_predictor(FAMILY / "predictor.json").tiers == TIERS[:-1]
 
@@ -91,14 +101,15 @@ def test_the_judge_tells_good_from_bad_on_the_sample(answered: dict[str, list[An
     assert measure.auc(scores, [a.correct for a in found]) >= MIN_AUC - 0.05  # of 96 answers, not of 1,000
 
 
-def test_the_readme_questions_are_answered_rightly() -> None:
+def test_the_readme_questions_are_answered_rightly(figures: Any) -> None:
     """As a reader types them, by the tier at which the shipped mesh lets the answer stand."""
     expected = {"Sort from small to large: 41, 7, 23": "7, 23, 41", "What is 12 + 30?": "42"}
     texts = [(ROOT / name).read_text() for name in ("README.md", "penstock/cli/local.py")]
     asked = re.findall(r"""penstock ask ["'](.+?)["']|generate\("(.+?)"|"content": "(.+?)\"""", "\n".join(texts))
     questions = sorted({next(filter(None, groups)) for groups in asked})
     assert set(questions) == set(expected), "give each question of the README its answer here"
-    calibration = Calibration.read(FAMILY / "judge" / "calibration.json")
+    files = FAMILY / "judge" / "calibration.json", FAMILY / measure.CONFIDENCE
+    calibrations = measure.Calibrations(*(Calibration.read(file) for file in files))
     thresholds = {tier.name: tier.threshold for tier in load_mesh_file(ROOT / "mesh.yaml").tiers}
     problems = [
         Problem("readme", 1, (Message("user", question),), "", expected[question], (question,), ())
@@ -109,8 +120,10 @@ def test_the_readme_questions_are_answered_rightly() -> None:
         for answer in answers.answer_all(
             FAMILY / tier, tier, [p for p in problems if p.key not in standing], threads=1
         ):
-            (raw,) = answers.score_all(FAMILY / "judge", [answer], threads=1)
-            if tier == TIERS[-1] or calibration.apply(raw) >= (thresholds[tier] or 0):
+            raw = answers.score_all(FAMILY / "judge", [answer], threads=1)
+            least = measure.least_logprobs(FAMILY, tier, [answer], 1)
+            (score,) = measure.verdicts(raw, least, calibrations, figures["margin"]).scores
+            if tier == TIERS[-1] or score >= (thresholds[tier] or 0):
                 standing[answer.problem.key] = answer
     assert [standing[question].correct for question in questions] == [True] * len(questions)
 

@@ -9,7 +9,9 @@ import openai
 import pytest
 import yaml
 
+from benchmarks.mesh_paths import absolute_paths
 from models.training.smalltalk import REPLIES
+from services.mesh_file import read_mesh_data
 from services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.mesh import running_mesh
@@ -20,11 +22,8 @@ MOST_TURNS = 5
 
 @pytest.fixture(scope="module")
 async def client(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[openai.AsyncOpenAI]:
-    content = yaml.safe_load((ROOT / "mesh.yaml").read_text())
-    for place in (*content["tiers"], *content["judge"]["scorers"]):
-        if "model" in place:
-            place["model"] = str(ROOT / place["model"])
-    content["router"] |= {"grpc_port": 0, "http_port": 0, "score_predictor": str(ROOT / "models/family/predictor.json")}
+    content = absolute_paths(read_mesh_data(ROOT / "mesh.yaml"), ROOT)
+    content["router"] |= {"grpc_port": 0, "http_port": 0}
     path = tmp_path_factory.mktemp("family") / "mesh.yaml"
     path.write_text(yaml.safe_dump(content))
     async with (

@@ -132,6 +132,9 @@ def test_calibration_and_figures_come_from_one_command(folder: Path, monkeypatch
     assert set(found["step_cost_ms"]) == set(measure.TIERS)
     assert found["tiers"]["small"]["right"].count("1") / 6 == found["tiers"]["small"]["accuracy"]
     assert Calibration.read(folder / "judge" / "calibration.json").samples == 24
+    assert Calibration.read(folder / measure.CONFIDENCE).samples == 24
+    assert found["margin"] in measure.MARGINS
+    assert set(found["margins"]) == {f"{margin:g}" for margin in measure.MARGINS}
     rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in rows] == [p.answer for p in measure.heldout_problems()]
 

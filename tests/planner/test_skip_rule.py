@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from planner_service.early_checks import first_rejection, fit_early_checks
+from planner_service.files import read_quality
 from planner_service.plan_file import read_plan
 from planner_service.routing.quality import JudgedSample, all_qualities, route
 from planner_service.routing.skip_rule import cheapest_rule, mean_cost
@@ -217,6 +218,31 @@ def test_from_measured_prompts_to_a_plan_that_passes_tiers_over(files: dict[str,
         assert plans["with"]["optimality"]["gap"] is None
     replayed = run("simulate", "--plan", tmp_path / "with.json", "--trace", files["trace.csv"], "--json")
     assert replayed.exit_code == 0, replayed.output
+
+
+def test_a_predictor_that_exists_predicts_for_other_prompts(files: dict[str, Path], tmp_path: Path) -> None:
+    """`predictor --from` adds its predictions to a quality file, those of routers; it trains nothing."""
+    source, judged = tmp_path / "shipped.json", files["judged.csv"]
+    made = run("predictor", files["prompts.jsonl"], judged, "--out", source)
+    assert made.exit_code == 0, made.output
+    out, trained = tmp_path / "predicted.csv", tmp_path / "predictor.json"
+    command = ["predictor", files["prompts.jsonl"], judged, "--from", source, "--out", trained]
+    done = run(*command, "--quality-out", out, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["out"] == str(out)
+    assert not trained.exists()
+    predictor = read_score_predictor(source)
+    texts = [json.loads(line)["prompt"] for line in files["prompts.jsonl"].read_text().splitlines()]
+    found = read_quality(out, TIERS)
+    assert found.predicted is not None
+    expected = [[predictor.predict(text)[tier] for tier in TIERS] for text in texts]
+    assert found.predicted == pytest.approx(np.array(expected), rel=1e-3)
+    assert found.scores.tolist() == read_quality(judged, TIERS).scores.tolist()
+    refused = run(*command)
+    assert (refused.exit_code, "--quality-out" in refused.output) == (2, True)
+    source.write_text("{}")
+    refused = run(*command, "--quality-out", out)
+    assert (refused.exit_code, "shipped.json" in refused.output) == (2, True)
 
 
 def test_what_is_missing_is_named(files: dict[str, Path]) -> None:

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.mesh_paths import absolute_paths
 from penstock.cli.main import app
 from planner_service.profiles import read_profile
 from services.domain import (
@@ -35,6 +36,7 @@ from services.domain import (
     TokenPrompt,
     Unavailable,
 )
+from services.mesh_file import read_mesh_data
 from services.processes import free_port
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, ROOT, TIERS, MeshFileMaker
@@ -244,15 +246,10 @@ async def test_a_killed_server_loses_no_reply_and_comes_back(
 
 def test_the_demo_runs_on_sglang_workers(tmp_path: Path) -> None:
     """`penstock demo` on the shipped models, each tier's worker with a server of its own."""
-    content = yaml.safe_load((ROOT / "mesh.yaml").read_text())
+    content = absolute_paths(read_mesh_data(ROOT / "mesh.yaml"), ROOT)
     for tier in content["tiers"]:
-        tier["model"] = str(ROOT / tier["model"])
         tier |= {"engine": "sglang", "kv_tokens": 8192}
         tier["sglang"] = CPU_LAUNCH | {"flags": list(CPU_LAUNCH["flags"])}
-    for scorer in content["judge"]["scorers"]:
-        if scorer.get("model"):
-            scorer["model"] = str(ROOT / scorer["model"])
-    content["router"]["score_predictor"] = str(ROOT / content["router"]["score_predictor"])
     file = tmp_path / "mesh.yaml"
     file.write_text(yaml.safe_dump(content))
     began = time.monotonic()
