@@ -193,8 +193,8 @@ def mesh_content(base: dict[str, Any], folder: Path, system: System) -> dict[str
 
     A tier without workers is skipped, whatever its threshold.
     """
-    found = absolute_paths(base, folder)
-    last = len(found["tiers"]) - 1
+    mesh = absolute_paths(base, folder)
+    last = len(mesh["tiers"]) - 1
     engine = {
         "kv_tokens": KV_TOKENS,
         "max_running": MAX_RUNNING,
@@ -202,7 +202,7 @@ def mesh_content(base: dict[str, Any], folder: Path, system: System) -> dict[str
         "max_step_tokens": MAX_STEP_TOKENS,
     }
     tiers = []
-    for i, tier in enumerate(found["tiers"]):
+    for i, tier in enumerate(mesh["tiers"]):
         entry = {key: value for key, value in tier.items() if key != "skip_below"} | engine
         entry["workers"] = system.workers[i]
         if i < last:
@@ -211,9 +211,9 @@ def mesh_content(base: dict[str, Any], folder: Path, system: System) -> dict[str
                 entry["skip_below"] = system.skip_below[i]
         tiers.append(entry)
     router = {"max_active": 4096, "max_waiting": 4096, "grpc_port": 0, "http_port": 0}
-    if predictor := found.get("router", {}).get("score_predictor"):
+    if predictor := mesh.get("router", {}).get("score_predictor"):
         router["score_predictor"] = predictor
-    judge = {"judge": found["judge"]} if found.get("judge") else {}
+    judge = {"judge": mesh["judge"]} if mesh.get("judge") else {}
     return {"name": base.get("name", "penstock"), "tiers": tiers, "router": router, **judge}
 
 
