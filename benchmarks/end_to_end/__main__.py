@@ -1,6 +1,8 @@
-"""`python -m benchmarks.end_to_end [--mesh FILE] [--questions FILE] [--rounds N] [--quick]`: for any family and mesh file."""
+"""`python -m benchmarks.end_to_end [--mesh FILE] [--questions FILE] [--rounds N] [--below POINTS ...] [--quick]`: for any
+family and mesh file."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import end_to_end
@@ -14,11 +16,21 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, default=end_to_end.QUESTIONS, help="held-out prompts with answers")
     parser.add_argument("--rounds", type=int, default=5, help="number of measurements")
     parser.add_argument("--quick", action="store_true", help="one layout, one target, two rates, one round")
+    parser.add_argument(
+        "--below",
+        type=float,
+        nargs="+",
+        metavar="POINTS",
+        help="quality targets, in points below the largest model's mean",
+    )
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
     make = end_to_end.quick if args.quick else end_to_end.full
-    end_to_end.publish(make(args.rounds, args.mesh, args.questions), f"end_to_end{'_quick' if args.quick else ''}")
+    setup = make(args.rounds, args.mesh, args.questions)
+    if args.below:
+        setup = replace(setup, below_largest=tuple(args.below))
+    end_to_end.publish(setup, f"end_to_end{'_quick' if args.quick else ''}")
 
 
 if __name__ == "__main__":
