@@ -16,7 +16,8 @@ mpl.use("svg")
 import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).with_name("results")
-COLOURS = ("#1f6f78", "#e07a3f", "#8d99ae", "#c9a227", "#6d597a")
+COLOURS = ("#1f6f78", "#e07a3f", "#8d99ae", "#c9a227", "#6d597a", "#7fb069", "#b23a48", "#4a4e69")
+LEGEND_WITHIN = 4  # series; the legend of more stands below the plot
 
 
 def machine() -> dict[str, Any]:
@@ -83,7 +84,10 @@ def bars(
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(y=0.15)
-    axes.legend(frameon=False, loc="upper left")
+    if len(series) <= LEGEND_WITHIN:
+        axes.legend(frameon=False, loc="upper left")
+    else:
+        figure.legend(frameon=False, loc="outside lower center", ncols=len(series))
     path = RESULTS / f"{name}.svg"
     RESULTS.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

@@ -215,7 +215,7 @@ def _write(figures: dict[str, Any]) -> None:
     series = {name: [median_and_range(row["tokens_per_s"][name]) for row in figures["batches"]] for name in names}
     groups = [f"{row['batch']} at once" for row in figures["batches"]]
     title = "Output tokens per second, shipped large model with drafts, one CPU thread"
-    print(f"{path}\n{report.bars('speculation', title, groups, series, 'tokens per second', log=True)}")
+    print(f"{path}\n{report.bars('speculation', title, groups, series, 'tokens per second')}")
 
 
 def run(rounds: int) -> None:
