@@ -196,9 +196,31 @@ def test_a_lock_that_is_handed_over_always_names_a_holder(tmp_path: Path) -> Non
     assert found <= {ProcessId.of(os.getpid()), ProcessId.of(os.getppid())}
 
 
+STANDS_STILL = """
+import os, pathlib, signal, sys
+if os.environ.get("PENSTOCK_TIER") == "large" and "worker_service" in sys.orig_argv:
+    pathlib.Path({file!r}).write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def stopped_process(file: Path) -> ProcessId | None:
+    """The process whose id is in the file, if it stands still."""
+    try:
+        pid = int(file.read_text())
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return None
+    return ProcessId.of(pid) if state == "T" else None
+
+
 @pytest.mark.parametrize("way", ["down", "interrupt"])
 def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> None:
-    """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`. A worker stands still: the start cannot end."""
+    """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`. A worker stops itself before it does anything:
+    the start cannot end."""
+    path, file = tmp_path / "first", tmp_path / "stopped"
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(STANDS_STILL.format(file=str(file)))  # every Python process runs this first
     command = [sys.executable, "-m", "penstock.cli.main", "up", "--detach"]
     command += ["--mesh", str(simulated_mesh(tmp_path)), "--folder", str(tmp_path)]
     up = subprocess.Popen(
@@ -206,6 +228,7 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])},
         preexec_fn=lambda: signal.signal(
             signal.SIGINT, signal.SIG_DFL
         ),  # what a shell starts in the background ignores it
@@ -213,9 +236,8 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     until(lambda: lock_holder(tmp_path) is not None)
     holder = lock_holder(tmp_path)  # while one process hands the lock to the next, one of them is named
     assert holder is not None
-    worker = until(lambda: service_in(tmp_path, "worker_service"))
+    worker = until(lambda: stopped_process(file))
     assert worker is not None
-    assert worker.send(signal.SIGSTOP)  # at once: it must not be ready before
     router = until(lambda: service_in(tmp_path, "router_service"))
     assert router is not None
     until(lambda: "waiting for" in (tmp_path / "up.log").read_text())
