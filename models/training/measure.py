@@ -239,56 +239,63 @@ def step_costs(folder: Path) -> dict[str, float]:
     return {tier: round(1000 * min(costs[tier] for costs in rounds), 3) for tier in TIERS}
 
 
-def measure(folder: Path, threads: int) -> dict[str, Any]:
-    """Write figures.json, the held-out prompts and the judge's calibration into `folder`, which holds tiers and judge."""
+def fitted_cascade(folder: Path, threads: int) -> tuple[Cascade, dict[str, dict[str, float]]]:
+    """Fit calibrations, predictor, margin, thresholds and skip limits; write the first two into `folder`.
+
+    Returns the cascade, and for each of MARGINS what the best rule with it reaches on the prompts that all this is fitted to.
+    """
     fitting = fit_problems()
-    on_fit = {tier: answer_all(folder / tier, tier, fitting, threads=threads) for tier in TIERS}
-    raw_fit = {tier: score_all(folder / "judge", on_fit[tier], threads=threads) for tier in LOWER}
-    least_fit = {tier: least_logprobs(folder, tier, on_fit[tier], threads) for tier in LOWER}
-    lower = [a for tier in LOWER for a in on_fit[tier]]
+    answered = {tier: answer_all(folder / tier, tier, fitting, threads=threads) for tier in TIERS}
+    raw = {tier: score_all(folder / "judge", answered[tier], threads=threads) for tier in LOWER}
+    least = {tier: least_logprobs(folder, tier, answered[tier], threads) for tier in LOWER}
+    lower = [a for tier in LOWER for a in answered[tier]]
     calibrations = Calibrations(
-        _calibration([x for tier in LOWER for x in raw_fit[tier]], lower),
-        _calibration([x for tier in LOWER for x in least_fit[tier]], lower),
+        _calibration([x for tier in LOWER for x in raw[tier]], lower),
+        _calibration([x for tier in LOWER for x in least[tier]], lower),
     )
-    calibration = calibrations.judge
-    calibration.write(folder / "judge" / "calibration.json")
+    calibrations.judge.write(folder / "judge" / "calibration.json")
     calibrations.confidence.write(folder / CONFIDENCE)
     unseen = list(itertools.islice(tasks.stream(PREDICTOR_SEED), PREDICTOR_PROMPTS))
-    predictor = train_predictor(folder, unseen, calibration, threads)
+    predictor = train_predictor(folder, unseen, calibrations.judge, threads)
     costs = costs_of(folder, lower)
-    fitted: dict[float, tuple[Rule, Outcome]] = {}
+    large_ms = float(np.mean([cost_ms(costs, a, judged=False) for a in answered[TIERS[-1]]]))
+    rules, found = dict[float, Rule](), dict[float, Outcome]()
     for margin in MARGINS:
-        judged = {tier: verdicts(raw_fit[tier], least_fit[tier], calibrations, margin) for tier in LOWER}
-        answers = all_answers(on_fit, judged, predictor, costs)
-        rule = choose(answers, SLACK)
-        fitted[margin] = rule, outcome(answers, rule)
-    chosen = best_of({margin: found for margin, (_, found) in fitted.items()}, accuracy(on_fit[TIERS[-1]]) - SLACK)
-    rule = fitted[chosen][0]
-    large_ms = float(np.mean([cost_ms(costs, a, judged=False) for a in on_fit[TIERS[-1]]]))
-    cascade = Cascade(calibrations, predictor, costs, chosen, rule)
+        judged = {tier: verdicts(raw[tier], least[tier], calibrations, margin) for tier in LOWER}
+        answers = all_answers(answered, judged, predictor, costs)
+        rules[margin] = choose(answers, SLACK)
+        found[margin] = outcome(answers, rules[margin])
+    best = best_of(found, accuracy(answered[TIERS[-1]]) - SLACK)
+    by_margin = {
+        f"{margin:g}": {"accuracy": one.accuracy, "cost_of_large_alone": one.cost_ms / large_ms}
+        for margin, one in found.items()
+    }
+    return Cascade(calibrations, predictor, costs, best, rules[best]), by_margin
+
+
+def measure(folder: Path, threads: int) -> dict[str, Any]:
+    """Write figures.json, the held-out prompts and what is fitted into `folder`, which holds tiers and judge."""
+    cascade, margins = fitted_cascade(folder, threads)
     rows = {}
     on_test: dict[str, dict[str, list[Answered]]] = {}
     for row, (noise, reworded) in ROWS.items():
         problems = heldout_problems(noise, held_out_wording=reworded)
         on_test[row] = {tier: answer_all(folder / tier, tier, problems, threads=threads) for tier in TIERS}
         rows[row] = _row(folder, on_test[row], cascade, threads)
-    plain = on_test["as they are"]
+    plain, predictor = on_test["as they are"], cascade.predictor
     figures: dict[str, Any] = {
         "machine": f"{platform.machine()}, {threads} threads, Python {platform.python_version()}",
         "test_prompts": TEST_COUNT,
-        "step_cost_ms": costs.step,
-        "read_cost_ms": costs.read,
+        "step_cost_ms": cascade.costs.step,
+        "read_cost_ms": cascade.costs.read,
         "predictor": {"prompts": predictor.samples, "auc": dict(zip(predictor.tiers, predictor.auc, strict=True))},
         "tiers": {tier: _tier(folder, tier, plain[tier]) for tier in TIERS},
         "rows": rows,
-        "judge": _judge(folder, on_test, calibration, threads),
-        "margin": chosen,
-        "margins": {
-            f"{margin:g}": {"accuracy": found.accuracy, "cost_of_large_alone": found.cost_ms / large_ms}
-            for margin, (_, found) in fitted.items()
-        },
-        "thresholds": dict(zip(TIERS, rule.thresholds, strict=False)),
-        "skip_below": dict(zip(TIERS, rule.skip_below, strict=False)),
+        "judge": _judge(folder, on_test, cascade.calibrations.judge, threads),
+        "margin": cascade.margin,
+        "margins": margins,
+        "thresholds": dict(zip(TIERS, cascade.rule.thresholds, strict=False)),
+        "skip_below": dict(zip(TIERS, cascade.rule.skip_below, strict=False)),
     }
     (folder / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_heldout(folder / "heldout.jsonl", heldout_problems())
@@ -296,7 +303,7 @@ def measure(folder: Path, threads: int) -> dict[str, Any]:
 
 
 def _calibration(raw: Seq[float], answered: Seq[Answered]) -> Calibration:
-    """raw: logprobs, uncalibrated scores are their probabilities in percent."""
+    """Of logprobs, whose uncalibrated scores are their probabilities in percent."""
     return fit(raw, [a.correct for a in answered], [100 * float(np.exp(x)) for x in raw])
 
 

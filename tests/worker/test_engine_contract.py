@@ -389,8 +389,13 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
     assert again.tokens == first.tokens
 
 
-async def one_after_the_other_begins(engine: Engine, asked: list[GenerationRequest]) -> list[Got]:
-    """Replies under way at once, each asked for when the one before has its first tokens: none was foreseen by the others."""
+async def one_after_the_other_begins(engine: Any, asked: list[GenerationRequest]) -> list[asyncio.Task[Got]]:
+    """Replies under way at once, each asked for when the one before has its first token: none was foreseen by the others.
+
+    An engine that can be held back computes no more than that before all have begun, however slow this process is.
+    """
+    if Capability.TOKEN_ALLOCATION in engine.info.capabilities:
+        engine.allocate_by(only_beginnings)
     tasks = []
     for r in asked:
         begun = asyncio.Event()
@@ -404,16 +409,26 @@ async def one_after_the_other_begins(engine: Engine, asked: list[GenerationReque
 
         tasks.append(asyncio.create_task(collect(reply())))
         await begun.wait()
-    return list(await asyncio.gather(*tasks))
+    if Capability.TOKEN_ALLOCATION in engine.info.capabilities:
+        engine.allocate_by(None)
+    return tasks
+
+
+def only_beginnings(scheduler: Any) -> dict[str, int]:
+    """The prompt of the first request without a token; nothing for the others."""
+    without = [s for s in (*scheduler.running, *scheduler.waiting) if not s.output_tokens]
+    return {s.request_id: s.pending for s in without[:1]}
 
 
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     roomy, tight = await make(), await make(kv_tokens=176, kv_block_tokens=4)
-    # long replies, of which nobody can say beforehand that they will be
+    # long replies, of which nobody can say beforehand that they will be; three have room for their prompts
     sampling = SamplingParams(temperature=0.0, max_output_tokens=100)
     asked = [request(f"r{i}", f"Count from {(2, 3, 5)[i % 3]} to 99 by 2.", sampling) for i in range(12)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
-    found = await one_after_the_other_begins(tight, asked)
+    tasks = await one_after_the_other_begins(tight, asked[:3])
+    tasks += [asyncio.create_task(answer(tight, r)) for r in asked[3:]]
+    found = await asyncio.gather(*tasks)
     assert [got.tokens for got in found] == wanted
     assert tight.preemptions > 0
     assert sum(got.finished.preemptions for got in found if got.finished is not None) == tight.preemptions
