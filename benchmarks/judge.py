@@ -23,6 +23,7 @@ from judge_service.scorers.confidence import ConfidenceScorer
 from judge_service.scorers.exact import ExactScorer, same
 from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, NoGrade, expected_grade, grade_question
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+from judge_service.screened_scorer import is_sure
 from judge_service.tier_client import choice_of
 from models.training import measure
 from models.training.answers import chat_of
@@ -215,7 +216,7 @@ def screened_figures(sure: Seq[float], costly: Seq[float], good: Seq[bool], thre
     first, second, right = np.asarray(sure), np.asarray(costly), np.asarray(good)
     rows = []
     for margin in (*MARGINS, 0.0):
-        unsure = (first > margin) & (first < 100 - margin) | (margin == 0)
+        unsure = np.array([margin == 0 or not is_sure(score, margin) for score in sure])
         scores = np.where(unsure, second, first)
         accepted = scores >= threshold
         rows.append(

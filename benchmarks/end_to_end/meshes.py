@@ -56,13 +56,13 @@ def mesh_cpu_s(mesh: LocalMesh) -> float:
 
 @asynccontextmanager
 async def serving(
-    system: System, layout: Layout, base: dict[str, Any], base_folder: Path, warm: list[Question]
+    system: System, layout: Layout, base: dict[str, Any], warm: list[Question]
 ) -> AsyncIterator[ServedSystem]:
     """Run the mesh of a system, its workers warm and, if the layout says so, pinned to a core each."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         file = folder / "mesh.yaml"
-        file.write_text(yaml.safe_dump(mesh_content(base, base_folder, system)))
+        file.write_text(yaml.safe_dump(mesh_content(base, system)))
         options = MeshOptions(file, folder, any_ports=True, log_level="warning")
         async with LocalMesh(options) as mesh, AsyncClient(mesh.grpc_addresses) as client:
             if layout.pinned:

@@ -15,6 +15,7 @@ from benchmarks.end_to_end.figures import Row, Scores
 from benchmarks.end_to_end.meshes import ServedSystem, serving
 from benchmarks.end_to_end.site import Layout
 from benchmarks.end_to_end.systems import System
+from benchmarks.mesh_paths import absolute_paths
 from benchmarks.public_data import public
 from penstock.cli.demo_run import pace_of
 from penstock.cli.held_out import Question, read_questions
@@ -62,10 +63,10 @@ class EndToEnd:
 
     def __init__(self, setup: Setup, folder: Path) -> None:
         self._setup, self._folder = setup, folder
-        self._base: dict[str, Any] = read_mesh_data(setup.mesh_file)
-        self._mesh: MeshFile = load_mesh_file(setup.mesh_file)
-        self._base_folder = setup.mesh_file.resolve().parent
-        self._predictor = site.predictor_file(self._base, self._base_folder)
+        load_mesh_file(setup.mesh_file)  # names what is wrong with it
+        self._base = absolute_paths(read_mesh_data(setup.mesh_file), setup.mesh_file.resolve().parent)
+        self._mesh = MeshFile.model_validate(self._base)
+        self._predictor = site.score_predictor(self._base)
         questions = read_questions(setup.questions, setup.measured + LEAST_REQUESTS)
         drawn = random.Random(setup.seed).sample(questions, len(questions))
         self._measured, self._replayed = drawn[: setup.measured], drawn[setup.measured :]
@@ -111,12 +112,12 @@ class EndToEnd:
         tiers = len(self._mesh.tiers)
         everything = System("all", (1,) * tiers, (50.0,) * (tiers - 1))
         layout = Layout("measure", tiers, False)
-        async with serving(everything, layout, self._base, self._base_folder, self._measured) as served:
+        async with serving(everything, layout, self._base, self._measured) as served:
             mesh = served.mesh
             addresses = ("--target", ",".join(mesh.grpc_addresses), "--admin", ",".join(mesh.admin_addresses))
             file = self._folder / site.JUDGED
             await site.penstock("measure", prompts, "--out", file, *addresses, "--json")
-            if self._predictor is not None:
+            if self._predictor:
                 await site.penstock(
                     "predictor", prompts, file, "--from", self._predictor, "--quality-out", file, "--json"
                 )
@@ -135,10 +136,10 @@ class EndToEnd:
 
     async def _prepared(self, layout: Layout) -> tuple[Site, Row]:
         """Profile the tiers and measure what the largest model sustains alone."""
-        fit_errors = await site.profile(self._mesh.tiers, layout, self._folder, self._base_folder)
-        where = site.write_site(self._folder, self._mesh.tiers, layout, self._judge_s, self._base_folder)
+        fit_errors = await site.profile(self._mesh.tiers, layout, self._folder)
+        where = site.write_site(self._folder, self._mesh.tiers, layout, self._judge_s)
         alone = systems.largest(len(self._mesh.tiers), layout.workers)
-        async with serving(alone, layout, self._base, self._base_folder, self._measured) as served:
+        async with serving(alone, layout, self._base, self._measured) as served:
             questions = _drawn(self._measured, LONE + BURST * layout.workers, self._setup.seed)
             in_flight = site.MAX_RUNNING * layout.workers
             pace = await pace_of(served.client, self._mesh.tiers[-1].name, questions, in_flight, LONE)
@@ -173,7 +174,7 @@ class EndToEnd:
         idle = {}
         async with AsyncExitStack() as stack:
             served = [
-                await stack.enter_async_context(serving(system, layout, self._base, self._base_folder, self._measured))
+                await stack.enter_async_context(serving(system, layout, self._base, self._measured))
                 for system in chosen
             ]
             for number, (seed, work) in enumerate(zip(self._seeds, works, strict=True)):
@@ -219,9 +220,14 @@ class EndToEnd:
     ) -> tuple[list[System], str]:
         """(the systems, the targets with which the plan was made)."""
         seed, demand = self._setup.seed, self._demand(where, rate)
-        skip = self._predictor is not None
         plan = await site.plan(
-            self._folder, self._plan_trace, min_quality=min_quality, slo_s=slo_s, rate=rate, seed=seed, skip=skip
+            self._folder,
+            self._plan_trace,
+            min_quality=min_quality,
+            slo_s=slo_s,
+            rate=rate,
+            seed=seed,
+            skip=bool(self._predictor),
         )
         ours = systems.of_plan(plan)
         cost_s = systems.engine_s(where, demand.judged, ours)

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from benchmarks.end_to_end.systems import System
-from benchmarks.mesh_paths import absolute_paths
 from planner_service.files import read_site, read_trace
 from planner_service.simulator import Workload
 from planner_service.site import Site
@@ -75,7 +74,7 @@ async def penstock(*arguments: object, core: int | None = None) -> str:
     return output.decode()
 
 
-async def profile(tiers: Sequence[MeshTier], layout: Layout, folder: Path, base: Path) -> dict[str, float]:
+async def profile(tiers: Sequence[MeshTier], layout: Layout, folder: Path) -> dict[str, float]:
     """Profile every tier under the conditions of its workers; return the mean errors of the fits by tier.
 
     As many profiles run at once as there will be workers, because workers with a core each share caches and memory, too. The
@@ -87,7 +86,7 @@ async def profile(tiers: Sequence[MeshTier], layout: Layout, folder: Path, base:
         outputs = await asyncio.gather(
             *(
                 penstock(
-                    *("profile", model_folder(tier.model, base), "--out", profile_file(folder, tier.name, copy)),
+                    *("profile", tier.model, "--out", profile_file(folder, tier.name, copy)),
                     *("--kv-tokens", KV_TOKENS, "--max-running", MAX_RUNNING, "--max-step-tokens", MAX_STEP_TOKENS),
                     *("--no-qoe", "--json"),
                     core=cores[copy % len(cores)] if layout.pinned else None,
@@ -103,13 +102,7 @@ def profile_file(folder: Path, tier: str, copy: int = 0) -> Path:
     return folder / f"profile-{tier}{f'-{copy}' if copy else ''}.json"
 
 
-def model_folder(model: str, base: Path) -> str:
-    """A model of the mesh file as an absolute folder, if there is one; else unchanged (an id at the hub)."""
-    folder = base / model
-    return str(folder.resolve()) if folder.exists() else model
-
-
-def write_site(folder: Path, tiers: Sequence[MeshTier], layout: Layout, judge_s: float, base: Path) -> Site:
+def write_site(folder: Path, tiers: Sequence[MeshTier], layout: Layout, judge_s: float) -> Site:
     """Write the cluster and models files of `penstock plan`; return the site that they describe.
 
     A worker is a GPU of the planner. All tiers are measured, so the data sheet is not used.
@@ -120,7 +113,7 @@ def write_site(folder: Path, tiers: Sequence[MeshTier], layout: Layout, judge_s:
     entries = [
         {
             "name": tier.name,
-            "model": _shape(Path(model_folder(tier.model, base)), tier.served_name),
+            "model": _shape(Path(tier.model), tier.served_name),
             "profiles": [profile_file(folder, tier.name).name],
         }
         for tier in tiers
@@ -188,13 +181,12 @@ async def plan(
     raise AssertionError("the last attempt returns or raises")
 
 
-def mesh_content(base: dict[str, Any], folder: Path, system: System) -> dict[str, Any]:
-    """A mesh file with the system's workers, thresholds and skip limits; the rest is that of the base file in `folder`.
+def mesh_content(base: dict[str, Any], system: System) -> dict[str, Any]:
+    """A mesh file with the system's workers, thresholds and skip limits; the rest is that of the base file.
 
     A tier without workers is skipped, whatever its threshold.
     """
-    mesh = absolute_paths(base, folder)
-    last = len(mesh["tiers"]) - 1
+    last = len(base["tiers"]) - 1
     engine = {
         "kv_tokens": KV_TOKENS,
         "max_running": MAX_RUNNING,
@@ -202,7 +194,7 @@ def mesh_content(base: dict[str, Any], folder: Path, system: System) -> dict[str
         "max_step_tokens": MAX_STEP_TOKENS,
     }
     tiers = []
-    for i, tier in enumerate(mesh["tiers"]):
+    for i, tier in enumerate(base["tiers"]):
         entry = {key: value for key, value in tier.items() if key != "skip_below"} | engine
         entry["workers"] = system.workers[i]
         if i < last:
@@ -210,14 +202,13 @@ def mesh_content(base: dict[str, Any], folder: Path, system: System) -> dict[str
             if system.skip_below and system.skip_below[i] is not None:
                 entry["skip_below"] = system.skip_below[i]
         tiers.append(entry)
-    router = {"max_active": 4096, "max_waiting": 4096, "grpc_port": 0, "http_port": 0}
-    if predictor := mesh.get("router", {}).get("score_predictor"):
+    router: dict[str, Any] = {"max_active": 4096, "max_waiting": 4096, "grpc_port": 0, "http_port": 0}
+    if predictor := score_predictor(base):
         router["score_predictor"] = predictor
-    judge = {"judge": mesh["judge"]} if mesh.get("judge") else {}
+    judge = {"judge": base["judge"]} if base.get("judge") else {}
     return {"name": base.get("name", "penstock"), "tiers": tiers, "router": router, **judge}
 
 
-def predictor_file(base: dict[str, Any], folder: Path) -> Path | None:
-    """The score predictor that the mesh file in `folder` names."""
-    name = base.get("router", {}).get("score_predictor")
-    return (folder / name).resolve() if name else None
+def score_predictor(base: dict[str, Any]) -> str:
+    """The score predictor that a mesh file names; empty without one."""
+    return str(base.get("router", {}).get("score_predictor", ""))

@@ -13,6 +13,7 @@ from benchmarks.end_to_end import figures, systems
 from benchmarks.end_to_end import site as site_files
 from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING, UNREACHABLE, CommandFailed, mesh_content, split_trace
 from benchmarks.end_to_end.systems import Forecast, System
+from benchmarks.mesh_paths import absolute_paths
 from benchmarks.spread import interval
 from penstock.cli.held_out import Question
 from penstock.cli.replay import Outcome, Run
@@ -193,10 +194,10 @@ def test_a_command_that_fails_is_not_taken_for_an_unreachable_plan(
 
 def test_the_mesh_file_of_a_system_is_valid_and_has_its_workers(tmp_path: Path) -> None:
     """Wherever the file lies: models are found."""
-    base = read_mesh_data(ROOT / "mesh.yaml")
+    base = absolute_paths(read_mesh_data(ROOT / "mesh.yaml"), ROOT)
     file = tmp_path / "mesh.yaml"
     system = System("plan", (3, 0, 1), (55.5, SKIPPED), skip_below=(12.5, None))
-    file.write_text(yaml.safe_dump(mesh_content(base, ROOT, system)))
+    file.write_text(yaml.safe_dump(mesh_content(base, system)))
     mesh = load_mesh_file(file)
     assert [tier.workers for tier in mesh.tiers] == [3, 0, 1]
     assert [tier.threshold for tier in mesh.tiers] == [55.5, 100.0, None]
