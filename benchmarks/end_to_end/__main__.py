@@ -13,7 +13,9 @@ def main() -> None:
     parser.add_argument(
         "--mesh", type=Path, default=end_to_end.MESH_FILE, help="mesh file with the tiers and the judge"
     )
-    parser.add_argument("--questions", type=Path, default=end_to_end.QUESTIONS, help="held-out prompts with answers")
+    parser.add_argument(
+        "--questions", type=Path, help="held-out prompts with answers; without it, drawn for the shipped family"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="number of measurements")
     parser.add_argument("--quick", action="store_true", help="one layout, one target, two rates, one round")
     parser.add_argument(
@@ -27,7 +29,7 @@ def main() -> None:
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
     make = end_to_end.quick if args.quick else end_to_end.full
-    setup = make(args.rounds, args.mesh, args.questions)
+    setup = make(args.rounds, args.mesh, *([args.questions] if args.questions else []))
     if args.below:
         setup = replace(setup, below_largest=tuple(args.below))
     end_to_end.publish(setup, f"end_to_end{'_quick' if args.quick else ''}")

@@ -86,10 +86,14 @@ MEASURED = (
     "cpu_s_per_answer",
 )
 """Figures of a run that are summed up over rounds."""
+CAUSES = ("hindsight", "slower_steps")  # as in `explained`
 
 
-def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Row:
-    """One system in one cell: intervals of what was measured, the mean forecast, and its relative errors by round."""
+def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast], corrected: Sequence[Forecast] = ()) -> Row:
+    """One system in one cell: intervals of what was measured, the mean forecast, and its relative errors by round.
+
+    corrected: forecasts of all rounds but the first, with the step times of the round before.
+    """
     measured = {
         name: interval([row[name] for row in rows if row[name] is not None])
         for name in MEASURED
@@ -99,17 +103,42 @@ def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Row:
         name: float(np.mean([getattr(forecast, name) for forecast in forecasts])) for name in asdict(forecasts[0])
     }
     pairs = {"p50_s": "latency_p50_s", "p95_s": "latency_p95_s", "answers_per_s": "answers_per_s"}
-    errors = {
-        name: interval(
-            [getattr(f, name) / row[of] - 1 for f, row in zip(forecasts, rows, strict=True) if row[of] is not None]
-        )
-        for name, of in pairs.items()
-        if any(row[of] is not None for row in rows)
-    }
+
+    def errors_of(some: Sequence[Forecast], of_rows: Sequence[Row]) -> Row:
+        return {
+            name: interval(
+                [getattr(f, name) / row[of] - 1 for f, row in zip(some, of_rows, strict=True) if row[of] is not None]
+            )
+            for name, of in pairs.items()
+            if any(row[of] is not None for row in of_rows)
+        }
+
+    errors = errors_of(forecasts, rows)
     points = [f.quality - row["quality"] for f, row in zip(forecasts, rows, strict=True) if row["quality"] is not None]
     if points:
         errors["quality_points"] = interval(points)
-    return {"measured": measured, "forecast": predicted, "forecast_error": errors}
+    return {
+        "measured": measured,
+        "forecast": predicted,
+        "forecast_error": errors,
+        "corrected_error": errors_of(corrected, rows[1:]) if corrected else None,
+        "explained": _explained(rows),
+    }
+
+
+def _explained(rows: Sequence[Row]) -> Row | None:
+    """Intervals of what the runs were explained by, and by how much each simulation is off in shares of what was measured."""
+    pairs = [(row, row["explained"]) for row in rows if row.get("explained")]
+    if not pairs:
+        return None
+    errors = {
+        f"{cause}_{name}_error": interval(
+            [why[f"{cause}_{name}_s"] / row[f"latency_{name}_s"] - 1 for row, why in pairs]
+        )
+        for cause in CAUSES
+        for name in ("p50", "p95")
+    }
+    return {name: interval([why[name] for _, why in pairs]) for name in pairs[0][1]} | errors
 
 
 def comparisons(rows: Mapping[str, Sequence[Row]], ours: str = "plan") -> dict[str, Row]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.end_to_end.explained import EngineTime
 from benchmarks.end_to_end.site import Layout, mesh_content
 from benchmarks.end_to_end.systems import System
 from penstock import AsyncClient
@@ -18,7 +19,7 @@ from penstock.cli.demo_run import warm_up
 from penstock.cli.held_out import Question
 from penstock.client.judging import AsyncJudge
 from penstock.local import LocalMesh, MeshOptions
-from penstock.local.cpu_time import group_cpu_s
+from penstock.local.cpu_time import group_cpu_s, scheduled_s
 from services.domain.instances import Role
 
 IDLE_S = 3.0  # over which the CPU time of an idle mesh is measured
@@ -41,6 +42,30 @@ class ServedSystem:
     def restarts(self) -> int:
         """How often processes of the mesh were restarted so far: CPU time and latency of such a run mean nothing."""
         return sum(entry.restarts for entry in self.mesh.watcher.watched.values())
+
+    def engine_times(self) -> dict[int, dict[int, EngineTime]]:
+        """By worker process and thread, so far; empty where the kernel does not tell."""
+        workers = [entry.pid for name, entry in self.mesh.watcher.watched.items() if name.startswith("worker-")]
+        return {
+            pid: {thread: EngineTime(*times) for thread, times in scheduled_s(pid).items()}
+            for pid in workers
+            if pid is not None
+        }
+
+    def engine_time_since(self, before: dict[int, dict[int, EngineTime]]) -> EngineTime | None:
+        """Of the busiest thread of each worker process, which is its engine; None where the kernel does not tell."""
+        nothing, busiest = EngineTime(0.0, 0.0), list[EngineTime]()
+        for pid, threads in self.engine_times().items():
+            earlier = before.get(pid, {})
+            spent = [
+                EngineTime(
+                    now.ran_s - earlier.get(thread, nothing).ran_s, now.waited_s - earlier.get(thread, nothing).waited_s
+                )
+                for thread, now in threads.items()
+            ]
+            busiest.append(max(spent, key=lambda time: time.ran_s, default=nothing))
+        ran_s = sum(time.ran_s for time in busiest)
+        return EngineTime(ran_s, sum(time.waited_s for time in busiest)) if ran_s > 0 else None
 
     @asynccontextmanager
     async def judge(self) -> AsyncIterator[AsyncJudge]:

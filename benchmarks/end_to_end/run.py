@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.end_to_end import figures, site, systems
+from benchmarks.end_to_end import explained, figures, prompts, site, systems
 from benchmarks.end_to_end.figures import Row, Scores
 from benchmarks.end_to_end.meshes import ServedSystem, serving
 from benchmarks.end_to_end.site import Layout
@@ -32,7 +33,7 @@ from services.mesh_schema import MeshFile
 TRACE = "traces/azure2023_conv.csv.gz"
 SLO_TIMES = 5.0  # the SLO: so many times what the largest model takes for a request without others
 LONE = 20  # prompts that show what the largest model takes for a request without others
-BURST = 24  # prompts per worker that show what the largest model sustains
+BURST = 96  # prompts per worker that show what the largest model sustains: three full batches
 PLANNED_REQUESTS = 500
 JUDGED_FOR_COST = 16  # answers, scored one by one, whose time is the planner's `judge_s`
 REQUEST_TIMEOUT_S = 300.0
@@ -44,11 +45,12 @@ class Setup:
     """What is measured.
 
     loads: shares of what the largest model alone sustains on all workers. below_largest: quality targets, in points of the
-    judge's score below the largest model's mean. measured: prompts that are judged for the planner; the others are replayed.
+    judge's score below the largest model's mean. questions: a file of prompts, of which `measured` are judged for the planner
+    and the others replayed; without one, so many prompts more are drawn for the shipped family.
     """
 
     mesh_file: Path
-    questions: Path
+    questions: Path | int
     layouts: tuple[Layout, ...]
     loads: tuple[float, ...]
     below_largest: tuple[float, ...]
@@ -67,9 +69,7 @@ class EndToEnd:
         self._base = absolute_paths(read_mesh_data(setup.mesh_file), setup.mesh_file.resolve().parent)
         self._mesh = MeshFile.model_validate(self._base)
         self._predictor = site.score_predictor(self._base)
-        questions = read_questions(setup.questions, setup.measured + LEAST_REQUESTS)
-        drawn = random.Random(setup.seed).sample(questions, len(questions))
-        self._measured, self._replayed = drawn[: setup.measured], drawn[setup.measured :]
+        self._measured, self._replayed = _questions(setup)
         self._plan_trace, self._trace = site.split_trace(public(TRACE), folder)
         self._scores = Scores()
         self._judge_s = 0.0
@@ -81,7 +81,12 @@ class EndToEnd:
         await self._judge_sample()
         judged = read_quality(self._folder / site.JUDGED, tuple(tier.name for tier in self._mesh.tiers))
         result: Row = {
-            "setup": {**asdict(setup), "mesh_file": str(setup.mesh_file), "questions": str(setup.questions)},
+            "setup": {
+                **asdict(setup),
+                "mesh_file": str(setup.mesh_file),
+                "questions": str(setup.questions),
+                "replayed": len(self._replayed),
+            },
             "trace": TRACE,
             "slo_times": SLO_TIMES,
             "judge_s": self._judge_s,
@@ -94,12 +99,14 @@ class EndToEnd:
             "layouts": {},
             "cells": [],
         }
+        sites = {}
         for layout in setup.layouts:
-            where, about = await self._prepared(layout)
-            result["layouts"][layout.name] = about
-            for below in setup.below_largest:
-                min_quality = max(judged.worst, judged.best - below)
+            sites[layout.name], result["layouts"][layout.name] = await self._prepared(layout)
+        for below in setup.below_largest:
+            min_quality = max(judged.worst, judged.best - below)
+            for layout in setup.layouts:
                 for load in setup.loads:
+                    where, about = sites[layout.name], result["layouts"][layout.name]
                     cell = await self._cell(layout, where, about, min_quality, load)
                     result["cells"].append({"quality_below_largest": below, **cell})
                     result["sustained"] = figures.sustained(result["cells"])
@@ -136,8 +143,11 @@ class EndToEnd:
 
     async def _prepared(self, layout: Layout) -> tuple[Site, Row]:
         """Profile the tiers and measure what the largest model sustains alone."""
-        fit_errors = await site.profile(self._mesh.tiers, layout, self._folder)
-        where = site.write_site(self._folder, self._mesh.tiers, layout, self._judge_s)
+        folder = self._folder / layout.name
+        folder.mkdir()
+        shutil.copy(self._folder / site.JUDGED, folder)
+        fit_errors = await site.profile(self._mesh.tiers, layout, folder)
+        where = site.write_site(folder, self._mesh.tiers, layout, self._judge_s)
         alone = systems.largest(len(self._mesh.tiers), layout.workers)
         async with serving(alone, layout, self._base, self._measured) as served:
             questions = _drawn(self._measured, LONE + BURST * layout.workers, self._setup.seed)
@@ -169,6 +179,7 @@ class EndToEnd:
         rate = load * about["largest_sustains_per_s"]
         chosen, targets = await self._tuned(layout, where, min_quality, slo_s, rate)
         count = max(LEAST_REQUESTS, round(rate * self._setup.run_s))
+        parts = [prompts.part(self._replayed, count, number) for number in range(len(self._seeds))]
         rows: dict[str, list[Row]] = {system.name: [] for system in chosen}
         works = [stretch_of(self._trace, count, seed, rate) for seed in self._seeds]
         idle = {}
@@ -180,9 +191,10 @@ class EndToEnd:
             for number, (seed, work) in enumerate(zip(self._seeds, works, strict=True)):
                 for one in random.Random(seed).sample(served, len(served)):
                     name = one.system.name
-                    rows[name].append(await self._turn(one, work, seed, rate, slo_s))
+                    row = await self._turn(one, where, work, parts[number], seed, rate, slo_s)
+                    rows[name].append(row)
                     idle[name] = one.idle_cores
-                    print(_line(layout.name, min_quality, load, number, name, rows[name][-1]), flush=True)
+                    print(_line(layout.name, min_quality, load, number, name, row), flush=True)
         judged = self._demand(where, rate).judged
         demands = [draw_demand(judged, work.arrival_s, seed) for seed, work in zip(self._seeds, works, strict=True)]
 
@@ -190,6 +202,16 @@ class EndToEnd:
             return [
                 systems.forecast(where, demand, system, slo_s, seed)
                 for seed, demand in zip(self._seeds, demands, strict=True)
+            ]
+
+        def corrected(system: System) -> list[systems.Forecast]:
+            """Of all rounds but the first, with the step times of the round before; empty where these are unknown."""
+            before = [row["explained"] for row in rows[system.name][:-1]]
+            if not all(before):
+                return []
+            return [
+                systems.forecast(explained.slower(where, why["step_factor"]), demand, system, slo_s, seed)
+                for why, seed, demand in zip(before, self._seeds[1:], demands[1:], strict=True)
             ]
 
         return {
@@ -207,7 +229,7 @@ class EndToEnd:
                     "shares": system.shares,
                     "skip_below": system.skip_below,
                     "idle_cores": idle[system.name],
-                    **figures.system_summary(rows[system.name], forecasts(system)),
+                    **figures.system_summary(rows[system.name], forecasts(system), corrected(system)),
                     "rounds": rows[system.name],
                 }
                 for system in chosen
@@ -221,7 +243,7 @@ class EndToEnd:
         """(the systems, the targets with which the plan was made)."""
         seed, demand = self._setup.seed, self._demand(where, rate)
         plan = await site.plan(
-            self._folder,
+            self._folder / layout.name,
             self._plan_trace,
             min_quality=min_quality,
             slo_s=slo_s,
@@ -246,17 +268,41 @@ class EndToEnd:
         count = min(PLANNED_REQUESTS, len(trace))
         return demand_of(trace, judged, requests=count, seed=self._setup.seed, lengths="quality", rate=rate)
 
-    async def _turn(self, one: ServedSystem, work: Workload, seed: int, rate: float, slo_s: float) -> Row:
+    async def _turn(
+        self,
+        one: ServedSystem,
+        where: Site,
+        work: Workload,
+        questions: Sequence[Question],
+        seed: int,
+        rate: float,
+        slo_s: float,
+    ) -> Row:
         """One run of one system."""
-        questions = _drawn(self._replayed, len(work), seed)
+        arrival_s = work.arrival_s.tolist()
         models = one.system.models([tier.name for tier in self._mesh.tiers], len(work), seed)
-        restarts = one.restarts
-        run = await replay(
-            one.client, questions, models, work.arrival_s.tolist(), one.cpu_s, timeout_s=REQUEST_TIMEOUT_S
-        )
+        restarts, before = one.restarts, one.engine_times()
+        run = await replay(one.client, questions, models, arrival_s, one.cpu_s, timeout_s=REQUEST_TIMEOUT_S)
+        engine = one.engine_time_since(before)
+        why = explained.explained(where, run, arrival_s, one.system, engine) if engine else None
         async with one.judge() as judge:
             scores = await self._scores.of(run, judge)
-        return {**figures.run_figures(run, scores, rate, slo_s), "seed": seed, "restarts": one.restarts - restarts}
+        return {
+            **figures.run_figures(run, scores, rate, slo_s),
+            "seed": seed,
+            "restarts": one.restarts - restarts,
+            "explained": asdict(why) if why else None,
+        }
+
+
+def _questions(setup: Setup) -> tuple[list[Question], list[Question]]:
+    """(prompts to judge, prompts to replay)."""
+    if isinstance(setup.questions, int):
+        questions = prompts.of_shipped_family(setup.measured + setup.questions, setup.seed)
+    else:
+        questions = read_questions(setup.questions, setup.measured + LEAST_REQUESTS)
+    drawn = random.Random(setup.seed).sample(questions, len(questions))
+    return drawn[: setup.measured], drawn[setup.measured :]
 
 
 def _drawn(questions: Sequence[Question], count: int, seed: int) -> list[Question]:

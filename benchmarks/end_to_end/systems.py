@@ -139,7 +139,7 @@ def engine_seconds(site: Site, judged: JudgedSample) -> list[float]:
     mean_input = float(judged.input_tokens.mean())
     return [
         1 / replica.capacity_per_s(mean_input, float(outputs))
-        for replica, outputs in zip(_replicas(site), judged.output_tokens.mean(axis=0), strict=True)
+        for replica, outputs in zip(replicas(site), judged.output_tokens.mean(axis=0), strict=True)
     ]
 
 
@@ -172,37 +172,37 @@ def forecast(site: Site, demand: Demand, system: System, slo_s: float, seed: int
 
 def simulated_s(site: Site, demand: Demand, system: System, seed: int) -> Floats:
     """(N) seconds from each request's arrival to its answer."""
-    replicas = _replicas(site)
+    each = replicas(site)
     if system.shares is None:
         strategies = [
             Strategy(((replica, count),), 0.0) if count else Strategy((), 0.0)
-            for replica, count in zip(replicas, system.workers, strict=True)
+            for replica, count in zip(each, system.workers, strict=True)
         ]
         demand = demand.skipping(system.skip_below) if system.skip_below else demand
         return simulate_cascade(site, demand, system.thresholds, strategies, Dispatch.CAPACITY)[1]
     requests, tiers = demand.requests, list(site.tiers)
     drawn = np.array([tiers.index(model) for model in system.models(tiers, len(requests), seed)])
     felt_s = np.zeros(len(requests))
-    for tier, (replica, count) in enumerate(zip(replicas, system.workers, strict=True)):
+    for tier, (replica, count) in enumerate(zip(each, system.workers, strict=True)):
         chosen = np.flatnonzero(drawn == tier)
         work = Workload(demand.arrival_s[chosen], requests.input_tokens[chosen], requests.output_tokens[chosen, tier])
         felt_s[chosen] = serve(work, [replica] * count).finish_s - work.arrival_s
     return felt_s
 
 
-def _replicas(site: Site) -> list[Replica]:
+def replicas(site: Site) -> list[Replica]:
     """What one worker of each tier is.
 
     Raises:
         ValueError: A tier has no profile of one worker.
     """
-    replicas = []
+    result = []
     for tier in range(len(site.tiers)):
         replica, reason = site.replica(tier, ONE_WORKER, 1)
         if replica is None:
             raise ValueError(reason)
-        replicas.append(replica)
-    return replicas
+        result.append(replica)
+    return result
 
 
 def _p95_s(felt_s: Floats) -> float:

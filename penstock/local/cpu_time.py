@@ -1,5 +1,6 @@
 """CPU time of processes, from `/proc`. Needs only the standard library."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +27,19 @@ def group_cpu_s(pids: Iterable[int]) -> float:
                 int(field) for field in _stat(str(pid))[11:15]
             )  # its own, and of the children it has waited for
     return ticks / TICKS_PER_S
+
+
+def scheduled_s(pid: int) -> dict[int, tuple[float, float]]:
+    """By thread of a process: seconds on a core, and seconds ready to run without one, so far.
+
+    Empty for a process that has ended, and where the kernel does not tell (CONFIG_SCHED_INFO).
+    """
+    result = {}
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            ran_ns, waited_ns = thread.read_text().split()[:2]
+            result[int(thread.parent.name)] = int(ran_ns) / 1e9, int(waited_ns) / 1e9
+    return result
 
 
 def descendants(pid: int) -> list[int]:

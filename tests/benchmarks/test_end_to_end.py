@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.end_to_end import figures, systems
+from benchmarks.end_to_end import explained, figures, prompts, systems
 from benchmarks.end_to_end import site as site_files
+from benchmarks.end_to_end.meshes import ServedSystem
 from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING, UNREACHABLE, CommandFailed, mesh_content, split_trace
 from benchmarks.end_to_end.systems import Forecast, System
 from benchmarks.mesh_paths import absolute_paths
 from benchmarks.spread import interval
+from models.training.measure import fit_problems
 from penstock.cli.held_out import Question
 from penstock.cli.replay import Outcome, Run
 from penstock.client.types import FinishReason, Reply, TierSummary, Usage
@@ -275,6 +277,9 @@ def test_forecast_errors_are_relative_to_what_was_measured() -> None:
     errors = figures.system_summary(rows, [twice, twice])["forecast_error"]
     assert errors["p95_s"]["mean"] == pytest.approx(1)
     assert errors["quality_points"]["mean"] == pytest.approx(5)
+    summary = figures.system_summary(rows, [exact, exact], [twice])
+    assert summary["corrected_error"]["p95_s"]["mean"] == pytest.approx(1)
+    assert figures.system_summary(rows[:1], [exact])["corrected_error"] is None  # there is no round before the first
 
 
 def test_sustained_goodput_is_the_best_over_the_rates() -> None:
@@ -298,3 +303,110 @@ def test_intervals_are_students() -> None:
     assert result["high"] - 2 == pytest.approx(4.3027 / np.sqrt(3), rel=1e-3)
     assert 2 - result["low"] == pytest.approx(result["high"] - 2)
     assert interval([7.0]) == {"mean": 7.0, "low": 7.0, "high": 7.0, "rounds": 1}
+
+
+def reply_of(tiers: tuple[TierSummary, ...]) -> Outcome:
+    reply = Reply("42", (), (), FinishReason.STOP, tiers[-1].tier, Usage(1, 0, 1), tiers, 0.1, 1.0, "", "")
+    return Outcome(Question("q", "42"), 1.0, reply, first_s=0.5)
+
+
+def run_of(where: Site, wanted: Demand, system: System) -> tuple[Run, list[float]]:
+    """A run whose requests took the lengths and routes of the demand. Returns it and its arrivals."""
+    routed = system.routed(wanted.requests).processed
+    outcomes = []
+    for i in range(len(wanted.requests)):
+        tiers = tuple(
+            TierSummary(
+                tier,
+                tier,
+                "i" if routed[c, i] else "",
+                None,
+                None,
+                False,
+                Usage(
+                    int(wanted.requests.input_tokens[i]) + 16,
+                    16,
+                    int(wanted.requests.output_tokens[i, c]),
+                ),
+                0.4,
+            )
+            for c, tier in enumerate(where.tiers)
+        )
+        outcomes.append(reply_of(tiers))
+    return Run(outcomes, 10.0, 6.0), wanted.arrival_s.tolist()
+
+
+CASCADE = System("plan", (1, 1, 2), (50.0, 50.0))
+
+
+def test_hindsight_of_the_forecast_requests_is_the_forecast() -> None:
+    """Tokens in a prefix cache are not computed; a tier that was passed over has no work."""
+    where, wanted = site(judge_s=0.01), demand(rate=40.0)
+    run, arrival_s = run_of(where, wanted, CASCADE)
+    requests = explained.requests_of(run, arrival_s, where.tiers)
+    again = explained.simulated(where, requests, CASCADE)
+    assert again.felt_s == pytest.approx(systems.simulated_s(where, wanted, CASCADE, 1))
+
+
+def test_the_step_factor_is_found_from_how_long_engines_were_busy() -> None:
+    where, wanted = site(judge_s=0.01), demand(rate=40.0)
+    run, arrival_s = run_of(where, wanted, CASCADE)
+    requests = explained.requests_of(run, arrival_s, where.tiers)
+    for factor in (0.7, 1.0, 1.6, 3.0):
+        slower = explained.simulated(explained.slower(where, factor), requests, CASCADE)
+        busy = explained.EngineTime(0.75 * slower.busy_s, 0.25 * slower.busy_s)
+        why = explained.explained(where, run, arrival_s, CASCADE, busy)
+        assert why is not None
+        assert why.step_factor == pytest.approx(factor, rel=0.02)
+        assert why.waiting_share == pytest.approx(0.25)
+        assert why.slower_steps_p95_s == pytest.approx(np.percentile(slower.felt_s, 95), rel=0.05)
+        assert why.outside_tiers_s == pytest.approx(1.0 - 3 * 0.4)
+
+
+def test_requests_that_failed_explain_nothing() -> None:
+    failed = Outcome(Question("q", "42"), 9.0, error="UNAVAILABLE: x")
+    where, engine = site(), explained.EngineTime(1.0, 0.0)
+    assert explained.explained(where, Run([failed], 10.0, 6.0), [0.0], CASCADE, engine) is None
+    served = reply_of((TierSummary("large", "large", "i", None, None, True, Usage(30, 30, 40), 0.4),))
+    requests = explained.requests_of(Run([failed, served], 10.0, 6.0), [0.0, 2.0], where.tiers)
+    assert requests.arrival_s.tolist() == [2.0]
+    assert requests.output_tokens.tolist() == [[0, 0, 40]]
+    assert requests.input_tokens.tolist() == [[0, 0, 1]]  # at least one token of a prompt is computed
+
+
+def test_explanations_are_summed_up_over_rounds() -> None:
+    why = explained.Explained(1.2, 0.1, 0.25, 0.5, 0.5, 0.75, 0.01)
+    rows = [row(1.0, 1.0) | {"explained": dataclasses.asdict(why)}] * 2
+    summary = figures.system_summary(rows, [Forecast(1.0, 1.0, 1.0, 1.0, 90.0, 1.0)] * 2)["explained"]
+    assert summary["step_factor"]["mean"] == pytest.approx(1.2)
+    assert summary["hindsight_p50_error"]["mean"] == pytest.approx(-0.5)  # of 0.5 s
+    assert summary["slower_steps_p50_error"]["mean"] == pytest.approx(0.0)
+    assert summary["slower_steps_p95_error"]["mean"] == pytest.approx(0.5)
+    untraced = [row(1.0, 1.0) | {"explained": None}]
+    assert figures.system_summary(untraced, [Forecast(1.0, 1.0, 1.0, 1.0, 90.0, 1.0)])["explained"] is None
+
+
+def test_the_engine_is_the_busiest_thread_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = explained.EngineTime
+    before = {1: {1: time(5.0, 1.0), 2: time(1.0, 1.0)}, 9: {9: time(1.0, 0.0)}}
+    now = {1: {1: time(5.5, 1.5), 2: time(4.0, 1.5)}, 2: {3: time(2.0, 0.25)}}  # process 9 has ended, process 2 is new
+    served = ServedSystem(CASCADE, None, None, 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(ServedSystem, "engine_times", lambda _: now)
+    assert served.engine_time_since(before) == time(3.0 + 2.0, 0.5 + 0.25)
+    monkeypatch.setattr(ServedSystem, "engine_times", lambda _: {})
+    assert served.engine_time_since(before) is None
+
+
+def test_rounds_have_other_prompts() -> None:
+    questions = [Question(str(i)) for i in range(10)]
+    parts = [prompts.part(questions, 4, number) for number in range(3)]
+    assert [[q.prompt for q in part] for part in parts] == [list("0123"), list("4567"), list("8901")]
+
+
+def test_drawn_prompts_are_held_out_and_new_to_the_judge() -> None:
+    questions = prompts.of_shipped_family(30, 1)
+    assert len({repr(q.prompt) for q in questions}) == 30
+    assert all(q.answer and q.task for q in questions)
+    assert not {problem.prompt for problem in fit_problems()} & {question.text for question in questions}
+    assert questions == prompts.of_shipped_family(30, 1)
+    assert questions != prompts.of_shipped_family(30, 2)

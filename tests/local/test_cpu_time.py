@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-from penstock.local.cpu_time import cpu_s, descendants, group_cpu_s
+import pytest
+
+from penstock.local.cpu_time import cpu_s, descendants, group_cpu_s, scheduled_s
 
 USED_S = 0.2
 BURN = f"import time\nwhile time.process_time() < {USED_S}: pass\n"
@@ -34,9 +36,32 @@ def test_running_descendants_count() -> None:
         process.communicate(b"\n")
 
 
+def test_threads_of_a_process_are_told_apart() -> None:
+    code = f"""
+import threading, time
+def burn():
+    while time.thread_time() < {USED_S}: pass
+    print('done', flush=True)
+    input()
+threading.Thread(target=burn).start()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        times = scheduled_s(process.pid)
+        process.communicate(b"\n")
+    if not times:
+        pytest.skip("this kernel does not tell how long threads ran")
+    burnt = {thread: ran_s for thread, (ran_s, _) in times.items() if thread != process.pid}
+    assert len(burnt) == 1
+    assert min(burnt.values()) >= USED_S - TICK_S
+    assert all(waited_s >= 0 for _, waited_s in times.values())
+
+
 def test_a_process_that_does_not_exist_has_used_nothing() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert cpu_s(process.pid) == 0
     assert group_cpu_s([process.pid]) == 0
     assert descendants(process.pid) == []
+    assert scheduled_s(process.pid) == {}
