@@ -138,7 +138,15 @@ def _explained(rows: Sequence[Row]) -> Row | None:
         for cause in CAUSES
         for name in ("p50", "p95")
     }
-    return {name: interval([why[name] for _, why in pairs]) for name in pairs[0][1]} | errors
+    summary: Row = {}
+    for name, first in pairs[0][1].items():
+        values = [why[name] for _, why in pairs]
+        if isinstance(first, (tuple, list)):  # by tier
+            by_tier = [[value for value in of_tier if value is not None] for of_tier in zip(*values, strict=True)]
+            summary[name] = [interval(of_tier) if of_tier else None for of_tier in by_tier]
+        else:
+            summary[name] = interval(values)
+    return summary | errors
 
 
 def comparisons(rows: Mapping[str, Sequence[Row]], ours: str = "plan") -> dict[str, Row]:

@@ -43,29 +43,31 @@ class ServedSystem:
         """How often processes of the mesh were restarted so far: CPU time and latency of such a run mean nothing."""
         return sum(entry.restarts for entry in self.mesh.watcher.watched.values())
 
-    def engine_times(self) -> dict[int, dict[int, EngineTime]]:
-        """By worker process and thread, so far; empty where the kernel does not tell."""
-        workers = [entry.pid for name, entry in self.mesh.watcher.watched.items() if name.startswith("worker-")]
+    def thread_times(self) -> dict[tuple[str, int], dict[int, EngineTime]]:
+        """Of the workers, by (tier, process) and thread, so far; empty where the kernel does not tell."""
         return {
-            pid: {thread: EngineTime(*times) for thread, times in scheduled_s(pid).items()}
-            for pid in workers
-            if pid is not None
+            (name.removeprefix("worker-").rpartition("-")[0], entry.pid): {
+                thread: EngineTime(*times) for thread, times in scheduled_s(entry.pid).items()
+            }
+            for name, entry in self.mesh.watcher.watched.items()
+            if name.startswith("worker-") and entry.pid is not None
         }
 
-    def engine_time_since(self, before: dict[int, dict[int, EngineTime]]) -> EngineTime | None:
-        """Of the busiest thread of each worker process, which is its engine; None where the kernel does not tell."""
-        nothing, busiest = EngineTime(0.0, 0.0), list[EngineTime]()
-        for pid, threads in self.engine_times().items():
-            earlier = before.get(pid, {})
+    def engine_times_since(self, before: dict[tuple[str, int], dict[int, EngineTime]]) -> dict[str, EngineTime]:
+        """By tier: of the busiest thread of each of its workers, its engine. Empty where the kernel does not tell."""
+        nothing, tiers = EngineTime(0.0, 0.0), dict[str, EngineTime]()
+        for worker, threads in self.thread_times().items():
+            earlier = before.get(worker, {})
             spent = [
                 EngineTime(
                     now.ran_s - earlier.get(thread, nothing).ran_s, now.waited_s - earlier.get(thread, nothing).waited_s
                 )
                 for thread, now in threads.items()
             ]
-            busiest.append(max(spent, key=lambda time: time.ran_s, default=nothing))
-        ran_s = sum(time.ran_s for time in busiest)
-        return EngineTime(ran_s, sum(time.waited_s for time in busiest)) if ran_s > 0 else None
+            engine = max(spent, key=lambda time: time.ran_s, default=nothing)
+            sum_so_far = tiers.get(worker[0], nothing)
+            tiers[worker[0]] = EngineTime(sum_so_far.ran_s + engine.ran_s, sum_so_far.waited_s + engine.waited_s)
+        return {tier: time for tier, time in tiers.items() if time.ran_s > 0}
 
     @asynccontextmanager
     async def judge(self) -> AsyncIterator[AsyncJudge]:

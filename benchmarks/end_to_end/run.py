@@ -210,7 +210,7 @@ class EndToEnd:
             if not all(before):
                 return []
             return [
-                systems.forecast(explained.slower(where, why["step_factor"]), demand, system, slo_s, seed)
+                systems.forecast(explained.slower(where, why["step_factors"]), demand, system, slo_s, seed)
                 for why, seed, demand in zip(before, self._seeds[1:], demands[1:], strict=True)
             ]
 
@@ -281,10 +281,10 @@ class EndToEnd:
         """One run of one system."""
         arrival_s = work.arrival_s.tolist()
         models = one.system.models([tier.name for tier in self._mesh.tiers], len(work), seed)
-        restarts, before = one.restarts, one.engine_times()
+        restarts, before = one.restarts, one.thread_times()
         run = await replay(one.client, questions, models, arrival_s, one.cpu_s, timeout_s=REQUEST_TIMEOUT_S)
-        engine = one.engine_time_since(before)
-        why = explained.explained(where, run, arrival_s, one.system, engine) if engine else None
+        engines = one.engine_times_since(before)
+        why = explained.explained(where, run, arrival_s, one.system, engines) if engines else None
         async with one.judge() as judge:
             scores = await self._scores.of(run, judge)
         return {

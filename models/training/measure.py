@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from judge_service.calibration import Calibration, fit
+from judge_service.metrics import auc
 from judge_service.screened_scorer import is_sure
 from models.training import tasks, wording
 from models.training.answers import COST_BATCH, Answered, accuracy, answer_all, logprobs_all, score_all, step_cost_s
@@ -61,19 +62,6 @@ def fit_problems() -> list[Problem]:
     test_keys = {p.key for p in heldout_problems()}
     candidates = tasks.held_out(FIT_COUNT + TEST_COUNT, FIT_SEED, noise=wording.surface)
     return [p for p in candidates if p.key not in test_keys][:FIT_COUNT]
-
-
-def auc(scores: list[float], good: list[bool]) -> float:
-    """Area under the ROC curve: probability that a correct answer has a higher score than a wrong one (ties count half)."""
-    values, right = np.asarray(scores), np.asarray(good, bool)
-    order = np.argsort(values, kind="stable")
-    ranks = np.empty(len(values))
-    ranks[order] = np.arange(1, len(values) + 1)
-    for value in np.unique(values):  # ties share their mean rank
-        same = values == value
-        ranks[same] = ranks[same].mean()
-    positive, negative = right.sum(), (~right).sum()
-    return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 def by(answered: Seq[Answered], what: str) -> dict[str, float]:

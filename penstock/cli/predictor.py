@@ -17,6 +17,7 @@ SCORE = "_judge_score"
 
 @needs_extra("predictor", "planner")
 def predictor(
+    context: typer.Context,
     prompts: Annotated[Path, typer.Argument(help="The JSONL file of prompts that `penstock measure` was given.")],
     quality: Annotated[
         Path, typer.Argument(help="The quality file that it wrote: a row for each prompt, in their order.")
@@ -44,6 +45,10 @@ def predictor(
     """Train a model that predicts from a prompt the score of each tier's answer, or let an existing one predict (--from)."""
     if source is not None and quality_out is None:
         fail("--from: needs --quality-out, the file to write", 2)
+    for option in ("out", "seed"):
+        given = context.get_parameter_source(option)
+        if source is not None and given is not None and given.name == "COMMANDLINE":
+            fail(f"--{option}: is of training, and --from does not train", 2)
     from planner_service.files import FileError, csv_number, csv_rows
     from planner_service.score_predictor import train
     from services.domain.errors import InvalidRequest

@@ -2,8 +2,9 @@
 
 import asyncio
 import dataclasses
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -352,33 +353,40 @@ def test_the_step_factor_is_found_from_how_long_engines_were_busy() -> None:
     where, wanted = site(judge_s=0.01), demand(rate=40.0)
     run, arrival_s = run_of(where, wanted, CASCADE)
     requests = explained.requests_of(run, arrival_s, where.tiers)
-    for factor in (0.7, 1.0, 1.6, 3.0):
-        slower = explained.simulated(explained.slower(where, factor), requests, CASCADE)
-        busy = explained.EngineTime(0.75 * slower.busy_s, 0.25 * slower.busy_s)
-        why = explained.explained(where, run, arrival_s, CASCADE, busy)
+    for factors in ((1.0, 1.0, 1.0), (0.7, 1.6, 3.0), (3.0, 0.5, 1.2)):
+        slower = explained.simulated(explained.slower(where, factors), requests, CASCADE)
+        engines = {
+            tier: explained.EngineTime(0.75 * busy_s, 0.25 * busy_s)
+            for tier, busy_s in zip(TIERS, slower.busy_s, strict=True)
+        }
+        why = explained.explained(where, run, arrival_s, CASCADE, engines)
         assert why is not None
-        assert why.step_factor == pytest.approx(factor, rel=0.02)
-        assert why.waiting_share == pytest.approx(0.25)
+        assert why.step_factors == pytest.approx(factors, rel=0.02)
+        assert why.waiting_shares == pytest.approx((0.25, 0.25, 0.25))
         assert why.slower_steps_p95_s == pytest.approx(np.percentile(slower.felt_s, 95), rel=0.05)
         assert why.outside_tiers_s == pytest.approx(1.0 - 3 * 0.4)
 
 
 def test_requests_that_failed_explain_nothing() -> None:
     failed = Outcome(Question("q", "42"), 9.0, error="UNAVAILABLE: x")
-    where, engine = site(), explained.EngineTime(1.0, 0.0)
-    assert explained.explained(where, Run([failed], 10.0, 6.0), [0.0], CASCADE, engine) is None
+    where, engines = site(), {"large": explained.EngineTime(1.0, 0.0)}
+    assert explained.explained(where, Run([failed], 10.0, 6.0), [0.0], CASCADE, engines) is None
     served = reply_of((TierSummary("large", "large", "i", None, None, True, Usage(30, 30, 40), 0.4),))
     requests = explained.requests_of(Run([failed, served], 10.0, 6.0), [0.0, 2.0], where.tiers)
     assert requests.arrival_s.tolist() == [2.0]
     assert requests.output_tokens.tolist() == [[0, 0, 40]]
     assert requests.input_tokens.tolist() == [[0, 0, 1]]  # at least one token of a prompt is computed
+    why = explained.explained(where, Run([failed, served], 10.0, 6.0), [0.0, 2.0], CASCADE, engines)
+    assert why is not None
+    assert why.step_factors[:2] == why.waiting_shares[:2] == (None, None)  # tiers without requests
 
 
 def test_explanations_are_summed_up_over_rounds() -> None:
-    why = explained.Explained(1.2, 0.1, 0.25, 0.5, 0.5, 0.75, 0.01)
+    why = explained.Explained((1.2, None), (0.1, None), 0.25, 0.5, 0.5, 0.75, 0.01)
     rows = [row(1.0, 1.0) | {"explained": dataclasses.asdict(why)}] * 2
     summary = figures.system_summary(rows, [Forecast(1.0, 1.0, 1.0, 1.0, 90.0, 1.0)] * 2)["explained"]
-    assert summary["step_factor"]["mean"] == pytest.approx(1.2)
+    assert summary["step_factors"][0]["mean"] == pytest.approx(1.2)
+    assert summary["step_factors"][1] is None
     assert summary["hindsight_p50_error"]["mean"] == pytest.approx(-0.5)  # of 0.5 s
     assert summary["slower_steps_p50_error"]["mean"] == pytest.approx(0.0)
     assert summary["slower_steps_p95_error"]["mean"] == pytest.approx(0.5)
@@ -386,15 +394,34 @@ def test_explanations_are_summed_up_over_rounds() -> None:
     assert figures.system_summary(untraced, [Forecast(1.0, 1.0, 1.0, 1.0, 90.0, 1.0)])["explained"] is None
 
 
-def test_the_engine_is_the_busiest_thread_of_each_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_of_a_worker_is_its_busiest_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     time = explained.EngineTime
-    before = {1: {1: time(5.0, 1.0), 2: time(1.0, 1.0)}, 9: {9: time(1.0, 0.0)}}
-    now = {1: {1: time(5.5, 1.5), 2: time(4.0, 1.5)}, 2: {3: time(2.0, 0.25)}}  # process 9 has ended, process 2 is new
+    before = {("large", 1): {1: time(5.0, 1.0), 2: time(1.0, 1.0)}, ("large", 9): {9: time(1.0, 0.0)}}
+    now = {
+        ("large", 1): {1: time(5.5, 1.5), 2: time(4.0, 1.5)},
+        ("large", 2): {3: time(2.0, 0.25)},  # new; process 9 has ended
+        ("my-small", 4): {4: time(0.5, 0.0)},
+    }
     served = ServedSystem(CASCADE, None, None, 0.0)  # type: ignore[arg-type]
-    monkeypatch.setattr(ServedSystem, "engine_times", lambda _: now)
-    assert served.engine_time_since(before) == time(3.0 + 2.0, 0.5 + 0.25)
-    monkeypatch.setattr(ServedSystem, "engine_times", lambda _: {})
-    assert served.engine_time_since(before) is None
+    monkeypatch.setattr(ServedSystem, "thread_times", lambda _: now)
+    assert served.engine_times_since(before) == {"large": time(3.0 + 2.0, 0.5 + 0.25), "my-small": time(0.5, 0.0)}
+    monkeypatch.setattr(ServedSystem, "thread_times", lambda _: {})
+    assert served.engine_times_since(before) == {}
+
+
+class _Watched(NamedTuple):
+    pid: int | None
+
+
+def test_workers_are_told_apart_by_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = {"worker-my-small-0": _Watched(7), "worker-large-12": _Watched(8), "router-0": _Watched(9)}
+    mesh: Any = types.SimpleNamespace(
+        watcher=types.SimpleNamespace(watched=watched | {"worker-large-13": _Watched(None)})
+    )
+    monkeypatch.setattr("benchmarks.end_to_end.meshes.scheduled_s", lambda pid: {pid: (float(pid), 0.5)})
+    served = ServedSystem(CASCADE, mesh, None, 0.0)  # type: ignore[arg-type]
+    time = explained.EngineTime
+    assert served.thread_times() == {("my-small", 7): {7: time(7.0, 0.5)}, ("large", 8): {8: time(8.0, 0.5)}}
 
 
 def test_rounds_have_other_prompts() -> None:

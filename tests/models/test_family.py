@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from judge_service.calibration import Calibration
+from judge_service.metrics import auc
 from models.training import answers, measure, tokenizer
 from models.training.answers import Answered
 from models.training.growth import grow
@@ -98,7 +99,7 @@ def test_a_sample_measured_again_is_what_was_claimed(answered: dict[str, list[An
 def test_the_judge_tells_good_from_bad_on_the_sample(answered: dict[str, list[Answered]]) -> None:
     found = [*answered["small"], *answered["medium"]]
     scores = answers.score_all(FAMILY / "judge", found, threads=1)
-    assert measure.auc(scores, [a.correct for a in found]) >= MIN_AUC - 0.05  # of 96 answers, not of 1,000
+    assert auc(scores, [a.correct for a in found]) >= MIN_AUC - 0.05  # of 96 answers, not of 1,000
 
 
 def test_the_readme_questions_are_answered_rightly(figures: Any) -> None:

@@ -226,7 +226,7 @@ def test_a_predictor_that_exists_predicts_for_other_prompts(files: dict[str, Pat
     made = run("predictor", files["prompts.jsonl"], judged, "--out", source)
     assert made.exit_code == 0, made.output
     out, trained = tmp_path / "predicted.csv", tmp_path / "predictor.json"
-    command = ["predictor", files["prompts.jsonl"], judged, "--from", source, "--out", trained]
+    command = ["predictor", files["prompts.jsonl"], judged, "--from", source]
     done = run(*command, "--quality-out", out, "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["out"] == str(out)
@@ -240,6 +240,9 @@ def test_a_predictor_that_exists_predicts_for_other_prompts(files: dict[str, Pat
     assert found.scores.tolist() == read_quality(judged, TIERS).scores.tolist()
     refused = run(*command)
     assert (refused.exit_code, "--quality-out" in refused.output) == (2, True)
+    for option, value in (("--out", trained), ("--seed", 3)):  # they do nothing without training
+        refused = run(*command, "--quality-out", out, option, value)
+        assert (refused.exit_code, f"{option}: " in refused.output) == (2, True)
     source.write_text("{}")
     refused = run(*command, "--quality-out", out)
     assert (refused.exit_code, "shipped.json" in refused.output) == (2, True)
