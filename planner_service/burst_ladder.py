@@ -114,7 +114,7 @@ def expected(sample: JudgedSample, rules: Sequence[BurstThreshold]) -> tuple[Flo
         if rule.score > 100:
             continue
         reached = reaching if sample.passed_over is None else reaching * ~sample.passed_over[:, tier]
-        scores = sample.scores[:, tier]
+        scores = sample.comparable[:, tier]
         accepted = reached * ((scores > rule.score) + rule.tie_share * (scores == rule.score))
         processed[tier] = reached
         quality += float((accepted * scores).sum())

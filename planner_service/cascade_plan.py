@@ -9,6 +9,8 @@ import numpy as np
 
 from planner_service.cascade_simulation import GradingReport, run_cascade
 from planner_service.deployment.search import Strategy
+from planner_service.early_checks import EarlyRule
+from planner_service.early_rules import EarlyOutcome
 from planner_service.planning_options import Budget, Goal, Objective
 from planner_service.repeated_runs import Interval, repeated
 from planner_service.routing.confidence import Promise
@@ -87,7 +89,8 @@ class CascadePlan:
 
     latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
     given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
-    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. burst: the burst ladder,
+    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. early: of the tiers but
+    the last; empty without early checks, and then early_reason says why, where they were asked for. burst: the burst ladder,
     where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
     grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
     from candidates; None where they were given.
@@ -116,10 +119,16 @@ class CascadePlan:
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
     skip_below: tuple[float | None, ...] = ()
+    early: tuple[EarlyOutcome, ...] = ()
+    early_reason: str = ""
     burst: BurstLadder | None = None
     burst_reason: str = ""
     grading: GradingReport | None = None
     choice: CascadeChoice | None = None
+
+    @property
+    def early_rules(self) -> tuple[EarlyRule, ...]:
+        return tuple(outcome.rule for outcome in self.early)
 
     @property
     def gpus(self) -> int:

@@ -108,6 +108,7 @@ class _Simulation:
         self._processed, self._strategies = processed, strategies
         self.ends_s: Floats = np.full(processed.shape, np.nan)
         self.waits_s: Floats = np.zeros(processed.shape)
+        self._judged_s = demand.requests.judged_s(site.judge_s)
         self.done_s: Floats = np.zeros(len(demand.requests))
         self._works: list[Workload] = []
 
@@ -122,7 +123,7 @@ class _Simulation:
         for tier, strategy in enumerate(self._strategies):
             reports.append(self._serve(tier, strategy, at_s))
             chosen = self._processed[tier]
-            judged_s = self._site.judge_s + self.waits_s[tier, chosen] if tier < len(self._strategies) - 1 else 0.0
+            judged_s = self._judged_s[tier, chosen] + self.waits_s[tier, chosen]
             at_s[chosen] = self.done_s[chosen] = self.ends_s[tier, chosen] + judged_s
         grading = self._site.grading
         if grading is not None and not grading.by_tier:

@@ -9,12 +9,38 @@ like those to come, and as many that a part of the error is at least one of them
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.early_checks import MAX_EARLY_CHECKS, EarlyCheck, rejected_early
 from services.domain.errors import invalid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartScores:
+    """Scores of unfinished answers. after_tokens (K), ascending.
+
+    scores (N, C, K): of the first so many tokens of each answer; NaN where it has no more, and where parts are not scored.
+    """
+
+    after_tokens: tuple[int, ...]
+    scores: Floats
+
+    def subset(self, rows: Ints) -> "PartScores":
+        return PartScores(self.after_tokens, self.scores[rows])
+
+    def only(self, tiers: Sequence[int]) -> "PartScores":
+        return PartScores(self.after_tokens, self.scores[:, list(tiers)])
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyRule:
+    """Of one tier. checks: none, if the tier has none. meanwhile_tokens: that it generates while a part is scored."""
+
+    checks: tuple[EarlyCheck, ...] = ()
+    meanwhile_tokens: int = 0
 
 
 def fit_early_checks(
@@ -45,7 +71,7 @@ def fit_early_checks(
         if rank < 1:
             continue
         limit = min(100.0, float(scores[rank - 1]))
-        if np.nanmin(part_scores[:, k], initial=np.inf) < limit:
+        if np.nan_to_num(part_scores[:, k], nan=np.inf).min(initial=np.inf) < limit:
             checks.append(EarlyCheck(tokens, limit))
     return tuple(checks)
 

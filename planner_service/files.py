@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from planner_service.early_checks import PartScores
 from planner_service.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
 from planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Grading
 from planner_service.routing.quality import JudgedSample
@@ -31,6 +32,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 MAX_DRAFTERS = 4  # of one tier: every subset of them is a chain to compare
+SCORE_AFTER = "score_after_"  # tokens: the column of parts of a tier's answers
 MAX_PRICE = 1e6  # dollars per million tokens
 MAX_JUDGE_TOKENS = 1_000_000  # longer than any model's context
 MAX_THINKING_TOKENS = 65_536  # of a grading tier, as in the mesh file
@@ -488,14 +490,19 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
 
     Also {tier}_predicted_score (0 to 100), if every tier has it: see `penstock predictor`.
 
+    Also {tier}_score_after_{tokens} of unfinished answers, empty where one has no more: see `penstock measure --early-after`.
+
     An empty answer counts as one token: it costs a step to find out.
     """
     expected = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
-    inputs, outputs, scores, predicted = [], [], [], []
+    inputs, outputs, scores, predicted, parts = [], [], [], [], []
+    after = list[int]()
     predictions = [f"{tier}_predicted_score" for tier in tiers]
     for line, row in csv_rows(path, expected):
+        after = after or _after_tokens(row, tiers)
         inputs.append(csv_count(path, line, row, "input_tokens", 0))
         outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
+        parts.append([[_part_score(path, line, row, f"{tier}_{SCORE_AFTER}{n}") for n in after] for tier in tiers])
         scores.append([csv_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
         if all(column in row for column in predictions):
             predicted.append([csv_number(path, line, row, column, 0, 100) for column in predictions])
@@ -506,7 +513,20 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
         np.maximum(1, np.array(outputs, np.int64).reshape(shape)),
         np.array(scores, float).reshape(shape),
         np.array(predicted, float) if predicted else None,
+        parts=PartScores(tuple(after), np.array(parts, float)) if after else None,
     )
+
+
+def _after_tokens(row: dict[str, str], tiers: tuple[str, ...]) -> list[int]:
+    """After how many tokens parts of any tier's answers were scored, ascending."""
+    starts = [f"{tier}_{SCORE_AFTER}" for tier in tiers]
+    ends = {name.removeprefix(start) for name in row if name for start in starts if name.startswith(start)}
+    return sorted(int(end) for end in ends if end.isdecimal() and int(end) > 0)
+
+
+def _part_score(path: Path, line: int, row: dict[str, str], column: str) -> float:
+    """NaN where there is none."""
+    return csv_number(path, line, row, column, 0, 100) if row.get(column) else math.nan
 
 
 def _yaml(path: Path) -> Any:

@@ -13,6 +13,7 @@ from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.mixed import GpuTypes
 from planner_service.deployment.search import Strategy
+from planner_service.early_rules import fitted_rules, outcomes_of
 from planner_service.planning_options import LEAST_REQUESTS, Budget, Goal, Objective, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
@@ -66,6 +67,8 @@ def plan_cascade(
         without = dataclasses.replace(options, burst_floor=None, burst_mean=None)
         plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
         return _with_burst_ladder(plan, chosen_of(plan, site, demand)[1], options, options.burst_floor)
+    if options.early_error is not None:
+        return _with_early_checks(site, demand, options, options.early_error, runs, on_evaluation)
     if options.max_tiers is not None:
         return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
     if options.skip:
@@ -134,7 +137,7 @@ def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floo
     if held > plan.quality:
         raise invalid("burst_mean", f"must be at most the plan's own quality, {plan.quality:.2f}, not {held:g}")
     ladder = burst_ladder(
-        demand.skipping(plan.skip_below) if plan.skip_below else demand,
+        demand.under(plan.skip_below, plan.early_rules),
         plan.thresholds,
         [tier.strategy for tier in plan.tiers],
         plan.dispatch,
@@ -145,6 +148,51 @@ def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floo
     if isinstance(ladder, NoLadder):
         return dataclasses.replace(plan, burst_reason=ladder.reason)
     return dataclasses.replace(plan, burst=ladder)
+
+
+def _with_early_checks(
+    site: Site,
+    demand: Demand,
+    options: Options,
+    error: float,
+    runs: Sequence[Demand],
+    on_evaluation: Callable[[int], None],
+) -> CascadePlan:
+    """The plan without early checks; or, where it is better, one with checks that are fitted to its thresholds.
+
+    Raises:
+        InvalidRequest: Judging is a load, or tiers are remote: what checks cost there is not simulated.
+    """
+    if site.grading is not None or site.remotes:
+        raise invalid(
+            "early_error", "not where what judges is stated, or with remote tiers: their load is not simulated"
+        )
+    within = dataclasses.replace(options, early_error=None)
+    plain = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
+    passing, others = (
+        [one.under(plain.skip_below, ()) for one in some] for some in ((demand,), runs)
+    )  # as the skip rule has it
+    rules = fitted_rules(site, passing[0].judged, plain.thresholds, error)
+    if not any(rule.checks for rule in rules):
+        return dataclasses.replace(plain, early_reason=f"none rejects anything with an error of {error:.2%}")
+    try:
+        checked = plan_cascade(
+            site,
+            passing[0].checking(rules),
+            dataclasses.replace(within, skip=False),
+            runs=[run.checking(rules) for run in others],
+            on_evaluation=on_evaluation,
+        )
+    except Unreachable as unreachable:
+        return dataclasses.replace(plain, early_reason=f"with them, no plan meets the targets: {unreachable}")
+    if plain.rank(options.aim) <= checked.rank(options.aim):
+        return dataclasses.replace(plain, early_reason="the plan is no better with them")
+    return dataclasses.replace(
+        checked,
+        solution=dataclasses.replace(checked.solution, proof=Proof.SEARCHED, gap=None),  # other checks may be better
+        skip_below=plain.skip_below,
+        early=outcomes_of(passing[0].judged, rules, checked.thresholds),
+    )
 
 
 def _with_skip_rule(

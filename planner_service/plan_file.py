@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from planner_service.burst_codec import ladder_from_json, ladder_to_json
 from planner_service.cascade_plan import CascadeChoice, CascadePlan, LeftOut
 from planner_service.cascade_simulation import GradingReport
 from planner_service.deployment.search import Strategy
+from planner_service.early_checks import EarlyRule
+from planner_service.early_rules import EarlyOutcome
 from planner_service.files import FileError, read_site
 from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
 from planner_service.planned_drafts import (
@@ -23,6 +25,7 @@ from planner_service.routing.quality import SKIPPED
 from planner_service.simulator import Dispatch, Percentiles, Report
 from planner_service.site import Site
 from services.domain.bursts import BurstLadder, ladder_problems
+from services.domain.early_checks import EarlyCheck, early_check_problems
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
 
@@ -48,7 +51,10 @@ class PlanInputs:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The part of a plan file that can be replayed. drafters, tiers: by tier. burst: the ladder; None without one."""
+    """The part of a plan file that can be replayed. drafters, tiers: by tier. burst: the ladder; None without one.
+
+    early: of the tiers but the last; empty without early checks.
+    """
 
     inputs: PlanInputs
     thresholds: tuple[float, ...]
@@ -58,6 +64,7 @@ class ReadPlan:
     drafters: tuple[PlannedDrafters, ...] = ()
     burst: BurstLadder | None = None
     tiers: tuple[str, ...] = ()
+    early: tuple[EarlyRule, ...] = ()
 
 
 def plan_json(
@@ -76,6 +83,8 @@ def plan_json(
         "burst": ladder_to_json(plan.burst),
         "burst_reason": plan.burst_reason,
         "skip_below": list(plan.skip_below or (None,) * len(plan.thresholds)),
+        "early_checks": [_early_json(one) for one in plan.early] or None,
+        "early_reason": plan.early_reason,
         "tiers": [
             {
                 "name": tier.name,
@@ -274,11 +283,47 @@ def read_plan(path: Path) -> ReadPlan:
             tuple(map(drafters_of, result["tiers"])),
             ladder_of(result),
             tuple(str(tier["name"]) for tier in result["tiers"]),
+            early_rules_of(result),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a plan file: {error!r}") from None
+
+
+def early_rules_of(result: dict[str, Any]) -> tuple[EarlyRule, ...]:
+    """The early checks in a plan file, of the tiers but the last; empty without any.
+
+    Raises:
+        KeyError, TypeError, ValueError: They are not such checks; names the field.
+    """
+    rules = tuple(
+        EarlyRule(
+            tuple(EarlyCheck(int(check["after_tokens"]), float(check["reject_below"])) for check in tier["checks"]),
+            int(tier["meanwhile_tokens"]),
+        )
+        for tier in result.get("early_checks") or ()
+    )
+    if rules and len(rules) != len(result["tiers"]) - 1:
+        raise ValueError(f"early_checks: must be of {len(result['tiers']) - 1} tiers, not {len(rules)}")
+    for i, rule in enumerate(rules):
+        if problems := [*early_check_problems(rule.checks, f"early_checks[{i}].checks")]:
+            raise ValueError("; ".join(f"{problem.field}: {problem.problem}" for problem in problems))
+        if rule.meanwhile_tokens < 0:
+            raise ValueError(f"early_checks[{i}].meanwhile_tokens: must not be negative")
+    return rules
+
+
+def _early_json(outcome: EarlyOutcome) -> dict[str, Any]:
+    """checks: as the mesh file has them. The others: see EarlyRule and EarlyOutcome."""
+    return {
+        "checks": [asdict(check) for check in outcome.rule.checks],
+        "meanwhile_tokens": outcome.rule.meanwhile_tokens,
+        "rejected": outcome.rejected,
+        "error": outcome.error,
+        "saved": outcome.saved,
+        "scored": outcome.scored,
+    }
 
 
 def ladder_of(result: dict[str, Any]) -> BurstLadder | None:

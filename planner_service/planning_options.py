@@ -48,6 +48,7 @@ class Options:
     seed: of the split that a confidence needs. budget: EXACT gives every GPU to a tier, which the MILP decides.
     max_utilisation: of what a tier sustains, the share that its requests may take; None lets a plan be overloaded.
     skip: tiers may be passed over by predicted scores; the rule is chosen with the plan, see skip_search.
+    early_error: unfinished answers are rejected by early checks, with this error on those that would stand; None: none are.
     burst_floor: also compute a burst ladder, whose steps have at least this quality; None: none. burst_mean: the quality that
     the mean holds while thresholds give way; None for min_quality.
     max_tiers: the tiers are candidates, of which a cascade has so many at most, see cascade_choice; None: it has all of them.
@@ -65,6 +66,7 @@ class Options:
     budget: Budget = Budget.AT_MOST
     max_utilisation: float | None = None
     skip: bool = False
+    early_error: float | None = None
     burst_floor: float | None = None
     burst_mean: float | None = None
     max_tiers: int | None = None
@@ -99,6 +101,10 @@ class Options:
             raise invalid("max_latency_s", f"is needed where the goal is {self.aim.value}")
         self._check_burst()
         self._check_candidates(tiers)
+        if self.early_error is not None and not 0 < self.early_error < 1:
+            raise invalid("early_error", f"must be over 0 and under 1, not {self.early_error:g}")
+        if self.early_error is not None and (self.confidence is not None or self.max_tiers is not None):
+            raise invalid("early_error", "goes without confidence and max_tiers")
         if self.confidence is not None and self.min_quality is None:
             raise invalid("confidence", "is about min_quality, which is not given")
         if self.confidence is not None and self.aim is not Goal.LATENCY:

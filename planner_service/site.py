@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from planner_service.early_checks import EarlyRule
 from planner_service.routing.grading import Grading
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import EngineLimits, Replica
@@ -199,6 +200,15 @@ class Demand:
     def skipping(self, skip_below: Sequence[float | None]) -> "Demand":
         """The same requests where tiers are passed over; see JudgedSample.skipping."""
         return Demand(self.judged.skipping(skip_below), self.requests.skipping(skip_below), self.arrival_s)
+
+    def checking(self, rules: Sequence[EarlyRule]) -> "Demand":
+        """The same requests where unfinished answers are rejected; see JudgedSample.checking."""
+        return Demand(self.judged.checking(rules), self.requests.checking(rules), self.arrival_s)
+
+    def under(self, skip_below: Sequence[float | None], rules: Sequence[EarlyRule]) -> "Demand":
+        """The same requests under the routing of a plan, both empty where it has none."""
+        demand = self.skipping(skip_below) if skip_below else self
+        return demand.checking(rules) if rules else demand
 
     def only(self, tiers: Sequence[int]) -> "Demand":
         """The same requests for some of the tiers, by number in ascending order."""

@@ -95,7 +95,7 @@ def measure(
     with cli_error_handling(routers):
         measured = _measure(routers, listeners, questions, generation, scorer, concurrency, after, quiet=json)
         scores, thresholds = asyncio.run(measured)
-    _write_quality(out, scores)
+    _write_quality(out, scores, after)
     if labelled is not None:
         _write_labelled(labelled, scores)
     figures = [_figures(tier, scored) for tier, scored in scores.items()]
@@ -215,9 +215,10 @@ def _show_checks(tier: str, fitted: dict[str, Any]) -> None:
     )
 
 
-def _write_quality(path: Path, scores: dict[str, list[_Scored]]) -> None:
+def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence[int]) -> None:
     columns = ["prompt_id", "input_tokens"]
-    columns += [f"{tier}_{what}" for tier in scores for what in ("output_tokens", "judge_score")]
+    parts = [f"score_after_{tokens}" for tokens in after]
+    columns += [f"{tier}_{what}" for tier in scores for what in ("output_tokens", "judge_score", *parts)]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -225,6 +226,7 @@ def _write_quality(path: Path, scores: dict[str, list[_Scored]]) -> None:
             cells: list[object] = [f"p{i}", row[0].answered.reply.usage.prompt_tokens]
             for scored in row:
                 cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}"]
+                cells += ["" if score is None else f"{score:.6g}" for score in scored.beginnings]
             writer.writerow(cells)
 
 

@@ -22,13 +22,23 @@ from penstock.cli.output import (
 )
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.plan_report import burst_table
-from penstock.client.plans import BurstLadder, BurstStep, BurstThreshold, Plan, Prediction, Stage, TierPlan
+from penstock.client.plans import (
+    BurstLadder,
+    BurstStep,
+    BurstThreshold,
+    EarlyCheck,
+    Plan,
+    Prediction,
+    Stage,
+    TierPlan,
+)
 
 if TYPE_CHECKING:
     from services.domain.bursts import BurstLadder as PlannedLadder
 
 MAX_LATENCY_S = 86_400.0
 MAX_CONFIDENCE = 0.999999
+MAX_EARLY_ERROR = 0.5
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Publish the plan although it was made for other models.")]
 
@@ -139,6 +149,17 @@ def plan(
             help="Also choose below which predicted score a tier is passed over; --quality then needs predicted scores.",
         ),
     ] = False,
+    early_error: Annotated[
+        float | None,
+        options.number(
+            "--early-error",
+            help="Also fit early checks, which may reject this share of the answers that would stand, such as 0.01; "
+            "--quality then needs scores of unfinished answers.",
+            least=0,
+            most=MAX_EARLY_ERROR,
+            above=True,
+        ),
+    ] = None,
     burst_floor: Annotated[
         float | None,
         options.number(
@@ -254,6 +275,7 @@ def plan(
         rate=rate,
         dispatch=dispatch,
         skip=skip,
+        early_error=early_error,
         burst_floor=burst_floor,
         burst_mean=burst_mean,
         max_tiers=max_tiers,
@@ -500,7 +522,7 @@ def rollback(
 def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
     from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
-    from planner_service.plan_file import instances_of, ladder_of
+    from planner_service.plan_file import early_rules_of, instances_of, ladder_of
 
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
@@ -526,6 +548,9 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
         if "skip_below" in figures:
             limits = [*figures["skip_below"], None]
             changed = [dataclasses.replace(t, skip_below=limit) for t, limit in zip(changed, limits, strict=True)]
+        if rules := early_rules_of(figures):
+            checks = [tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in rule.checks) for rule in rules]
+            changed = [dataclasses.replace(t, early_checks=c) for t, c in zip(changed, [*checks, ()], strict=True)]
         ladder = ladder_of(figures)
         plan = dataclasses.replace(
             current,

@@ -66,6 +66,7 @@ def show(
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
         *_grading_lines(plan, site),
         *_skip_lines(plan),
+        *_early_lines(plan),
         *([f"no burst ladder: {plan.burst_reason}"] if plan.burst_reason else []),
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
@@ -175,6 +176,24 @@ def _skip_lines(plan: "CascadePlan") -> list[str]:
         if limit is not None
     ]
     return [f"passed over by predicted score: {', '.join(limits) or 'no tier, which would not help'}"]
+
+
+def _early_lines(plan: "CascadePlan") -> list[str]:
+    if not plan.early:
+        return [f"early checks: {plan.early_reason}"] if plan.early_reason else []
+    lines = []
+    for tier, outcome in zip(plan.tiers, plan.early, strict=False):
+        if not outcome.rule.checks:
+            continue
+        limits = ", ".join(
+            f"below {check.reject_below:.3g} after {check.after_tokens}" for check in outcome.rule.checks
+        )
+        shares = ["no" if share is None else f"{share:.1%}" for share in (outcome.rejected, outcome.error)]
+        lines.append(
+            f"early checks of {tier.name}: {limits} tokens; they reject {shares[0]} of the answers that would not stand and "
+            f"{shares[1]} of those that would; {outcome.saved:.0%} fewer tokens, {outcome.scored:.2g} parts scored per answer"
+        )
+    return lines
 
 
 def _interval_lines(plan: "CascadePlan") -> list[str]:

@@ -49,6 +49,7 @@ def plan(
     rate: float | None,
     dispatch: str,
     skip: bool,
+    early_error: float | None,
     burst_floor: float | None,
     burst_mean: float | None,
     max_tiers: int | None,
@@ -101,6 +102,7 @@ def plan(
             budget=Budget(budget),
             max_utilisation=max_utilisation,
             skip=skip,
+            early_error=early_error,
             burst_floor=burst_floor,
             burst_mean=burst_mean,
             max_tiers=max_tiers,
@@ -134,8 +136,8 @@ def plan(
             took_s = time.monotonic() - began
             candidates, offered = site, demand
             site, demand = chosen_of(planned, site, demand)
-            if planned.skip_below:
-                demand = demand.skipping(planned.skip_below)
+            digest = workload_digest(demand)
+            demand = demand.under(planned.skip_below, planned.early_rules)
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
@@ -160,9 +162,7 @@ def plan(
                 max_tiers=max_tiers,
                 min_tiers=min_tiers,
             )
-            figures = plan_json(
-                planned, inputs, took_s, _target(min_quality, max_latency), workload_digest(demand), site
-            )
+            figures = plan_json(planned, inputs, took_s, _target(min_quality, max_latency), digest, site)
             figures["verdict"] = verdict(site, planned, step)
             figures["next_step"] = None if step is None else dataclasses.asdict(step)
             attainments = _attainments(
@@ -291,8 +291,7 @@ def simulate(
         site = read_planned_site(planned)
         files = (trace, Path(planned.inputs.quality))
         demand = _read_demand(site, *files, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
-        if planned.skip_below:
-            demand = demand.skipping(planned.skip_below)
+        demand = demand.under(planned.skip_below, planned.early)
         strategies = strategies_of(planned.shapes, site)
         bursts: dict[str, Any] | None = None
         if planned.burst is None:

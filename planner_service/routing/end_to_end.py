@@ -208,8 +208,8 @@ class EndToEnd:
     def _seconds(self, thresholds: Sequence[float], deployment: Deployment) -> float:
         """The percentile of a request's times at its tiers and of judging, each tier by itself."""
         times = self._deployer.latencies_s(thresholds, deployment.strategies)
-        judged = (times[:-1] > 0).sum(axis=0)
-        return float(np.percentile(times.sum(axis=0) + self._judge_s * judged, self._deployer.percentile))
+        judged_s = np.where(times > 0, self._deployer.sample.judged_s(self._judge_s), 0.0)
+        return float(np.percentile((times + judged_s).sum(axis=0), self._deployer.percentile))
 
     def _solution(self, point: Point, deployment: Deployment, gap: float | None) -> Solution:
         quality = float(self.grid.qualities[point])
@@ -225,7 +225,7 @@ def least_felt_s(
     Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least
     of this over the lowest routings bounds them all. sample: the requests that arrive. alone_s (C, N).
     """
-    each_s = alone_s + judge_s * (np.arange(len(alone_s)) < len(alone_s) - 1)[:, None]
+    each_s = alone_s + sample.judged_s(judge_s)
 
     def alone(thresholds: Sequence[float]) -> float:
         processed = route(sample, thresholds).processed

@@ -82,11 +82,11 @@ class Grid:
         if sample.passed_over is not None:  # each tier's percentile is over fewer requests: any latency is possible
             return np.zeros(self.shape)
         tiers = len(sample.tiers)
-        everyone = np.zeros(len(sample))
+        everyone, compared = np.zeros(len(sample)), sample.comparable
         shape = (*self.shape, *([1] * (MOST_TIERS - 1 - len(self.shape))))
         worst = np.zeros(shape)
         for tier in range(tiers):
-            below = [sample.scores[:, t] if t < tier else everyone for t in range(MOST_TIERS - 1)]
+            below = [compared[:, t] if t < tier else everyone for t in range(MOST_TIERS - 1)]
             levels = [self.levels[t] if t < tier else np.ones(1) for t in range(MOST_TIERS - 1)]
             members = [(s[None, :] < level[:, None]).astype(np.float64) for s, level in zip(below, levels, strict=True)]
             counts: Ints = np.rint(members[0] @ members[1].T).astype(np.int64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from planner_service.early_checks import EarlyRule, PartScores, first_rejection
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.bursts import tie_accepted
 from services.domain.errors import invalid
@@ -19,7 +20,8 @@ class JudgedSample:
     """N prompts answered and scored by all C tiers. scores (N, C), from 0 to 100; output_tokens (N, C); input_tokens (N).
 
     predicted (N, C): scores predicted from the prompts alone, by a model that has not seen them; None without any.
-    passed_over (N, C): tiers that are not asked, see `skipping`; None if all are.
+    passed_over (N, C): tiers that are not asked, see `skipping`; None if all are. parts: scores of unfinished answers; None
+    without any. rejected_early (N, C): answers that are not finished, see `checking`; None if all are.
     """
 
     tiers: tuple[str, ...]
@@ -28,14 +30,18 @@ class JudgedSample:
     scores: Floats
     predicted: Floats | None = None
     passed_over: Bools | None = None
+    parts: PartScores | None = None
+    rejected_early: Bools | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
         if self.scores.shape != shape or self.output_tokens.shape != shape:
             raise invalid("quality", f"scores and output tokens must be of shape {shape}")
-        for name in ("predicted", "passed_over"):
+        for name in ("predicted", "passed_over", "rejected_early"):
             if (values := getattr(self, name)) is not None and values.shape != shape:
                 raise invalid("quality", f"{name} must be of shape {shape}")
+        if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
+            raise invalid("quality", f"scores of parts must be of shape {(*shape, len(self.parts.after_tokens))}")
         if not len(self):
             raise invalid("quality", "no prompts")
         if not ((self.scores >= 0) & (self.scores <= 100)).all():
@@ -62,6 +68,8 @@ class JudgedSample:
             self.scores[rows],
             None if self.predicted is None else self.predicted[rows],
             None if self.passed_over is None else self.passed_over[rows],
+            None if self.parts is None else self.parts.subset(rows),
+            None if self.rejected_early is None else self.rejected_early[rows],
         )
 
     def only(self, tiers: Sequence[int]) -> "JudgedSample":
@@ -74,6 +82,8 @@ class JudgedSample:
             self.scores[:, columns],
             None if self.predicted is None else self.predicted[:, columns],
             None if self.passed_over is None else self.passed_over[:, columns],
+            None if self.parts is None else self.parts.only(columns),
+            None if self.rejected_early is None else self.rejected_early[:, columns],
         )
 
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
@@ -95,15 +105,56 @@ class JudgedSample:
             mask[:, tier] = [passes_over(score, limit) for score in self.predicted[:, tier].tolist()]
         return replace(self, passed_over=mask)
 
+    def checking(self, rules: Sequence[EarlyRule]) -> "JudgedSample":
+        """The same prompts where unfinished answers are rejected as routers do it. rules (C - 1): of the tiers but the last.
+
+        What is rejected has only the tokens that are generated until its verdict.
+
+        Raises:
+            InvalidRequest: Checks at tokens for which there are no scores, or not one rule for each tier but the last.
+        """
+        if len(rules) != len(self.tiers) - 1:
+            raise invalid("early_checks", f"{len(self.tiers)} tiers have {len(self.tiers) - 1} rules, not {len(rules)}")
+        if not any(rule.checks for rule in rules):
+            return self
+        if self.parts is None:
+            raise invalid("early_checks", "need scores of unfinished answers, which these prompts do not have")
+        if self.rejected_early is not None:
+            raise ValueError("answers were cut already")
+        after = self.parts.after_tokens
+        if unknown := sorted({check.after_tokens for rule in rules for check in rule.checks} - set(after)):
+            raise invalid("early_checks", f"no scores of answers after {', '.join(map(str, unknown))} tokens")
+        rejected, output_tokens = np.zeros(self.scores.shape, np.bool_), self.output_tokens.copy()
+        for tier, rule in enumerate(rules):
+            first = first_rejection(rule.checks, after, self.parts.scores[:, tier])
+            rejected[:, tier] = first < len(after)
+            read = np.array((*after, 0))[first] + rule.meanwhile_tokens
+            cut = np.minimum(read, self.output_tokens[:, tier])
+            output_tokens[:, tier] = np.where(rejected[:, tier], cut, self.output_tokens[:, tier])
+        return replace(self, output_tokens=output_tokens, rejected_early=rejected)
+
     @property
     def comparable(self) -> Floats:
-        """(N, C) the scores that thresholds are compared with: below all of them where the tier is passed over."""
-        return self.scores if self.passed_over is None else np.where(self.passed_over, -1.0, self.scores)
+        """(N, C) the scores that thresholds are compared with: below all of them where the tier is passed over, or its answer
+        rejected early."""
+        scores = self.scores
+        for mask in (self.passed_over, self.rejected_early):
+            scores = scores if mask is None else np.where(mask, -1.0, scores)
+        return scores
+
+    def judged_s(self, judge_s: float) -> Floats:
+        """(C, N) seconds from the end of an answer to its score, where judging takes `judge_s`.
+
+        0 for what was rejected early, which has its score by then, and for the last tier.
+        """
+        seconds = np.full(self.scores.T.shape, judge_s)
+        seconds[-1] = 0.0
+        return seconds if self.rejected_early is None else np.where(self.rejected_early.T, 0.0, seconds)
 
     def levels(self, tier: int) -> Floats:
         """Thresholds of `tier` that differ in what they do: 0, its distinct scores ascending, and SKIPPED.
 
-        At a threshold an answer of just that score stands. Threshold 0 lets everything stand.
+        At a threshold an answer of just that score stands. Threshold 0 lets every finished answer stand.
         """
         values = np.unique(self.scores[:, tier])
         return np.concatenate(([0.0], values[values > 0], [SKIPPED]))
@@ -148,14 +199,14 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
     tiers = len(sample.tiers)
     if len(thresholds) != tiers - 1:
         raise invalid("thresholds", f"{tiers} tiers have {tiers - 1} thresholds, not {len(thresholds)}")
-    processed = np.zeros((tiers, len(sample)), np.bool_)
+    processed, compared = np.zeros((tiers, len(sample)), np.bool_), sample.comparable
     escalating = np.ones(len(sample), np.bool_)
     answered = np.full(len(sample), tiers - 1, np.int64)
     for tier, threshold in enumerate(thresholds):
         if threshold > 100:
             continue
         processed[tier] = escalating if sample.passed_over is None else escalating & ~sample.passed_over[:, tier]
-        stands = processed[tier] & (sample.scores[:, tier] >= threshold)
+        stands = processed[tier] & (compared[:, tier] >= threshold)
         if ties is not None and ties.shares[tier] < 1:
             stands &= ~ties.escalates(tier, stands & (sample.scores[:, tier] == threshold))
         answered[stands] = tier

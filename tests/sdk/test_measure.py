@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -60,6 +61,11 @@ async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: Me
     assert (checks["small"]["stated_error"], checks["small"].keys() >= {"checks", "held_out_error"}) == (0.5, True)
     assert refused.exit_code == 2
     assert "scorer exact does not score unfinished answers" in " ".join(refused.output.split())
+    parts = read_quality(tmp_path / "q", ("small", "medium")).parts
+    assert parts is not None
+    assert parts.after_tokens == (2, 4)
+    assert (np.isnan(parts.scores[:, 1]) == (sample.output_tokens[:, 1:] <= np.array([2, 4]))).all()
+    assert sample.parts is None
     figures = json.loads(done.stdout)
     assert "early_checks" not in figures
     assert [t["tier"] for t in figures["tiers"]] == ["small", "medium"]

@@ -1,0 +1,286 @@
+"""Early checks where cascades are simulated and planned: what they cut, where answers then go, and plans with them."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from planner_service.cascade_simulation import simulate_cascade
+from planner_service.deployment.search import Strategy
+from planner_service.early_checks import EarlyRule, PartScores
+from planner_service.early_rules import fitted_rules, meanwhile_tokens, outcomes_of
+from planner_service.files import FileError, read_quality
+from planner_service.plan_cascade import plan_cascade
+from planner_service.plan_file import read_plan
+from planner_service.planning_options import Goal, Objective, Options
+from planner_service.routing.end_to_end import least_felt_s
+from planner_service.routing.grid import Grid
+from planner_service.routing.quality import JudgedSample, all_qualities, route
+from planner_service.simulator import Dispatch, EngineLimits, Replica
+from planner_service.site import Demand, Site
+from services.domain.early_checks import EarlyCheck, rejected_early
+from services.domain.errors import InvalidRequest
+from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
+from services.domain.latency import StepLatencyModel
+from tests.conftest import ROOT
+
+TIERS, AFTER = ("small", "medium", "large"), (8, 16)
+STEP_MS, JUDGE_S, WORKERS = (1.0, 3.0, 10.0), 0.0045, 4
+RULES = (EarlyRule((EarlyCheck(8, 30.0), EarlyCheck(16, 45.0)), 4), EarlyRule())
+
+
+def site(judge_s: float = JUDGE_S) -> Site:
+    """Tiers whose steps take 1, 3 and 10 ms, whatever is in them."""
+    replicas = tuple(
+        (Replica(ReplicaShape(1, 1), StepLatencyModel.linear(ms / 1000, 0.0, 0.0), 32_768, EngineLimits(32)),)
+        for ms in STEP_MS
+    )
+    model = ModelSpec("model", 2, 64, 4, 2, 16, 1e6, 1e6, 2.0, 256.0)
+    cluster = ClusterSpec(GpuSpec("worker", 64e9, 1e10, 1e11, 1e10, 0.6, 0.8), 1, WORKERS, 1e10)
+    return Site(cluster, TIERS, (model,) * 3, judge_s=judge_s, measured=replicas)
+
+
+def sample(seed: int = 1, count: int = 300) -> JudgedSample:
+    """The smaller a tier, the more of its answers are bad; bad ones are long, and their parts have low scores, too."""
+    rng = np.random.default_rng(seed)
+    good = rng.random((count, 3)) < (0.45, 0.75, 0.97)
+    scores = np.where(good, rng.uniform(80, 100, good.shape), rng.uniform(0, 20, good.shape))
+    outputs = np.where(good, rng.integers(5, 30, good.shape), rng.integers(40, 120, good.shape))
+    parts = np.stack([np.minimum(100, scores + rng.uniform(0, spread, good.shape)) for spread in (40, 20)], axis=2)
+    parts[outputs[:, :, None] <= np.array(AFTER)] = np.nan
+    return JudgedSample(TIERS, rng.integers(10, 50, count), outputs, scores, parts=PartScores(AFTER, parts))
+
+
+def demand(judged: JudgedSample, rate: float = 20.0) -> Demand:
+    return Demand(judged, judged, np.arange(len(judged)) / rate)
+
+
+STRATEGIES = [
+    Strategy(((replicas[0], count),), 0.0) for replicas, count in zip(site().measured, (1, 1, 2), strict=True)
+]
+
+
+def test_what_is_rejected_has_the_tokens_until_its_verdict_and_goes_on() -> None:
+    """One prompt after another by the routers' own rule, at any threshold, 0 included."""
+    judged = sample()
+    checked = judged.checking(RULES)
+    assert judged.parts is not None
+    assert checked.rejected_early is not None
+    for thresholds in ((50.0, 50.0), (0.0, 0.0), (101.0, 30.0)):
+        routed = route(checked, thresholds)
+        for i in range(len(judged)):
+            part = [None if np.isnan(score) else float(score) for score in judged.parts.scores[i, 0]]
+            first = next((c for c, s in zip(RULES[0].checks, part, strict=True) if rejected_early(c, s)), None)
+            whole = int(judged.output_tokens[i, 0])
+            assert checked.output_tokens[i, 0] == (whole if first is None else min(whole, first.after_tokens + 4))
+            assert checked.rejected_early[i].tolist() == [first is not None, False, False]
+            if thresholds[0] <= 100:
+                assert (routed.answered[i] == 0) == (first is None and judged.scores[i, 0] >= thresholds[0])
+            assert routed.processed[0, i] == (thresholds[0] <= 100)
+    assert checked.rejected_early.any()
+    assert (checked.output_tokens[:, 1:] == judged.output_tokens[:, 1:]).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_grid_of_all_thresholds_knows_what_is_rejected(seed: int) -> None:
+    checked, rng = sample(seed, 80).checking(RULES), np.random.default_rng(seed)
+    levels, qualities = all_qualities(checked)
+    for a, b in rng.integers(0, [len(level) for level in levels], (30, 2)):
+        assert qualities[a, b] == pytest.approx(route(checked, (levels[0][a], levels[1][b])).quality)
+
+
+def test_rejection_takes_the_time_of_a_part_and_its_verdict() -> None:
+    """A request alone: 8 tokens and 4 more while they are scored on the small tier, then the large one; judged once less."""
+    one = JudgedSample(
+        TIERS,
+        np.array([1]),
+        np.array([[50, 20, 10]]),
+        np.array([[5.0, 90.0, 95.0]]),
+        parts=PartScores(AFTER, np.array([[[20.0, 10.0], [95.0, 95.0], [np.nan, np.nan]]])),
+    )
+    seconds = {
+        name: float(simulate_cascade(site(), demand(routed), (50.0, 50.0), STRATEGIES, Dispatch.CAPACITY)[1][0])
+        for name, routed in (("whole", one), ("checked", one.checking(RULES)))
+    }
+    assert seconds["whole"] == pytest.approx(0.050 + JUDGE_S + 0.060 + JUDGE_S)
+    assert seconds["checked"] == pytest.approx(0.012 + 0.060 + JUDGE_S)
+
+
+def test_rules_are_fitted_to_the_prompts_that_reach_a_tier_and_their_effect_is_counted() -> None:
+    judged = sample(count=2000)
+    rules = fitted_rules(site(), judged, (50.0, 50.0), 0.02)
+    assert [bool(rule.checks) for rule in rules] == [True, True]
+    assert [rule.meanwhile_tokens for rule in rules] == [4, 1]  # in 4.5 ms, at 1 and 3 ms per token
+    assert fitted_rules(site(), judged, (101.0, 50.0), 0.02)[0] == EarlyRule()  # the tier is not used
+    checked, whole = judged.checking(rules), route(judged, (50.0, 50.0))
+    assert checked.rejected_early is not None
+    for tier, outcome in enumerate(outcomes_of(judged, rules, (50.0, 50.0))):
+        rows = route(checked, (50.0, 50.0)).processed[tier]
+        stands = judged.scores[rows, tier] >= 50
+        assert outcome.error is not None
+        assert outcome.rejected is not None
+        assert outcome.error == pytest.approx(checked.rejected_early[rows, tier][stands].mean())
+        assert outcome.error <= 0.02 + 0.01
+        assert outcome.rejected > 0.9
+        assert 0.3 < outcome.saved < 0.9
+        assert 0.5 < outcome.scored < 2
+    assert route(checked, (50.0, 50.0)).processed[2].sum() >= whole.processed[2].sum()
+
+
+def test_no_plan_is_faster_than_the_bound() -> None:
+    """The least that users can feel bounds the simulated cascade from below, with and without checks."""
+    for seed in range(4):
+        for judged in (sample(seed, 60), sample(seed, 60).checking(RULES)):
+            alone_s = np.array([ms / 1000 * judged.output_tokens[:, t] for t, ms in enumerate(STEP_MS)])
+            grid = Grid(judged)
+            for point in list(grid.at_least(0.0))[:: max(1, grid.qualities.size // 25)]:
+                bound = least_felt_s(grid, [point], judged, alone_s, JUDGE_S, 95)
+                felt = simulate_cascade(
+                    site(), demand(judged, 1.0), grid.thresholds(point), STRATEGIES, Dispatch.CAPACITY
+                )
+                assert bound <= np.percentile(felt[1], 95) + 1e-9
+
+
+def test_a_plan_with_early_checks_is_better_where_bad_answers_are_long() -> None:
+    offered = demand(sample(), 40.0)
+    options = Options(min_quality=90.0, goal=Goal.LATENCY, objective=Objective.END_TO_END)
+    plain = plan_cascade(site(), offered, options)
+    checked = plan_cascade(site(), offered, options, early_error=0.02)
+    assert checked.felt_p95_s < plain.felt_p95_s
+    assert checked.quality >= 90
+    assert any(rule.checks for rule in checked.early_rules)
+    replayed = offered.under(checked.skip_below, checked.early_rules)
+    strategies = [tier.strategy for tier in checked.tiers]
+    total_s = simulate_cascade(site(), replayed, checked.thresholds, strategies, checked.dispatch)[1]
+    assert np.percentile(total_s, 95) == pytest.approx(checked.end_to_end_p95_s)
+
+
+def test_a_plan_that_is_no_better_with_checks_has_none_and_says_why() -> None:
+    judged = sample()
+    assert judged.parts is not None
+    untold = dataclasses.replace(judged, parts=PartScores(AFTER, np.where(np.isnan(judged.parts.scores), np.nan, 50.0)))
+    options = Options(min_quality=90.0, goal=Goal.LATENCY)
+    plan = plan_cascade(site(), demand(untold), options, early_error=0.02)
+    assert plan.early == ()
+    assert "none rejects anything" in plan.early_reason
+    assert plan.thresholds == plan_cascade(site(), demand(untold), options).thresholds
+
+
+def test_bad_input_is_named() -> None:
+    judged, options = sample(), Options(min_quality=90.0)
+    bare = JudgedSample(TIERS, judged.input_tokens, judged.output_tokens, judged.scores)
+    with pytest.raises(InvalidRequest, match="early_error: needs scores of unfinished answers"):
+        plan_cascade(site(), demand(bare), options, early_error=0.02)
+    with pytest.raises(InvalidRequest, match="need scores of unfinished answers"):
+        bare.checking(RULES)
+    with pytest.raises(InvalidRequest, match="no scores of answers after 5 tokens"):
+        judged.checking((EarlyRule((EarlyCheck(5, 1.0),)), EarlyRule()))
+    with pytest.raises(InvalidRequest, match="2 rules, not 1"):
+        judged.checking(RULES[:1])
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"early_error": 0.0}, "early_error: must be over 0"),
+        ({"early_error": 0.02, "confidence": 0.9}, "early_error: goes without confidence"),
+        ({"early_error": 0.02, "max_tiers": 2}, "early_error: goes without confidence and max_tiers"),
+    )
+    for more, said in refused:
+        with pytest.raises(InvalidRequest, match=said):
+            plan_cascade(site(), demand(judged), dataclasses.replace(options, **more))
+    assert meanwhile_tokens(site(judge_s=0.0), 0, judged) == 0
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A quality file with scores of parts, as `penstock measure --early-after` writes it, and a trace."""
+    folder, rng, judged = tmp_path_factory.mktemp("early"), np.random.default_rng(3), sample(count=400)
+    assert judged.parts is not None
+    paths = {name: folder / name for name in ("judged.csv", "trace.csv")}
+    with paths["judged.csv"].open("w", newline="") as file:
+        table = csv.writer(file)
+        whats = ("output_tokens", "judge_score", *(f"score_after_{tokens}" for tokens in AFTER))
+        table.writerow(["prompt_id", "input_tokens", *(f"{tier}_{what}" for tier in TIERS for what in whats)])
+        for i in range(len(judged)):
+            cells: list[object] = [f"p{i}", int(judged.input_tokens[i])]
+            for t in range(3):
+                cells += [int(judged.output_tokens[i, t]), f"{judged.scores[i, t]:.6g}"]
+                cells += ["" if np.isnan(part) else f"{part:.6g}" for part in judged.parts.scores[i, t]]
+            table.writerow(cells)
+    with paths["trace.csv"].open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["arrival_s", "input_tokens", "output_tokens"])
+        for at in np.cumsum(rng.exponential(0.02, 400)):
+            table.writerow([f"{at:.4f}", 30, 60])
+    return paths
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def plan(files: dict[str, Path], *more: object) -> Any:
+    examples = ROOT / "examples"
+    given = ("--cluster", examples / "cluster-1x8-h100.yaml", "--models", examples / "qwen2.5-cascade.yaml")
+    work = ("--trace", files["trace.csv"], "--quality", files["judged.csv"], "--requests", 200, "--runs", 0)
+    return run("plan", *given, *work, "--min-quality", 90, "--goal", "latency", *more)
+
+
+def test_parts_are_read_from_the_quality_file(files: dict[str, Path], tmp_path: Path) -> None:
+    read, judged = read_quality(files["judged.csv"], TIERS), sample(count=400)
+    assert judged.parts is not None
+    assert read.parts is not None
+    assert read.parts.after_tokens == AFTER
+    assert read.parts.scores == pytest.approx(judged.parts.scores, rel=1e-4, nan_ok=True)
+    bad = tmp_path / "bad.csv"
+    bad.write_text(files["judged.csv"].read_text().replace("small_score_after_8", "small_score_after_0"))
+    assert read_quality(bad, TIERS).parts is not None  # the column of the small tier is none: it has no parts after 8
+    lines = files["judged.csv"].read_text().splitlines()
+    cells = lines[1].split(",")
+    cells[4] = "101"
+    bad.write_text("\n".join([lines[0], ",".join(cells)]))
+    with pytest.raises(FileError, match="line 2: small_score_after_8 must be from 0 to 100"):
+        read_quality(bad, TIERS)
+
+
+def test_a_plan_file_has_the_checks_and_is_replayed_with_them(files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    made = plan(files, "--early-error", "0.02", "--out", out)
+    assert made.exit_code == 0, made.output
+    figures = json.loads(out.read_text())
+    assert figures["early_checks"] is not None, figures["early_reason"]
+    assert "early checks of small" in made.output
+    first = figures["early_checks"][0]
+    assert first["checks"][0].keys() == {"after_tokens", "reject_below"}
+    assert first["rejected"] > 0.8
+    without = tmp_path / "without.json"
+    assert plan(files, "--out", without).exit_code == 0
+    assert figures["workload_digest"] == json.loads(without.read_text())["workload_digest"]
+    planned = read_plan(out)
+    assert [[dataclasses.asdict(c) for c in rule.checks] for rule in planned.early] == [
+        one["checks"] for one in figures["early_checks"]
+    ]
+    replayed = {}
+    for name, content in (("with", figures), ("without", figures | {"early_checks": None})):
+        out.write_text(json.dumps(content))
+        result = run("simulate", "--plan", out, "--trace", files["trace.csv"], "--json")
+        assert result.exit_code == 0, result.output
+        replayed[name] = json.loads(result.stdout)["tiers"][0]["latency_s"]["mean"]
+    assert replayed["with"] < replayed["without"]
+    for spoilt, said in (([first], "2 tiers, not 1"), ([first | {"meanwhile_tokens": -1}] * 2, "meanwhile_tokens")):
+        out.write_text(json.dumps(figures | {"early_checks": spoilt}))
+        refused = run("simulate", "--plan", out, "--trace", files["trace.csv"])
+        assert (refused.exit_code, said in refused.output) == (2, True), refused.output
+
+
+def test_the_command_refuses_what_cannot_be_planned(files: dict[str, Path]) -> None:
+    for more, said in (
+        (("--early-error", "0"), "--early-error"),
+        (("--early-error", "0.02", "--max-tiers", "2"), "early_error: goes without confidence"),
+        (("--early-error", "0.02", "--lengths", "trace"), "need scores of unfinished answers"),
+    ):
+        refused = plan(files, *more)
+        assert (refused.exit_code, said in " ".join(refused.output.split())) == (2, True), refused.output
