@@ -74,7 +74,8 @@ def _plot(shown: Sequence[Layout], result: dict[str, Any], name: str) -> None:
         }
         groups = [f"load {cell['load']:g}\nquality {cell['min_quality']:.0f}" for cell in cells]
         title = f"Goodput within the SLO, {layout.workers} workers {layout.name}"
-        print(report.bars(f"{name}_{layout.name}", title, groups, series, "answers in time per second"))
+        file = name if name.endswith(layout.name) else f"{name}_{layout.name}"
+        print(report.bars(file, title, groups, series, "answers in time per second"))
 
 
 def _cell_lines(cell: dict[str, Any]) -> str:

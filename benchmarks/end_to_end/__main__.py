@@ -1,11 +1,12 @@
-"""`python -m benchmarks.end_to_end [--mesh FILE] [--questions FILE] [--rounds N] [--below POINTS ...] [--quick]`: for any
-family and mesh file."""
+"""`python -m benchmarks.end_to_end [--mesh FILE] [--questions FILE] [--rounds N] [--below POINTS ...] [--layout NAME]
+[--quick]`: for any family and mesh file."""
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import end_to_end
+from benchmarks.end_to_end.site import layouts
 
 
 def main() -> None:
@@ -25,6 +26,11 @@ def main() -> None:
         metavar="POINTS",
         help="quality targets, in points below the largest model's mean",
     )
+    parser.add_argument(
+        "--layout",
+        choices=[layout.name for layout in layouts()],
+        help="this layout only, written to a file of its name",
+    )
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -32,7 +38,11 @@ def main() -> None:
     setup = make(args.rounds, args.mesh, *([args.questions] if args.questions else []))
     if args.below:
         setup = replace(setup, below_largest=tuple(args.below))
-    end_to_end.publish(setup, f"end_to_end{'_quick' if args.quick else ''}")
+    name = f"end_to_end{'_quick' if args.quick else ''}"
+    if args.layout:
+        setup = replace(setup, layouts=tuple(layout for layout in layouts() if layout.name == args.layout))
+        name = f"{name}_{args.layout}"
+    end_to_end.publish(setup, name)
 
 
 if __name__ == "__main__":
