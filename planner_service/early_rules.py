@@ -13,6 +13,8 @@ from planner_service.site import Site, replica_kinds
 from services.domain.errors import invalid
 from services.domain.latency import StepLoad
 
+NEEDS_PARTS = "needs scores of unfinished answers in the quality file: see measure --early-after"
+
 
 @dataclass(frozen=True, slots=True)
 class EarlyOutcome:
@@ -36,9 +38,7 @@ def fitted_rules(site: Site, sample: JudgedSample, thresholds: Sequence[float], 
         InvalidRequest: The prompts have no scores of unfinished answers; the error is none.
     """
     if sample.parts is None:
-        raise invalid(
-            "early_error", "needs scores of unfinished answers in the quality file: see measure --early-after"
-        )
+        raise invalid("early_error", NEEDS_PARTS)
     processed, rules = route(sample, thresholds).processed, []
     for tier, threshold in enumerate(thresholds):
         rows = np.flatnonzero(processed[tier])

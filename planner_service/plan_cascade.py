@@ -13,7 +13,7 @@ from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.mixed import GpuTypes
 from planner_service.deployment.search import Strategy
-from planner_service.early_rules import fitted_rules, outcomes_of
+from planner_service.early_rules import NEEDS_PARTS, fitted_rules, outcomes_of
 from planner_service.planning_options import LEAST_REQUESTS, Budget, Goal, Objective, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
@@ -160,9 +160,15 @@ def _with_early_checks(
 ) -> CascadePlan:
     """The plan without early checks; or, where it is better, one with checks that are fitted to its thresholds.
 
+    Where a tier has checks, its threshold is not lowered: by a lower one, more answers would stand that they reject, and the
+    error would be over the stated one.
+
     Raises:
-        InvalidRequest: Judging is a load, or tiers are remote: what checks cost there is not simulated.
+        InvalidRequest: There are no scores of unfinished answers; judging is a load, or tiers are remote: what checks cost
+            there is not simulated.
     """
+    if demand.judged.parts is None:
+        raise invalid("early_error", NEEDS_PARTS)
     if site.grading is not None or site.remotes:
         raise invalid(
             "early_error", "not where what judges is stated, or with remote tiers: their load is not simulated"
@@ -178,9 +184,9 @@ def _with_early_checks(
     try:
         checked = plan_cascade(
             site,
-            passing[0].checking(rules),
+            passing[0].checking(rules, plain.thresholds),
             dataclasses.replace(within, skip=False),
-            runs=[run.checking(rules) for run in others],
+            runs=[run.checking(rules, plain.thresholds) for run in others],
             on_evaluation=on_evaluation,
         )
     except Unreachable as unreachable:

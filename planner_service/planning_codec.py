@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,8 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.burst_codec import ladder_to_proto
 from planner_service.cascade_plan import CascadeChoice, CascadePlan
 from planner_service.demand import demand_of, workload_digest
+from planner_service.early_checks import EarlyRule, PartScores
+from planner_service.early_rules import EarlyOutcome, meanwhile_tokens
 from planner_service.files import (
     CascadeFile,
     ClusterFile,
@@ -27,10 +30,12 @@ from planner_service.files import (
 )
 from planner_service.planned_drafts import PlannedSpeculation, planned_speculation
 from planner_service.planning_options import Budget, Goal, Objective, Options
+from planner_service.proto_codec import early_checks_from_proto, early_checks_to_proto
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
 from planner_service.simulator.remote import RemoteTier
 from planner_service.site import Demand, Site, TierSpeculation
+from services.domain.early_checks import MAX_EARLY_CHECKS, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
 from services.domain.latency import StepLatencyModel
@@ -79,6 +84,8 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         problems.append(FieldProblem("gpus", "must be at least 1"))
     if request.skip and not any(prompt.predicted_scores for prompt in request.inputs.workload.judged):
         problems.append(FieldProblem("inputs.workload.judged", "have no predicted_scores, which skip needs"))
+    if request.HasField("early_error") and not request.inputs.workload.early_after_tokens:
+        problems.append(FieldProblem("inputs.workload.early_after_tokens", "are needed for early_error"))
     if problems:
         raise InvalidRequest(*problems)
     return Options(
@@ -97,6 +104,7 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         burst_mean=request.burst_mean if request.HasField("burst_mean") else None,
         max_tiers=request.max_tiers if request.HasField("max_tiers") else None,
         min_tiers=request.min_tiers if request.HasField("min_tiers") else None,
+        early_error=request.early_error if request.HasField("early_error") else None,
     )
 
 
@@ -252,6 +260,7 @@ def demand_from_proto(workload: pb.Workload, tiers: tuple[str, ...]) -> Demand:
 def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) -> pb.CascadePlan:
     """site: that the plan is for; it says what drafts."""
     limits = (*plan.skip_below, None) if plan.skip_below else (None,) * len(plan.tiers)
+    early = (*plan.early, None) if plan.early else (None,) * len(plan.tiers)
     created = pb.CascadePlan(
         tiers=[
             pb.PlannedTier(
@@ -272,9 +281,10 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                 speculation=_speculation_to_proto(planned_speculation(site, i, tier.strategy.replicas)),
                 skip_below=limit,
                 remote_dollars_per_hour=None if tier.strategy.remote is None else tier.strategy.remote_dollars_per_hour,
+                early=None if outcome is None else _early_to_proto(outcome),
             )
-            for i, (tier, threshold, utilisation, limit) in enumerate(
-                zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, strict=True)
+            for i, (tier, threshold, utilisation, limit, outcome) in enumerate(
+                zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, early, strict=True)
             )
         ],
         quality=plan.quality,
@@ -293,6 +303,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
         dispatch=pb.DISPATCH_CAPACITY if plan.dispatch is Dispatch.CAPACITY else pb.DISPATCH_ROUND_ROBIN,
         burst=None if plan.burst is None else ladder_to_proto(plan.burst),
         burst_reason=plan.burst_reason,
+        early_reason=plan.early_reason,
         choice=None if plan.choice is None else _choice_to_proto(plan.choice),
     )
     created.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
@@ -309,6 +320,19 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
     if plan.promise is not None:
         created.tested_quality = plan.promise.tested_quality
     return created
+
+
+def _early_to_proto(outcome: EarlyOutcome) -> pb.PlannedEarlyChecks | None:
+    if not outcome.rule.checks:
+        return None
+    return pb.PlannedEarlyChecks(
+        checks=early_checks_to_proto(outcome.rule.checks),
+        meanwhile_tokens=outcome.rule.meanwhile_tokens,
+        rejected_share=outcome.rejected,
+        error=outcome.error,
+        saved_share=outcome.saved,
+        scored_per_answer=outcome.scored,
+    )
 
 
 def _choice_to_proto(choice: CascadeChoice) -> pb.CascadeChoice:
@@ -403,6 +427,32 @@ def skip_rule_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[float |
     return tuple(limits[:-1])
 
 
+def early_rules_from_proto(
+    request: pb.SimulateDeploymentRequest, site: Site, sample: JudgedSample
+) -> tuple[EarlyRule, ...]:
+    """The early checks of the tiers but the last. Empty where no tier has any.
+
+    Raises:
+        InvalidRequest: They are no such checks, are of the last tier, or there are no scores for them; names the field.
+    """
+    rules = []
+    for i, tier in enumerate(request.tiers):
+        checks = early_checks_from_proto(tier.early_checks)
+        if checks and i == len(request.tiers) - 1:
+            raise invalid(f"tiers[{i}].early_checks", "the last tier's answers always stand: it has none")
+        if problems := [*early_check_problems(checks, f"tiers[{i}].early_checks")]:
+            raise InvalidRequest(*problems)
+        known = sample.parts.after_tokens if sample.parts is not None else ()
+        for j, check in enumerate(checks):
+            if check.after_tokens not in known:
+                raise invalid(
+                    f"tiers[{i}].early_checks[{j}].after_tokens",
+                    f"{check.after_tokens} is none of inputs.workload.early_after_tokens",
+                )
+        rules.append(EarlyRule(checks, meanwhile_tokens(site, i, sample) if checks else 0))
+    return tuple(rules[:-1]) if any(rule.checks for rule in rules) else ()
+
+
 def report_to_proto(report: Report) -> pb.TierReport:
     return pb.TierReport(
         requests=report.requests,
@@ -456,6 +506,7 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
             raise invalid(f"{at}[{i}].predicted_scores", "all prompts must have them or none")
         if not all(0 <= score <= 100 for score in prompt.predicted_scores):
             raise invalid(f"{at}[{i}].predicted_scores", "must be from 0 to 100")
+    parts = _unfinished(workload, len(tiers), at)
     predicted = [prompt.predicted_scores for prompt in workload.judged if prompt.predicted_scores]
     # an empty prompt or answer counts as one token, as in files
     return JudgedSample(
@@ -464,7 +515,31 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
         np.maximum(1, np.array([p.output_tokens for p in workload.judged], np.int64)),
         np.array([p.judge_scores for p in workload.judged], float),
         np.array(predicted, float) if predicted else None,
+        parts=parts,
     )
+
+
+def _unfinished(workload: pb.Workload, tiers: int, at: str) -> PartScores | None:
+    """The scores of unfinished answers; None without any. InvalidRequest naming the field."""
+    after = tuple(workload.early_after_tokens)
+    if len(after) > MAX_EARLY_CHECKS or (after and after[0] < 1) or any(a >= b for a, b in pairwise(after)):
+        raise invalid(
+            "inputs.workload.early_after_tokens",
+            f"must be {MAX_EARLY_CHECKS} numbers of tokens at most, from 1 on, ascending",
+        )
+    scores = np.full((len(workload.judged), tiers, len(after)), np.nan)
+    for i, prompt in enumerate(workload.judged):
+        if len(prompt.unfinished) != (tiers if after else 0):
+            needed = f"the cascade has {tiers} tiers" if after else "the workload has no early_after_tokens"
+            raise invalid(f"{at}[{i}].unfinished", f"{needed}, not {len(prompt.unfinished)}")
+        for tier, part in enumerate(prompt.unfinished):
+            here = f"{at}[{i}].unfinished[{tier}].scores"
+            if len(part.scores) > len(after):
+                raise invalid(here, f"there are {len(after)} early_after_tokens, not {len(part.scores)}")
+            if not all(0 <= score <= 100 for score in part.scores):
+                raise invalid(here, "must be from 0 to 100")
+            scores[i, tier, : len(part.scores)] = part.scores
+    return PartScores(after, scores) if after else None
 
 
 def trace_to_proto(work: Workload) -> pb.Trace:

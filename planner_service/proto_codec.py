@@ -38,9 +38,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
                 stages=map(stage_to_proto, t.stages),
                 qoe=None if t.qoe is None else qoe_to_proto(t.qoe),
                 skip_below=t.skip_below,
-                early_checks=[
-                    pb.EarlyCheck(after_tokens=c.after_tokens, reject_below=c.reject_below) for c in t.early_checks
-                ],
+                early_checks=early_checks_to_proto(t.early_checks),
             )
             for t in plan.tiers
         ],
@@ -55,6 +53,14 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         ),
         burst=None if plan.burst is None else ladder_to_proto(plan.burst),
     )
+
+
+def early_checks_to_proto(checks: Sequence[EarlyCheck]) -> list[pb.EarlyCheck]:
+    return [pb.EarlyCheck(after_tokens=c.after_tokens, reject_below=c.reject_below) for c in checks]
+
+
+def early_checks_from_proto(checks: Iterable[pb.EarlyCheck]) -> tuple[EarlyCheck, ...]:
+    return tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in checks)
 
 
 def plan_from_proto(plan: pb.Plan) -> Plan:
@@ -76,7 +82,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
                 stages_from_proto(t.stages),
                 qoe_from_proto(t.qoe) if t.HasField("qoe") else None,
                 t.skip_below if t.HasField("skip_below") else None,
-                tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
+                early_checks_from_proto(t.early_checks),
             )
             for t in plan.tiers
         ),

@@ -201,9 +201,9 @@ class Demand:
         """The same requests where tiers are passed over; see JudgedSample.skipping."""
         return Demand(self.judged.skipping(skip_below), self.requests.skipping(skip_below), self.arrival_s)
 
-    def checking(self, rules: Sequence[EarlyRule]) -> "Demand":
+    def checking(self, rules: Sequence[EarlyRule], fitted_to: Sequence[float] | None = None) -> "Demand":
         """The same requests where unfinished answers are rejected; see JudgedSample.checking."""
-        return Demand(self.judged.checking(rules), self.requests.checking(rules), self.arrival_s)
+        return Demand(self.judged.checking(rules, fitted_to), self.requests.checking(rules, fitted_to), self.arrival_s)
 
     def under(self, skip_below: Sequence[float | None], rules: Sequence[EarlyRule]) -> "Demand":
         """The same requests under the routing of a plan, both empty where it has none."""

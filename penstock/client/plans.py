@@ -107,13 +107,16 @@ class Plan:
 class JudgedPrompt:
     """A prompt that every tier has answered. output_tokens, judge_scores (0 to 100): one per tier, in the cascade's order.
 
-    predicted_scores: what a score predictor expects, 0 to 100, one per tier; needed for `skip`.
+    predicted_scores: what a score predictor expects, 0 to 100, one per tier; needed for `skip`. unfinished_scores: one
+    per tier, after each of the inputs' `early_after_tokens`, without the last ones where the answer has no more tokens; empty
+    for a tier whose unfinished answers were not scored. Needed for `early_error`.
     """
 
     input_tokens: int
     output_tokens: tuple[int, ...]
     judge_scores: tuple[float, ...]
     predicted_scores: tuple[float, ...] = ()
+    unfinished_scores: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class PlanningInputs:
     cluster, cascade: the content of the YAML files of `penstock plan` (`--cluster`, `--models`), without `profiles`.
     trace: (arrival_s, input_tokens, output_tokens) of each request. requests: number of requests to use, selected by `seed`;
     None: 500. lengths: source of the token counts, `quality` (the judged prompts) or `trace`. rate: requests per second;
-    None: the rate of the trace.
+    None: the rate of the trace. early_after_tokens: after which unfinished answers were scored, ascending.
     """
 
     cluster: Mapping[str, Any]
@@ -134,6 +137,7 @@ class PlanningInputs:
     seed: int = 1
     lengths: str = "quality"
     rate: float | None = None
+    early_after_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +201,30 @@ class PlannedSpeculation:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedEarlyChecks:
+    """Early checks of a tier of a computed plan, and what they do to the judged prompts that reach it.
+
+    meanwhile_tokens: that the tier generates while an unfinished answer is scored. rejected_share: of the answers that would
+    not stand, those rejected early; error: of those that would; None where there are no such answers. saved_share: of the
+    tier's output tokens. scored_per_answer: unfinished answers that the judge scores.
+    """
+
+    checks: tuple[EarlyCheck, ...]
+    meanwhile_tokens: int
+    rejected_share: float | None
+    error: float | None
+    saved_share: float
+    scored_per_answer: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedTier:
     """One tier of a computed plan. threshold: None for the last tier and for a tier that is not used.
 
     utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
     skip_below: the tier is passed over for prompts whose predicted score is lower; None: never.
     remote_dollars_per_hour: what the tokens of a remote tier cost; None for other tiers and where it is not used.
+    early: None without early checks.
     """
 
     name: str
@@ -218,6 +240,7 @@ class PlannedTier:
     speculation: PlannedSpeculation | None = None
     skip_below: float | None = None
     remote_dollars_per_hour: float | None = None
+    early: PlannedEarlyChecks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +299,7 @@ class CascadePlan:
     gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
     dollars_per_hour: None if the cluster has no price. burst: None if none was asked for, or for burst_reason.
     grading: None if what judges was not stated. choice: how `tiers` were chosen from candidates; None if they were given.
+    early_reason: why there are no early checks, where they were asked for.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -298,6 +322,7 @@ class CascadePlan:
     burst_reason: str = ""
     grading: Grading | None = None
     choice: CascadeChoice | None = None
+    early_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

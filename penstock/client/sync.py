@@ -312,6 +312,7 @@ class PlannerClient:
         burst_mean: float | None = None,
         max_tiers: int | None = None,
         min_tiers: int | None = None,
+        early_error: float | None = None,
     ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
@@ -321,6 +322,8 @@ class PlannerClient:
         also choose below which predicted score each tier is passed over; the prompts need `predicted_scores`. burst_floor:
         also compute a burst ladder, whose steps have at least this quality. burst_mean: that its mean holds; default:
         min_quality. max_tiers: the tiers are candidates, of which a cascade has so many at most; min_tiers: at least.
+        early_error: also fit early checks, which may reject this share of the answers that would stand; the prompts need
+        `unfinished_scores`.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -342,6 +345,7 @@ class PlannerClient:
                 burst_mean,
                 max_tiers,
                 min_tiers,
+                early_error,
             )
         )
         try:
@@ -396,16 +400,18 @@ class PlannerClient:
         replicas: Sequence[Sequence[plans.ReplicaGroup]],
         thresholds: Sequence[float | None],
         skip_below: Sequence[float | None] = (),
+        early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
     ) -> plans.Simulation:
         """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
         skip_below: of each tier but the last, the predicted score below which prompts pass it over; None or empty: never.
+        early_checks: of each tier but the last, at some of the inputs' `early_after_tokens`; empty: none.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
             ValueError: The inputs cannot be sent.
         """
-        request = planning.simulate_request(inputs, replicas, thresholds, skip_below)
+        request = planning.simulate_request(inputs, replicas, thresholds, skip_below, early_checks)
         with errors.raised_from_rpc():
             response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return planning.simulation_from_proto(response)

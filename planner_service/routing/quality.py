@@ -21,7 +21,8 @@ class JudgedSample:
 
     predicted (N, C): scores predicted from the prompts alone, by a model that has not seen them; None without any.
     passed_over (N, C): tiers that are not asked, see `skipping`; None if all are. parts: scores of unfinished answers; None
-    without any. rejected_early (N, C): answers that are not finished, see `checking`; None if all are.
+    without any. rejected_early (N, C): answers that are not finished, see `checking`; None if all are. least (C - 1): lower
+    thresholds are not tried; None if all are.
     """
 
     tiers: tuple[str, ...]
@@ -32,6 +33,7 @@ class JudgedSample:
     passed_over: Bools | None = None
     parts: PartScores | None = None
     rejected_early: Bools | None = None
+    least: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
@@ -70,6 +72,7 @@ class JudgedSample:
             None if self.passed_over is None else self.passed_over[rows],
             None if self.parts is None else self.parts.subset(rows),
             None if self.rejected_early is None else self.rejected_early[rows],
+            self.least,
         )
 
     def only(self, tiers: Sequence[int]) -> "JudgedSample":
@@ -84,6 +87,7 @@ class JudgedSample:
             None if self.passed_over is None else self.passed_over[:, columns],
             None if self.parts is None else self.parts.only(columns),
             None if self.rejected_early is None else self.rejected_early[:, columns],
+            None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
         )
 
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
@@ -105,10 +109,11 @@ class JudgedSample:
             mask[:, tier] = [passes_over(score, limit) for score in self.predicted[:, tier].tolist()]
         return replace(self, passed_over=mask)
 
-    def checking(self, rules: Sequence[EarlyRule]) -> "JudgedSample":
+    def checking(self, rules: Sequence[EarlyRule], fitted_to: Sequence[float] | None = None) -> "JudgedSample":
         """The same prompts where unfinished answers are rejected as routers do it. rules (C - 1): of the tiers but the last.
 
-        What is rejected has only the tokens that are generated until its verdict.
+        What is rejected has only the tokens that are generated until its verdict. fitted_to (C - 1): the thresholds that the
+        checks were fitted to; a tier with checks gets none below, where they would reject more answers that stand.
 
         Raises:
             InvalidRequest: Checks at tokens for which there are no scores, or not one rule for each tier but the last.
@@ -131,7 +136,10 @@ class JudgedSample:
             read = np.array((*after, 0))[first] + rule.meanwhile_tokens
             cut = np.minimum(read, self.output_tokens[:, tier])
             output_tokens[:, tier] = np.where(rejected[:, tier], cut, self.output_tokens[:, tier])
-        return replace(self, output_tokens=output_tokens, rejected_early=rejected)
+        least = None
+        if fitted_to is not None:
+            least = tuple(h if rule.checks else 0.0 for h, rule in zip(fitted_to, rules, strict=True))
+        return replace(self, output_tokens=output_tokens, rejected_early=rejected, least=least)
 
     @property
     def comparable(self) -> Floats:
@@ -154,10 +162,12 @@ class JudgedSample:
     def levels(self, tier: int) -> Floats:
         """Thresholds of `tier` that differ in what they do: 0, its distinct scores ascending, and SKIPPED.
 
-        At a threshold an answer of just that score stands. Threshold 0 lets every finished answer stand.
+        At a threshold an answer of just that score stands. Threshold 0 lets every finished answer stand. The first is
+        `least`, where that is given.
         """
+        least = 0.0 if self.least is None else self.least[tier]
         values = np.unique(self.scores[:, tier])
-        return np.concatenate(([0.0], values[values > 0], [SKIPPED]))
+        return np.unique([least, *values[values > least], SKIPPED])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -161,6 +161,26 @@ def test_a_plan_with_early_checks_is_better_where_bad_answers_are_long() -> None
     assert np.percentile(total_s, 95) == pytest.approx(checked.end_to_end_p95_s)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_thresholds_are_not_lowered_where_checks_would_then_reject_what_stands(seed: int) -> None:
+    judged, error = sample(seed), 0.05
+    plain = (62.0, 55.0)
+    rules = fitted_rules(site(), judged, plain, error)
+    checked = judged.checking(rules, plain)
+    assert all(rule.checks for rule in rules)
+    assert (checked.levels(0) == [62.0, *sorted({s for s in judged.scores[:, 0] if s > 62.0}), 101.0]).all()
+    one = judged.checking((rules[0], EarlyRule()), plain)
+    assert (one.levels(1) == judged.levels(1)).all()
+    levels, qualities = all_qualities(checked.subset(np.arange(0, len(judged), 2)))
+    assert [level[0] for level in levels] == [62.0, 55.0]
+    assert qualities.shape == tuple(len(level) for level in levels)
+    first = outcomes_of(judged, rules, (0.0, 55.0))[0].error
+    assert first is not None
+    assert first > 5 * error  # why: by threshold 0 everything stands
+    plan = plan_cascade(site(), demand(judged, 40.0), Options(min_quality=85.0, goal=Goal.LATENCY), early_error=error)
+    assert all(outcome.error is None or outcome.error <= 1.2 * error for outcome in plan.early)
+
+
 def test_a_plan_that_is_no_better_with_checks_has_none_and_says_why() -> None:
     judged = sample()
     assert judged.parts is not None

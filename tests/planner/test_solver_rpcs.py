@@ -14,7 +14,16 @@ import pytest
 import yaml
 from grpc import aio
 
-from penstock import AsyncPlannerClient, CascadePlan, JudgedPrompt, PlanningInputs, PlanProgress
+from penstock import (
+    AsyncPlannerClient,
+    CascadePlan,
+    EarlyCheck,
+    JudgedPrompt,
+    PlannedEarlyChecks,
+    PlanningInputs,
+    PlanProgress,
+    ReplicaGroup,
+)
 from penstock.client import errors
 from penstock.client.messages import planning
 from penstock.client.messages.planning import plan_request
@@ -245,6 +254,91 @@ async def test_the_service_chooses_the_skip_rule_that_the_library_chooses(planne
     assert replayed.end_to_end.p95 == plan.end_to_end_p95_s
 
 
+AFTER = (8, 32)
+
+
+def partly_scored(asked: pb.PlanningInputs) -> pb.PlanningInputs:
+    """The inputs with bad answers of the first tier that are long, and scores of unfinished answers that tell bad ones."""
+    rng = np.random.default_rng(7)
+    asked.workload.early_after_tokens.extend(AFTER)
+    for prompt in asked.workload.judged:
+        prompt.output_tokens[0] *= 2 if prompt.judge_scores[0] < 60 else 1
+        for tokens, score in zip(prompt.output_tokens, prompt.judge_scores, strict=True):
+            parts = np.clip(score + rng.normal(0, 4, len(AFTER)), 0, 100).round(1)
+            prompt.unfinished.add(scores=[part for after, part in zip(AFTER, parts, strict=True) if after < tokens])
+    return asked
+
+
+async def test_the_service_fits_the_early_checks_that_the_library_fits(planner: Planner) -> None:
+    """With `early_error` the plan has the library's checks and is better than without; its simulation with them agrees."""
+    asked = partly_scored(inputs())
+    request = pb.PlanCascadeRequest(inputs=asked, min_quality=75, early_error=0.1)
+    plan = [e async for e in planner.PlanCascade(request)][-1].finished.plan
+    site, demand = inputs_from_proto(asked)
+    ours = plan_cascade(site, demand, min_quality=75, seed=1, early_error=0.1)
+    found = [tuple((c.after_tokens, c.reject_below) for c in t.early.checks) for t in plan.tiers]
+    assert any(found), plan.early_reason
+    assert found == [*(tuple((c.after_tokens, c.reject_below) for c in rule.checks) for rule in ours.early_rules), ()]
+    assert (plan.quality, plan.latency_p95_s) == (ours.quality, ours.latency_p95_s)
+    outcomes = [o for o in ours.early if o.rule.checks]
+    assert [
+        (t.early.rejected_share, t.early.error, t.early.saved_share) for t in plan.tiers if t.HasField("early")
+    ] == [(o.rejected, o.error, o.saved) for o in outcomes]
+    request.ClearField("early_error")
+    without = [e async for e in planner.PlanCascade(request)][-1].finished.plan
+    assert not any(t.HasField("early") for t in without.tiers)
+    assert plan.latency_p95_s < without.latency_p95_s
+    tiers = [
+        pb.SimulatedTier(
+            replicas=t.replicas,
+            threshold=t.threshold if t.HasField("threshold") else None,
+            early_checks=t.early.checks,
+        )
+        for t in plan.tiers
+    ]
+    replayed = await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=asked, tiers=tiers))
+    assert replayed.end_to_end.p95 == plan.end_to_end_p95_s
+    for tier in tiers:
+        tier.ClearField("early_checks")
+    unchecked = await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=asked, tiers=tiers))
+    assert unchecked.end_to_end.p95 != plan.end_to_end_p95_s
+
+
+async def test_what_early_checks_lack_is_named_over_the_wire(planner: Planner) -> None:
+    async def drained(call: Any) -> list[pb.PlanCascadeResponse]:
+        return [event async for event in call]
+
+    async def fields(call: Any) -> list[str]:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call
+        error = errors.from_rpc(caught.value)
+        assert isinstance(error, errors.InvalidRequestError)
+        return list(error.fields)
+
+    bare, asked = inputs(), partly_scored(inputs())
+    for of, error, field in (
+        (bare, 0.1, "inputs.workload.early_after_tokens"),
+        (asked, 1.0, "early_error"),
+        (asked, float("nan"), "early_error"),
+    ):
+        planned = planner.PlanCascade(pb.PlanCascadeRequest(inputs=of, min_quality=80, early_error=error))
+        assert await fields(drained(planned)) == [field]
+    group = pb.ReplicaGroup(tp=8, pp=1, count=1)
+    for tier, checks, of, field in (
+        (0, [(8, 101.0)], asked, "tiers[0].early_checks[0].reject_below"),
+        (0, [(32, 5.0), (8, 5.0)], asked, "tiers[0].early_checks"),
+        (1, [(8, 5.0), (9, 5.0)], asked, "tiers[1].early_checks[1].after_tokens"),
+        (2, [(8, 5.0)], asked, "tiers[2].early_checks"),
+        (0, [(8, 5.0)], bare, "tiers[0].early_checks[0].after_tokens"),
+    ):
+        tiers = [pb.SimulatedTier(replicas=[group], threshold=50) for _ in range(2)] + [
+            pb.SimulatedTier(replicas=[group])
+        ]
+        tiers[tier].early_checks.extend(pb.EarlyCheck(after_tokens=n, reject_below=limit) for n, limit in checks)
+        simulated = planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=of, tiers=tiers))
+        assert await fields(simulated) == [field]
+
+
 async def test_what_a_skip_rule_lacks_is_named_over_the_wire(planner: Planner) -> None:
     bare, asked = inputs(), predicted(inputs())
 
@@ -310,6 +404,11 @@ def _break(path: str, value: Any) -> pb.PlanningInputs:
         ("workload.judged[3].predicted_scores.append(5)", None, "inputs.workload.judged[3].predicted_scores"),
         ("workload.judged[3].predicted_scores.extend([5, 5, 5])", None, "inputs.workload.judged[3].predicted_scores"),
         ("workload.judged[0].predicted_scores.extend([5, 5, 500])", None, "inputs.workload.judged[0].predicted_scores"),
+        ("workload.early_after_tokens.extend([8, 8])", None, "inputs.workload.early_after_tokens"),
+        ("workload.early_after_tokens.append(0)", None, "inputs.workload.early_after_tokens"),
+        ("workload.early_after_tokens.extend(range(1, 1000))", None, "inputs.workload.early_after_tokens"),
+        ("workload.early_after_tokens.append(8)", None, "inputs.workload.judged[0].unfinished"),
+        ("workload.judged[3].unfinished.add(scores=[5])", None, "inputs.workload.judged[3].unfinished"),
         ("workload.judged[4].output_tokens.pop()", None, "inputs.workload.judged[4].output_tokens"),
         ("workload.rate", -1, "inputs.workload.rate"),
         ("workload.requests", 0, "inputs.workload.requests"),
@@ -320,3 +419,44 @@ def test_every_unsound_input_is_named(path: str, value: Any, field: str) -> None
     with pytest.raises(InvalidRequest) as caught:
         inputs_from_proto(_break(path, value))
     assert field in [problem.field for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("scores", [[5, 5, 5], [500], [float("nan")]])
+def test_unsound_scores_of_unfinished_answers_are_named(scores: list[float]) -> None:
+    made = partly_scored(inputs())
+    made.workload.judged[3].unfinished[1].scores[:] = scores
+    with pytest.raises(InvalidRequest) as caught:
+        inputs_from_proto(made)
+    assert [problem.field for problem in caught.value.problems] == ["inputs.workload.judged[3].unfinished[1].scores"]
+
+
+def test_the_sdk_sends_scores_of_unfinished_answers_and_reads_early_checks() -> None:
+    cluster = yaml.safe_load((ROOT / "examples" / "cluster-4x8-h100.yaml").read_text())
+    cascade = yaml.safe_load((ROOT / "examples" / "deepseek-cascade.yaml").read_text())
+    cascade = {**cascade, "tiers": cascade["tiers"][:2]}
+    prompts = [
+        JudgedPrompt(100, (50, 60), (60.0, 80.0), (), ((40.0, 45.0), ())),
+        JudgedPrompt(200, (20, 80), (90.0, 95.0), (), ((70.0,), ())),
+    ]
+    asked = PlanningInputs(cluster, cascade, [(0.0, 10, 10), (1.0, 10, 10)], prompts, early_after_tokens=(8, 32))
+    request = plan_request(asked, 85, None, "largest-tier", None, None, "at-most", early_error=0.1)
+    assert request.early_error == 0.1
+    parts = inputs_from_proto(request.inputs)[1].judged.parts
+    assert parts is not None
+    assert parts.after_tokens == (8, 32)
+    np.testing.assert_array_equal(parts.scores[:, 0], [[40, 45], [70, np.nan]])
+    assert np.isnan(parts.scores[:, 1]).all()
+    groups = [[ReplicaGroup(1, 1, 1)]] * 2
+    simulated = planning.simulate_request(asked, groups, [70.0], early_checks=[[EarlyCheck(8, 5.0)]])
+    assert [[(c.after_tokens, c.reject_below) for c in t.early_checks] for t in simulated.tiers] == [[(8, 5.0)], []]
+    with pytest.raises(ValueError, match="early_checks: must have one entry for each tier but the last, 1, not 2"):
+        planning.simulate_request(asked, groups, [70.0], early_checks=[[], []])
+    with pytest.raises(ValueError, match="thresholds: must have one entry for each tier but the last, 1, not 0"):
+        planning.simulate_request(asked, groups, [])
+    early = pb.PlannedEarlyChecks(checks=[pb.EarlyCheck(after_tokens=8, reject_below=5)], error=0.01, saved_share=0.2)
+    planned = pb.CascadePlan(tiers=[pb.PlannedTier(name="small", early=early), pb.PlannedTier(name="large")])
+    response = pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=planned))
+    plan = planning.plan_event_from_proto(response)
+    assert isinstance(plan, CascadePlan)
+    assert plan.tiers[0].early == PlannedEarlyChecks((EarlyCheck(8, 5.0),), 0, None, 0.01, 0.2, 0.0)
+    assert plan.tiers[1].early is None

@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.json_format import ParseDict, ParseError
 
 from penstock.client import plans
-from penstock.client.messages.served_plan import ladder_from_proto, trace_to_proto
+from penstock.client.messages.served_plan import early_checks_from_proto, ladder_from_proto, trace_to_proto
 from penstock.client.messages.times import seconds
 from penstock.proto.planner.v1 import planner_pb2
 
@@ -33,11 +33,12 @@ def planning_inputs_to_proto(inputs: plans.PlanningInputs) -> planner_pb2.Planni
             cascade=ParseDict({**inputs.cascade, "tiers": tiers}, planner_pb2.Cascade()),
             workload=planner_pb2.Workload(
                 trace=trace_to_proto(inputs.trace),
-                judged=[planner_pb2.JudgedPrompt(**asdict(prompt)) for prompt in inputs.judged],
+                judged=[_judged(prompt) for prompt in inputs.judged],
                 requests=inputs.requests,
                 seed=inputs.seed,
                 lengths=sources[inputs.lengths],
                 rate=inputs.rate,
+                early_after_tokens=inputs.early_after_tokens,
             ),
         )
     except ParseError as error:
@@ -59,6 +60,7 @@ def plan_request(
     burst_mean: float | None = None,
     max_tiers: int | None = None,
     min_tiers: int | None = None,
+    early_error: float | None = None,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
     ValueError: There is no target, or the objective, the budget or the goal is unknown.
@@ -91,6 +93,7 @@ def plan_request(
         burst_mean=burst_mean,
         max_tiers=max_tiers,
         min_tiers=min_tiers,
+        early_error=early_error,
     )
 
 
@@ -117,6 +120,7 @@ def plan_event_from_proto(
             _planned_speculation(t.speculation) if t.HasField("speculation") else None,
             t.skip_below if t.HasField("skip_below") else None,
             t.remote_dollars_per_hour if t.HasField("remote_dollars_per_hour") else None,
+            _planned_early(t.early) if t.HasField("early") else None,
         )
         for t in plan.tiers
     )
@@ -141,6 +145,7 @@ def plan_event_from_proto(
         plan.burst_reason,
         _grading(plan.grading) if plan.HasField("grading") else None,
         _choice(plan.choice) if plan.HasField("choice") else None,
+        plan.early_reason,
     )
 
 
@@ -149,18 +154,28 @@ def simulate_request(
     replicas: Sequence[Sequence[plans.ReplicaGroup]],
     thresholds: Sequence[float | None],
     skip_below: Sequence[float | None] = (),
+    early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
 ) -> planner_pb2.SimulateDeploymentRequest:
     """Raises:
-    ValueError: thresholds or skip_below do not fit the number of tiers.
+    ValueError: thresholds, skip_below or early_checks do not fit the number of tiers.
     """
+    for name, given in (("thresholds", thresholds), ("skip_below", skip_below), ("early_checks", early_checks)):
+        if len(given) != len(replicas) - 1 and (given or name == "thresholds"):
+            raise ValueError(
+                f"{name}: must have one entry for each tier but the last, {len(replicas) - 1}, not {len(given)}"
+            )
     limits = skip_below or (None,) * len(thresholds)
+    early = early_checks or ((),) * len(thresholds)
     tiers = [
         planner_pb2.SimulatedTier(
             replicas=[planner_pb2.ReplicaGroup(**asdict(group)) for group in groups],
             threshold=threshold,
             skip_below=limit,
+            early_checks=[planner_pb2.EarlyCheck(**asdict(check)) for check in checks],
         )
-        for groups, threshold, limit in zip(replicas, (*thresholds, None), (*limits, None), strict=True)
+        for groups, threshold, limit, checks in zip(
+            replicas, (*thresholds, None), (*limits, None), (*early, ()), strict=True
+        )
     ]
     return planner_pb2.SimulateDeploymentRequest(inputs=planning_inputs_to_proto(inputs), tiers=tiers)
 
@@ -199,6 +214,27 @@ def _name_or_spec(part: Mapping[str, Any], key: str) -> dict[str, Any]:
         value = fields.pop(key)
         fields[f"{key}_name" if isinstance(value, str) else f"{key}_spec"] = value
     return fields
+
+
+def _judged(prompt: plans.JudgedPrompt) -> planner_pb2.JudgedPrompt:
+    return planner_pb2.JudgedPrompt(
+        input_tokens=prompt.input_tokens,
+        output_tokens=prompt.output_tokens,
+        judge_scores=prompt.judge_scores,
+        predicted_scores=prompt.predicted_scores,
+        unfinished=[planner_pb2.UnfinishedScores(scores=scores) for scores in prompt.unfinished_scores],
+    )
+
+
+def _planned_early(early: planner_pb2.PlannedEarlyChecks) -> plans.PlannedEarlyChecks:
+    return plans.PlannedEarlyChecks(
+        early_checks_from_proto(early.checks),
+        early.meanwhile_tokens,
+        early.rejected_share if early.HasField("rejected_share") else None,
+        early.error if early.HasField("error") else None,
+        early.saved_share,
+        early.scored_per_answer,
+    )
 
 
 def _choice(choice: planner_pb2.CascadeChoice) -> plans.CascadeChoice:

@@ -17,6 +17,10 @@ _POLICIES = {
 _QOE = tuple(field.name for field in planner_pb2.QoeModel.DESCRIPTOR.fields)  # D0 to D4
 
 
+def early_checks_from_proto(checks: Iterable[planner_pb2.EarlyCheck]) -> tuple[plans.EarlyCheck, ...]:
+    return tuple(plans.EarlyCheck(c.after_tokens, c.reject_below) for c in checks)
+
+
 def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
     return plans.Plan(
         tiers=tuple(
@@ -28,7 +32,7 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
                 _stages_from_proto(t.stages),
                 tuple(getattr(t.qoe, name) for name in _QOE) if t.HasField("qoe") else (),
                 t.skip_below if t.HasField("skip_below") else None,
-                tuple(plans.EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
+                early_checks_from_proto(t.early_checks),
             )
             for t in plan.tiers
         ),

@@ -1402,6 +1402,7 @@ class Workload(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
     RATE_FIELD_NUMBER: _builtins.int
+    EARLY_AFTER_TOKENS_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     """Number of requests of the trace, from a position drawn by the seed. [500]"""
     seed: _builtins.int
@@ -1418,6 +1419,10 @@ class Workload(_message.Message):
     def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgedPrompt]:
         """The results of each tier on typical prompts; determines the quality."""
 
+    @_builtins.property
+    def early_after_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """After how many tokens unfinished answers were scored, ascending; needed for early checks."""
+
     def __init__(
         self,
         *,
@@ -1427,10 +1432,11 @@ class Workload(_message.Message):
         seed: _builtins.int | None = ...,
         lengths: Global___LengthSource.ValueType = ...,
         rate: _builtins.float | None = ...,
+        early_after_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_requests", b"_requests", "_seed", b"_seed", "rate", b"rate", "requests", b"requests", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_requests", b"_requests", "_seed", b"_seed", "judged", b"judged", "lengths", b"lengths", "rate", b"rate", "requests", b"requests", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_requests", b"_requests", "_seed", b"_seed", "early_after_tokens", b"early_after_tokens", "judged", b"judged", "lengths", b"lengths", "rate", b"rate", "requests", b"requests", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
     _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
@@ -1487,6 +1493,7 @@ class JudgedPrompt(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     JUDGE_SCORES_FIELD_NUMBER: _builtins.int
     PREDICTED_SCORES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     @_builtins.property
     def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -1496,6 +1503,10 @@ class JudgedPrompt(_message.Message):
     def predicted_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """What a score predictor expects of each tier's answer, 0 to 100; needed for `skip`. All prompts have it or none has."""
 
+    @_builtins.property
+    def unfinished(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnfinishedScores]:
+        """One per tier where the workload has early_after_tokens, else none."""
+
     def __init__(
         self,
         *,
@@ -1503,14 +1514,39 @@ class JudgedPrompt(_message.Message):
         output_tokens: _abc.Iterable[_builtins.int] | None = ...,
         judge_scores: _abc.Iterable[_builtins.float] | None = ...,
         predicted_scores: _abc.Iterable[_builtins.float] | None = ...,
+        unfinished: _abc.Iterable[Global___UnfinishedScores] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JudgedPrompt: _TypeAlias = JudgedPrompt  # noqa: Y015
+
+@_typing.final
+class UnfinishedScores(_message.Message):
+    """Scores of one answer before it was finished, 0 to 100."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """After each of early_after_tokens; without the last ones where the answer has no more tokens. Empty: it was not scored."""
+
+    def __init__(
+        self,
+        *,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scores", b"scores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnfinishedScores: _TypeAlias = UnfinishedScores  # noqa: Y015
 
 @_typing.final
 class PlanCascadeRequest(_message.Message):
@@ -1531,6 +1567,7 @@ class PlanCascadeRequest(_message.Message):
     BURST_MEAN_FIELD_NUMBER: _builtins.int
     MAX_TIERS_FIELD_NUMBER: _builtins.int
     MIN_TIERS_FIELD_NUMBER: _builtins.int
+    EARLY_ERROR_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """Targets, one at least: the mean score of the answers that stand, and the p95 that `objective` means."""
     max_latency_s: _builtins.float
@@ -1560,6 +1597,10 @@ class PlanCascadeRequest(_message.Message):
     """
     min_tiers: _builtins.int
     """With max_tiers: so many at least. [1]"""
+    early_error: _builtins.float
+    """Also fit early checks, which may reject this share of the answers that would stand: over 0 and under 1. Needs
+    early_after_tokens of the workload; goes without confidence and max_tiers. Unset: none.
+    """
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1580,10 +1621,11 @@ class PlanCascadeRequest(_message.Message):
         burst_mean: _builtins.float | None = ...,
         max_tiers: _builtins.int | None = ...,
         min_tiers: _builtins.int | None = ...,
+        early_error: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
     _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
@@ -1591,6 +1633,8 @@ class PlanCascadeRequest(_message.Message):
     _WhichOneofArgType__burst_mean: _TypeAlias = _typing.Literal["_burst_mean", b"_burst_mean"]  # noqa: Y015
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
+    _WhichOneofReturnType__early_error: _TypeAlias = _typing.Literal["early_error"]  # noqa: Y015
+    _WhichOneofArgType__early_error: _TypeAlias = _typing.Literal["_early_error", b"_early_error"]  # noqa: Y015
     _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
     _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
     _WhichOneofReturnType__max_latency_s: _TypeAlias = _typing.Literal["max_latency_s"]  # noqa: Y015
@@ -1609,6 +1653,8 @@ class PlanCascadeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_mean) -> _WhichOneofReturnType__burst_mean | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_error) -> _WhichOneofReturnType__early_error | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus) -> _WhichOneofReturnType__gpus | None: ...
     @_typing.overload
@@ -1753,6 +1799,7 @@ class CascadePlan(_message.Message):
     BURST_REASON_FIELD_NUMBER: _builtins.int
     GRADING_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    EARLY_REASON_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1782,6 +1829,8 @@ class CascadePlan(_message.Message):
     """Of all GPUs given to tiers; unset where no price was given."""
     burst_reason: _builtins.str
     """Why there is no ladder, where one was asked for; else empty."""
+    early_reason: _builtins.str
+    """Why there are no early checks, where they were asked for; else empty."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
@@ -1823,10 +1872,11 @@ class CascadePlan(_message.Message):
         burst_reason: _builtins.str = ...,
         grading: Global___Grading | None = ...,
         choice: Global___CascadeChoice | None = ...,
+        early_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -2012,6 +2062,7 @@ class PlannedTier(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     REMOTE_DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    EARLY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -2036,6 +2087,10 @@ class PlannedTier(_message.Message):
     def speculation(self) -> Global___PlannedSpeculation:
         """Unset where nothing drafts."""
 
+    @_builtins.property
+    def early(self) -> Global___PlannedEarlyChecks:
+        """Unset where the tier has no early checks."""
+
     def __init__(
         self,
         *,
@@ -2053,10 +2108,11 @@ class PlannedTier(_message.Message):
         speculation: Global___PlannedSpeculation | None = ...,
         skip_below: _builtins.float | None = ...,
         remote_dollars_per_hour: _builtins.float | None = ...,
+        early: Global___PlannedEarlyChecks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["remote_dollars_per_hour"]  # noqa: Y015
     _WhichOneofArgType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour"]  # noqa: Y015
@@ -2072,6 +2128,55 @@ class PlannedTier(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___PlannedTier: _TypeAlias = PlannedTier  # noqa: Y015
+
+@_typing.final
+class PlannedEarlyChecks(_message.Message):
+    """Early checks of a tier of a computed plan, and what they do to the judged prompts that reach it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKS_FIELD_NUMBER: _builtins.int
+    MEANWHILE_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_SHARE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    SAVED_SHARE_FIELD_NUMBER: _builtins.int
+    SCORED_PER_ANSWER_FIELD_NUMBER: _builtins.int
+    meanwhile_tokens: _builtins.int
+    """That the tier generates while an unfinished answer is scored."""
+    rejected_share: _builtins.float
+    """The share of the answers that would not stand which is rejected early. Unset where there are none."""
+    error: _builtins.float
+    """The share of the answers that would stand which is rejected early. Unset where there are none."""
+    saved_share: _builtins.float
+    """Of the tier's output tokens."""
+    scored_per_answer: _builtins.float
+    """Unfinished answers that the judge scores, for each answer."""
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]: ...
+    def __init__(
+        self,
+        *,
+        checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
+        meanwhile_tokens: _builtins.int = ...,
+        rejected_share: _builtins.float | None = ...,
+        error: _builtins.float | None = ...,
+        saved_share: _builtins.float = ...,
+        scored_per_answer: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected_share", b"_rejected_share", "error", b"error", "rejected_share", b"rejected_share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected_share", b"_rejected_share", "checks", b"checks", "error", b"error", "meanwhile_tokens", b"meanwhile_tokens", "rejected_share", b"rejected_share", "saved_share", b"saved_share", "scored_per_answer", b"scored_per_answer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
+    _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
+    _WhichOneofReturnType__rejected_share: _TypeAlias = _typing.Literal["rejected_share"]  # noqa: Y015
+    _WhichOneofArgType__rejected_share: _TypeAlias = _typing.Literal["_rejected_share", b"_rejected_share"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rejected_share) -> _WhichOneofReturnType__rejected_share | None: ...
+
+Global___PlannedEarlyChecks: _TypeAlias = PlannedEarlyChecks  # noqa: Y015
 
 @_typing.final
 class PlannedSpeculation(_message.Message):
@@ -2339,22 +2444,28 @@ class SimulatedTier(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
+    EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     threshold: _builtins.float
     """Unset: the tier is skipped. Never set for the last."""
     skip_below: _builtins.float
     """As in PlannedTier, 0 to 100. Needs predicted_scores of the judged prompts. Never set for the last."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
+    @_builtins.property
+    def early_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]:
+        """At some of early_after_tokens, ascending. Empty for the last."""
+
     def __init__(
         self,
         *,
         replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
         threshold: _builtins.float | None = ...,
         skip_below: _builtins.float | None = ...,
+        early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
