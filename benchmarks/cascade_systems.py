@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.search import NOTHING, Strategy
 from planner_service.plan_cascade import deployer_for, plan_cascade
 from planner_service.planning_options import Objective
+from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
 from planner_service.simulator import Dispatch, Replica, Workload, serve
 from planner_service.simulator.workload import Floats
@@ -44,8 +46,13 @@ def ours(site: Site, demand: Demand, min_quality: float) -> System:
 
 
 def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...]) -> System:
-    """These thresholds with what the deployment solver chooses for `demand`."""
-    deployment = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0].deploy(thresholds)
+    """These thresholds with what the deployment solver chooses for `demand`, for the end-to-end p95."""
+
+    def total_s(at: Sequence[float], strategies: Sequence[Strategy]) -> float:
+        return float(np.percentile(simulate_cascade(site, demand, at, strategies, Dispatch.CAPACITY)[1], 95))
+
+    deployer = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0]
+    deployment = EndToEnd(deployer, demand.judged, site.judge_s, total_s).deployed(thresholds)
     assert deployment is not None
     return System(thresholds, deployment.strategies)
 

@@ -11,10 +11,17 @@ at four fifths of what least work sustains: times to first token by length class
 how long it takes to drain. Attention over unlike lengths is up to 2.1 times as slow in the paper's figure 2, which is not
 measured here: everything is done without it and with it, and one trace is swept between the two. Moves go over what gRPC
 carried between two workers of one host; one trace, whose replies are long, is swept over bandwidths.
+
+And whether the choice can be trusted (`choices`): on every trace, at three loads and under three conditions, the last of
+which is the paper's, a layout is chosen on the first half alone, as `penstock stages` does it, and what it chose or rejected
+is replayed on the second half with arrivals of several seeds.
 """
 
 import itertools
+import os
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +52,10 @@ from planner_service.stages import (
     propose,
 )
 from planner_service.stages.partition import Problem
-from planner_service.stages.replay import PolicyOf, Replayer, figures_of
+from planner_service.stages.replay import MARGIN, MIN_GAIN, PolicyOf, Replayer, figures_of
 from services.domain.stages import QoeModel, StageLayout
 
-TRACES = ("mooncake_conversation", "azure2023_conv", "azure2023_code_first_half")
+TRACES = ("mooncake_conversation", "azure2023_conv", "azure2023_code_first_half", "servegen_m-small_sample_1h")
 REASONING = "reasoning"  # azure2023_conv with long replies
 MODEL, GPU, INSTANCES = "llama-3.2-3b", "h100", 16
 BANDWIDTH_BYTES_PER_S = 1e9 * MEASURED_BANDWIDTH_GB_PER_S
@@ -56,7 +63,10 @@ MIXED = (0.0, 1.1)  # the attention term: none, and figure 2's worst case
 MIXED_SWEEP = (0.275, 0.55, 0.825)
 BANDWIDTH_SWEEP = (0.1e9, 0.63e9, 2e9, 25e9)
 REQUESTS = 3000
-LOAD = 0.8  # of what least work sustains
+LOAD, LOADS = 0.8, (0.5, 0.8, 0.95)  # of what least work sustains
+CONDITIONS = ((0.0, BANDWIDTH_BYTES_PER_S), (1.1, BANDWIDTH_BYTES_PER_S), (1.1, 25e9))
+"""Attention terms and bandwidths under which layouts are chosen. The last is what the paper has: 200 Gbit/s."""
+SEEDS = (1, 2, 3)
 CLASSES = (1024, 4096, 32_768)  # prompts shorter than these, and the others
 SEED = 1
 
@@ -74,9 +84,9 @@ class Scene:
     def top(self) -> int:
         return max(self.past.longest_tokens, self.future.longest_tokens) + 1
 
-    def at(self, work: Workload, rate: float) -> Workload:
+    def at(self, work: Workload, rate: float, seed: int = SEED) -> Workload:
         """The requests of a part, arriving as a Poisson process."""
-        arrivals = np.cumsum(np.random.default_rng(SEED).exponential(1 / rate, len(work)))
+        arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, len(work)))
         return Workload(arrivals - arrivals[0], work.input_tokens, work.output_tokens)
 
     def moves(self, mixed: float, bandwidth: float = BANDWIDTH_BYTES_PER_S) -> Moves:
@@ -136,8 +146,9 @@ def staged(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
     return policy
 
 
-def replay(of: Scene, mixed: float) -> dict[str, Any]:
+def replay(name: str, mixed: float) -> dict[str, Any]:
     """Every contender on one trace: what it sustains, and what requests feel at `LOAD`."""
+    of = scene(name)
     measured = of.measured
     rate = LOAD * of.replayer(mixed).sustained_per_s(LeastWork)
     replayer = of.replayer(mixed, rate=rate)
@@ -147,19 +158,19 @@ def replay(of: Scene, mixed: float) -> dict[str, Any]:
     if verdict.layout is not None:
         contenders["stages"] = staged(verdict.layout, measured.qoe)
     rows = dict[str, Any]()
-    for name, policy in contenders.items():
+    for contender, policy in contenders.items():
         served = serve_cluster(replayer.work, measured.replica, INSTANCES, replayer.moves, policy)
-        rows[name] = {
+        rows[contender] = {
             **asdict(figures_of(replayer.work, served)),
             "sustained_per_s": replayer.sustained_per_s(policy),
             "classes": by_class(replayer.work, served),
             "moved_tokens": served.moved_tokens,
             "moves_failed": served.failed_moves,
         }
-        row = rows[name]
+        row = rows[contender]
         print(
-            f"  {of.name} mixed {mixed:g}: {name:<12} sustains {row['sustained_per_s']:6.1f}/s; at {rate:.1f}/s TTFT p50 "
-            f"{row['ttft_p50_s']:7.3f} p95 {row['ttft_p95_s']:7.3f} s, TPOT {1000 * row['tpot_s']:6.2f} ms, drain "
+            f"  {of.name} mixed {mixed:g}: {contender:<12} sustains {row['sustained_per_s']:6.1f}/s; at {rate:.1f}/s "
+            f"TTFT p50 {row['ttft_p50_s']:7.3f} p95 {row['ttft_p95_s']:7.3f} s, TPOT {1000 * row['tpot_s']:6.2f} ms, drain "
             f"{row['drain_s']:6.1f} s",
             flush=True,
         )
@@ -171,8 +182,9 @@ def _verdict(verdict: Any) -> dict[str, Any]:
     return asdict(verdict) | {"sentence": verdict.sentence}
 
 
-def sweep_bandwidth(of: Scene) -> dict[str, Any]:
+def sweep_bandwidth(name: str) -> dict[str, Any]:
     """The verdict by bandwidth, without the attention term."""
+    of = scene(name)
     rate = LOAD * of.replayer(0.0).sustained_per_s(LeastWork)
     verdicts = dict[str, Any]()
     for bandwidth in BANDWIDTH_SWEEP:
@@ -183,6 +195,66 @@ def sweep_bandwidth(of: Scene) -> dict[str, Any]:
         verdicts[f"{bandwidth:g}"] = _verdict(verdict)
         print(f"  {of.name} at {bandwidth / 1e9:g} GB/s: {verdict.sentence}", flush=True)
     return {"rate_per_s": rate, "verdicts": verdicts}
+
+
+def choices(name: str, mixed: float, bandwidth: float) -> list[dict[str, Any]]:
+    """By load: the layout that is chosen on the first half of a trace, and what it does on the second.
+
+    Changes are shares of least work's figures, by seed. Where one stage is chosen they are those of the best that was
+    rejected, and `harm` is 0, because nothing changes.
+    """
+    of = scene(name)
+    measured, moves = of.measured, of.moves(mixed, bandwidth)
+    sustained, rows = of.replayer(mixed, bandwidth).sustained_per_s(LeastWork), list[dict[str, Any]]()
+    for load in LOADS:
+        rate = load * sustained
+        layouts, past = of.layouts(rate, bandwidth), of.at(of.past, rate)
+        verdict = judge(past, measured.replica, moves, measured.qoe, INSTANCES, layouts)
+        row: dict[str, Any] = {
+            "trace": name,
+            "mixed": mixed,
+            "bandwidth_bytes_per_s": bandwidth,
+            "load": load,
+            "rate_per_s": rate,
+            "chosen_on_the_first_half": _verdict(verdict),
+        }
+        if verdict.layout is not None:
+            policy = staged(verdict.layout, measured.qoe)
+            seeds = [_changes(of, moves, policy, rate, seed) for seed in SEEDS]
+            middle = {figure: float(np.median([changes[figure] for changes in seeds])) for figure in seeds[0]}
+            replayer = Replayer(of.at(of.future, rate), measured.replica, INSTANCES, moves)
+            rate_change = replayer.sustained_per_s(policy) / sustained - 1
+            worst = max(*middle.values(), -rate_change)
+            row |= {
+                "by_seed": seeds,
+                "median": middle | {"sustained_rate": rate_change},
+                "pays": worst <= MARGIN and min(*middle.values(), -rate_change) <= -MIN_GAIN,
+                "harm": worst if verdict.favoured else 0.0,
+            }
+            row["agrees"] = row["pays"] is verdict.favoured
+        else:
+            row |= {"pays": False, "harm": 0.0, "agrees": True}
+        rows.append(row)
+    return rows
+
+
+def _changes(of: Scene, moves: Moves, policy: PolicyOf, rate: float, seed: int) -> dict[str, float]:
+    """What a layout changes on the second half of a trace, with arrivals of one seed: shares of least work's figures."""
+    replayer = Replayer(of.at(of.future, rate, seed), of.measured.replica, INSTANCES, moves)
+    ours, least = asdict(replayer.figures(policy)), asdict(replayer.figures(LeastWork))
+    return {figure: ours[figure] / least[figure] - 1 for figure in ("ttft_p50_s", "ttft_p95_s", "tpot_s")}
+
+
+def _print_choices(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        choice = "stages" if row["chosen_on_the_first_half"]["favoured"] else "one stage"
+        changes = ", ".join(f"{name} {change:+.0%}" for name, change in row.get("median", {}).items())
+        print(
+            f"  {row['trace']} load {row['load']:g} mixed {row['mixed']:g} at {row['bandwidth_bytes_per_s'] / 1e9:g} GB/s: "
+            f"{choice} chosen; on the second half stages have {changes or 'no layout'}: "
+            f"{'agrees' if row['agrees'] else 'DIFFERS'}",
+            flush=True,
+        )
 
 
 def partition_times(rounds: int) -> dict[str, Any]:
@@ -222,20 +294,28 @@ def _timed(sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost, 
 def run(rounds: int) -> None:
     """`rounds` is how often partitions are timed; replays are deterministic."""
     partition = partition_times(rounds)
-    traces, sweeps = dict[str, Any](), dict[str, Any]()
-    for name in (*TRACES, REASONING):
-        of = scene(name)
-        fit_error = float(np.abs(qoe_errors(of.measured.qoe, batches_of(of.measured.replica, of.past))).mean())
-        mixed = (*MIXED, *MIXED_SWEEP) if name == TRACES[0] else MIXED
-        traces[name] = {
-            "requests": len(of.future),
-            "qoe_fit_error": fit_error,
-            "replays": [replay(of, term) for term in mixed],
-        }
-        if name == REASONING:
-            sweeps["bandwidth"] = sweep_bandwidth(of)
+    names = (*TRACES, REASONING)
+    terms = {name: (*MIXED, *MIXED_SWEEP) if name == TRACES[0] else MIXED for name in names}
+    traces, chosen = dict[str, Any](), list[dict[str, Any]]()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        replays = {name: [pool.submit(replay, name, term) for term in terms[name]] for name in names}
+        sweep = pool.submit(sweep_bandwidth, REASONING)
+        choosing = [pool.submit(choices, name, *condition) for name in names for condition in CONDITIONS]
+        for name in names:
+            of = scene(name)
+            fit_error = float(np.abs(qoe_errors(of.measured.qoe, batches_of(of.measured.replica, of.past))).mean())
+            traces[name] = {
+                "requests": len(of.future),
+                "qoe_fit_error": fit_error,
+                "replays": [one.result() for one in replays[name]],
+            }
+        sweeps = {"bandwidth": sweep.result()}
+        for rows in choosing:
+            _print_choices(rows.result())
+            chosen += rows.result()
     about = {
         "seed": SEED,
+        "seeds_of_choices": SEEDS,
         "model": MODEL,
         "gpu": f"{GPU}, by its data sheet",
         "instances": INSTANCES,
@@ -244,7 +324,9 @@ def run(rounds: int) -> None:
         "load": LOAD,
         "published_over_round_robin": {"ttft_lower": [0.67, 0.78], "tpot_lower": [0.30, 0.64], "throughput": 1.99},
     }
-    path = report.write("stages", {**about, "partition": partition, "traces": traces, "sweeps": sweeps})
+    path = report.write(
+        "stages", {**about, "partition": partition, "traces": traces, "sweeps": sweeps, "choices": chosen}
+    )
     print(f"{path}\n{_plot(traces)}")
 
 

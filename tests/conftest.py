@@ -67,6 +67,11 @@ NEEDS_AN_OPTION = {
 }
 
 
+def pytest_configure() -> None:
+    """A console takes the width that COLUMNS has when it is made, and keeps it: commands are to follow each test's own."""
+    os.environ.pop("COLUMNS", None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sglang", action="store_true", help="run the tests that need a real SGLang server")
     parser.addoption("--compose", action="store_true", help="run the tests that need a container engine")

@@ -225,14 +225,15 @@ def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:
 
 
 def verdict_json(verdict: "Verdict") -> dict[str, Any]:
-    """The verdict as JSON: changes against one stage as shares, negative is less. `stages`: the layout that was judged."""
-    layout = verdict.layout
+    """The verdict as JSON: changes against one stage as shares, negative is less. `stages`: the layout that was judged.
+
+    before: the same changes on the requests before; null where they were not replayed.
+    """
+    layout, changes = verdict.layout, ("ttft_p50_change", "ttft_p95_change", "tpot_change", "sustained_rate_change")
     return {
         "use_stages": verdict.use_stages,
-        "ttft_p50_change": verdict.ttft_p50_change,
-        "ttft_p95_change": verdict.ttft_p95_change,
-        "tpot_change": verdict.tpot_change,
-        "sustained_rate_change": verdict.sustained_rate_change,
+        **{name: getattr(verdict, name) for name in changes},
+        "before": None if verdict.before is None else dict(zip(changes, verdict.before, strict=True)),
         "sentence": verdict.sentence,
         "replayed": verdict.replayed,
         "stages": [] if layout is None else [dataclasses.asdict(stage) for stage in layout.stages],

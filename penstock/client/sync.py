@@ -377,8 +377,9 @@ class PlannerClient:
         context length as max_tokens, the KV of their model, and the bandwidth that they measured.
 
         trace: (arrival_s, input_tokens, output_tokens) of requests of the tier, of which the last 3,000 are replayed on
-        instances like `replica`, the fields of the message MeasuredReplica. against: the layout that a change has to pay
-        against; empty: one stage. publish: as a plan revision; needs a trace, and publishes nothing if no change pays.
+        instances like `replica`, the fields of the message MeasuredReplica; what they favour also on the 3,000 before.
+        against: the layout that a change has to pay against; empty: one stage. publish: as a plan revision; needs a
+        trace, and publishes nothing if no change pays.
 
         Raises:
             InvalidRequestError: The inputs are invalid, or the replay takes more than 10 minutes; `fields` names the

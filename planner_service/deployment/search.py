@@ -124,6 +124,13 @@ class LatencyTable:
         return min(kind.shape.gpus for kind in self._kinds) if len(self._work) else 0
 
     @property
+    def gpu_s(self) -> float:
+        """GPU seconds that its requests take on the kind that takes the fewest; 0 for no requests."""
+        if not len(self._work) or not self._kinds:
+            return 0.0
+        return len(self._work) / float((self._capacity / self._sizes).max())
+
+    @property
     def can_serve(self) -> bool:
         """Whether there is anything that serves such requests, however few."""
         return bool(self._kinds) or not len(self._work)

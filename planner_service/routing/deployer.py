@@ -1,6 +1,7 @@
 """The deployment of a cascade under given thresholds: GPUs and replicas of every tier. No I/O."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -20,6 +21,9 @@ from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Deployment
 from planner_service.simulator.tier import Dispatch, Replica, serve
 from planner_service.simulator.workload import Bools, Floats, Workload
+
+SPLIT_UNITS, SPLIT_MOST = 16, 128
+"""All ways to share GPUs out are tried in so many units, where there are at most so many GPUs: three tiers have 105."""
 
 
 class Deployer:
@@ -140,6 +144,32 @@ class Deployer:
             return None
         strategies = [table.best(count) for table, count in zip(tables, counts, strict=True)]
         return _deployment([s for s in strategies if s is not None], len(tables))
+
+    def balanced(self, thresholds: Sequence[float]) -> Deployment | None:
+        """All GPUs, in proportion to the work of each tier (largest remainder); None where that does not serve all."""
+        _, tables = self._routed(thresholds)
+        if not all(table.feasible for table in tables):
+            return None
+        least, work = np.array([table.least_gpus for table in tables]), np.array([table.gpu_s for table in tables])
+        spare = self.gpus - int(least.sum())
+        if spare < 0 or work.sum() <= 0:
+            return None
+        shares = spare * work / work.sum()
+        counts = np.floor(shares).astype(int)
+        for tier in np.argsort(counts - shares, kind="stable")[: spare - int(counts.sum())]:
+            counts[tier] += 1
+        return self._at(thresholds, (least + counts).tolist())
+
+    def splits(self, thresholds: Sequence[float]) -> Iterator[Deployment]:
+        """All GPUs, shared out over the tiers in every way, in SPLIT_UNITS units; none where there are over SPLIT_MOST."""
+        _, tables = self._routed(thresholds)
+        used = [tier for tier, table in enumerate(tables) if table.least_gpus] if self.gpus <= SPLIT_MOST else []
+        unit = -(-self.gpus // SPLIT_UNITS)
+        cuts = itertools.combinations(range(unit, self.gpus, unit), len(used) - 1) if used else ()
+        for at in cuts:
+            counts = dict(zip(used, np.diff([0, *at, self.gpus]).tolist(), strict=True))
+            if (split := self._at(thresholds, [counts.get(tier, 0) for tier in range(len(tables))])) is not None:
+                yield split
 
     def shifted(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
         """Deployments with one tier made faster: by spare GPUs, or by those of another tier, which gets slower."""

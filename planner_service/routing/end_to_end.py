@@ -2,9 +2,11 @@
 
 The slowest tier says nothing about the others, and every tier that a request passes adds to its time. So for each
 routing that is looked at, GPUs move between tiers (and spare ones to a tier) as long as that makes the sum of a
-request's times at its tiers smaller, each tier simulated by itself; and routings are looked at around the best of the
-slowest tier's and around each choice of tiers to pass over. The best few are then simulated whole, one tier after the
-other, and that decides.
+request's times at its tiers smaller, each tier simulated by itself; they begin where the slowest tier is fastest, or
+where each tier has its share of the work, whichever is faster. Routings are looked at around the best of the
+slowest tier's and around each choice of tiers to pass over. For the best few, GPUs are also shared out in every way, as
+such moves end where a tier needs several GPUs more to be faster. What is best is then simulated whole, one tier after
+the other, and that decides.
 
 Nothing is proved. The gap of a least latency is to what no plan of that quality can beat: each request alone on the
 fastest replica of every tier it visits, and judged.
@@ -28,6 +30,7 @@ MOST_ROUTINGS = 20  # that GPUs are shared out for
 STEPS = (1, 4, 16, 64)  # levels by which a threshold is moved
 SIMULATED_WHOLE = 5  # of the best, which are then simulated from end to end
 POLISHED = 2  # of those, for which GPUs are moved once more with the cascade simulated whole
+SPLITS_SIMULATED = 4  # of all ways to share out GPUs, the best ones, which are then simulated whole
 TIGHTENED = 3  # times that a limit is lowered because no plan met it when it was simulated whole
 
 
@@ -58,6 +61,12 @@ class EndToEnd:
         bound = least_felt_s(self.grid, able, *alone)
         gap = max(0.0, 1 - bound / seconds) if seconds > 0 else 0.0
         return self._solution(point, deployment, gap)
+
+    def deployed(self, thresholds: Sequence[float]) -> Deployment | None:
+        """The deployment of the least latency under these thresholds; None where none fits."""
+        point = self.grid.nearest(thresholds)
+        fastest = self._fastest_at(point)
+        return None if fastest is None else self._polished(*self._whole(point, fastest[1]))[2]
 
     def cheapest(self, min_quality: float, max_latency_s: float, start: Solution) -> Solution:
         """The least cost for both targets.
@@ -156,8 +165,12 @@ class EndToEnd:
         return self._total_s(self.grid.thresholds(point), deployment.strategies), point, deployment
 
     def _polished(self, seconds: float, point: Point, deployment: Deployment) -> tuple[float, Point, Deployment]:
-        """GPUs moved as long as that helps the cascade simulated whole."""
+        """GPUs shared out in another way where that helps the cascade simulated whole, then moved as long as it does."""
         thresholds, improved = self.grid.thresholds(point), True
+        splits = sorted(self._deployer.splits(thresholds), key=lambda split: self._seconds(thresholds, split))
+        for split in splits[:SPLITS_SIMULATED]:
+            if (split_s := self._whole(point, split)[0]) < seconds:
+                seconds, deployment = split_s, split
         while improved:
             improved = False
             for moved in self._deployer.shifted(thresholds, deployment):
@@ -174,14 +187,15 @@ class EndToEnd:
         return sorted(moves - {point})
 
     def _fastest_at(self, point: Point) -> tuple[float, Deployment] | None:
-        """(seconds, deployment) of a routing: from the slowest tier's optimum, GPUs are moved where it helps."""
+        """(seconds, deployment) of a routing: from the faster of two beginnings, GPUs are moved where it helps."""
         if point not in self._fastest:
             thresholds = self.grid.thresholds(point)
-            deployment = self._deployer.deploy(thresholds)
-            if deployment is None:
+            begin = [self._deployer.deploy(thresholds), self._deployer.balanced(thresholds)]
+            rated = [(self._seconds(thresholds, one), one) for one in begin if one is not None]
+            if not rated:
                 self._fastest[point] = None
             else:
-                best = (self._seconds(thresholds, deployment), deployment)
+                best = min(rated, key=lambda one: one[0])
                 improved = True
                 while improved:
                     improved = False

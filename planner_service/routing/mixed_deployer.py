@@ -99,6 +99,14 @@ class MixedDeployer(Deployer):
         chosen = self._cheapest(tables, limit_s)
         return None if chosen is None else self._improved(tables, chosen[1])
 
+    def balanced(self, thresholds: Sequence[float]) -> Deployment | None:
+        """None: what a GPU is worth to a tier depends on its type."""
+        return None
+
+    def splits(self, thresholds: Sequence[float]) -> Iterator[Deployment]:
+        """None, as for `balanced`."""
+        return iter(())
+
     def shifted(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
         tables, strategies = self._mixed(thresholds), deployment.strategies
         taken = [self.types.of(strategy) for strategy in strategies]

@@ -9,7 +9,7 @@ from planner_service.simulator import Replica, Workload
 from planner_service.simulator.cluster import Moves
 from planner_service.stages.partition import MoveCost
 from planner_service.stages.proposals import propose
-from planner_service.stages.replay import Verdict, count_replayed, judge, last_requests
+from planner_service.stages.replay import REPLAYED, Verdict, count_replayed, judge
 from planner_service.stages.sample import in_flight
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.stages import QoeModel, StageLayout
@@ -63,7 +63,7 @@ def check_bounds(work: Workload, replica: Replica, instances: int, max_tokens: i
     Raises:
         InvalidRequest: fields of a PlanStagesRequest are out of bounds; the error names every one.
     """
-    last = last_requests(work)
+    last = work.subset(np.arange(max(0, len(work) - 2 * REPLAYED), len(work)))  # with those before: `requests_before`
     span_s = float(last.arrival_s[-1] - last.arrival_s[0])
     tokens = int((last.input_tokens + last.output_tokens).sum())
     checks = (

@@ -2,7 +2,8 @@
 
 What they are held against is a tier without stages as it serves (`LeastWork`): requests go where the least work is pending,
 and none moves; or, where a tier has stages already, their layout. A layout is worth switching on if no figure is worse by
-more than `MARGIN` and one is better by `MIN_GAIN`.
+more than `MARGIN` and one is better by `MIN_GAIN`; and if on the requests before these none is worse, either: what is
+chosen for one stretch of a trace may do harm on the next.
 """
 
 import math
@@ -25,7 +26,9 @@ MARGIN = 0.03
 MIN_GAIN = 0.05
 """By which one figure must be better."""
 REPLAYED = 3000
-"""Requests of a trace that are replayed, the last ones."""
+"""Requests of a trace that are replayed, the last ones. A choice is replayed on as many before them, too."""
+LEAST_BEFORE = 500
+"""Fewer requests before the last ones say nothing: a choice stands without them."""
 MOST_SUSTAINED = 2
 """Layouts whose sustained rate is searched, which takes a dozen replays each."""
 RATE_PRECISION = 0.03
@@ -66,7 +69,8 @@ class Verdict:
     """Whether to use a layout, and what it changes against one stage or against what serves: shares, negative is less.
 
     layout: the one that was judged; None if there was none to judge, and nothing changes. replayed: how many were.
-    against: the layout that serves; None for one stage.
+    against: the layout that serves; None for one stage. before: the same four changes on the requests before those that were
+    replayed, where the layout would have been favoured without them; None where it was not, or there are too few.
     """
 
     favoured: bool
@@ -77,6 +81,7 @@ class Verdict:
     layout: StageLayout | None
     replayed: int
     against: StageLayout | None = None
+    before: tuple[float, float, float, float] | None = None
 
     @property
     def chosen(self) -> StageLayout | None:
@@ -94,14 +99,21 @@ class Verdict:
         serving = _in_words(self.against)
         if self.layout is None:
             return f"Keep {serving}: no layout of several stages holds its KV and carries its moves."
-        changes = (
-            f"time to first token {self.ttft_p50_change:+.0%} (p95 {self.ttft_p95_change:+.0%}), time per output token "
-            f"{self.tpot_change:+.0%}, sustained rate {self.sustained_rate_change:+.0%}"
+        changes = _changes_in_words(
+            self.ttft_p50_change, self.ttft_p95_change, self.tpot_change, self.sustained_rate_change
         )
         judged = _in_words(self.layout)
         if self.favoured:
             return f"Use {judged}: replayed against {serving}, {changes}."
-        return f"Keep {serving}: the best of {self.replayed} layouts, with {judged}, has {changes}."
+        before = f", but on the requests before {_changes_in_words(*self.before)}" if self.before is not None else ""
+        return f"Keep {serving}: the best of {self.replayed} layouts, with {judged}, has {changes}{before}."
+
+
+def _changes_in_words(ttft_p50: float, ttft_p95: float, tpot: float, rate: float) -> str:
+    return (
+        f"time to first token {ttft_p50:+.0%} (p95 {ttft_p95:+.0%}), time per output token {tpot:+.0%}, "
+        f"sustained rate {rate:+.0%}"
+    )
 
 
 def _in_words(layout: StageLayout | None) -> str:
@@ -217,6 +229,12 @@ def last_requests(work: Workload) -> Workload:
     return work.subset(np.arange(max(0, len(work) - REPLAYED), len(work)))
 
 
+def requests_before(work: Workload) -> Workload | None:
+    """As many before these; None where there are too few."""
+    before = work.subset(np.arange(max(0, len(work) - 2 * REPLAYED), max(0, len(work) - REPLAYED)))
+    return before if len(before) >= LEAST_BEFORE else None
+
+
 def judge(
     work: Workload,
     replica: Replica,
@@ -228,7 +246,8 @@ def judge(
 ) -> Verdict:
     """Replay every layout on the last `REPLAYED` requests, and judge the best. Deterministic.
 
-    The best has the least product of the changes of its latencies. Its sustained rate is searched only if they pass.
+    The best has the least product of the changes of its latencies. Its sustained rate is searched only if they pass. What is
+    favoured is replayed on the requests before, too.
     against: the layout that serves; None for one stage.
     """
     if not layouts:
@@ -245,10 +264,22 @@ def judge(
         staged_rate = replayer.sustained_per_s(_policy(layout, qoe))
         rate_change = staged_rate / rate - 1 if rate > 0 else 0.0
         use = max(changes) <= MARGIN and rate_change >= -MARGIN and min(*changes, -rate_change) <= -MIN_GAIN
-        verdicts.append(Verdict(use, *changes, rate_change, layout, len(layouts), against))
+        earlier = requests_before(work) if use else None
+        before = None
+        if earlier is not None:
+            before = _all_changes(Replayer(earlier, replica, instances, moves), _policy(layout, qoe), serving)
+            use = max(*before[:3], -before[3]) <= MARGIN
+        verdicts.append(Verdict(use, *changes, rate_change, layout, len(layouts), against, before))
         if use:
             return verdicts[-1]
     return verdicts[0]
+
+
+def _all_changes(replayer: Replayer, policy: PolicyOf, serving: PolicyOf) -> tuple[float, float, float, float]:
+    """Of the latencies (`_changes`) and of the sustained rate, of one policy against another."""
+    rate = replayer.sustained_per_s(serving)
+    rate_change = replayer.sustained_per_s(policy) / rate - 1 if rate > 0 else 0.0
+    return *_changes(replayer.figures(policy), replayer.figures(serving)), rate_change
 
 
 def _policy(layout: StageLayout, qoe: QoeModel) -> PolicyOf:

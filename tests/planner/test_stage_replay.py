@@ -147,6 +147,38 @@ def test_the_verdict_is_what_the_replay_shows() -> None:
 
 
 @pytest.mark.usefixtures("short_runs")
+def test_what_helps_now_is_not_chosen_where_it_would_have_done_harm_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout is for long prompts: on requests that are all short, most instances had nothing to do."""
+    monkeypatch.setattr(stage_replay, "REPLAYED", 300)
+    monkeypatch.setattr(stage_replay, "LEAST_BEFORE", 300)
+    last, slow = workload(300, 14.0), replica(gap_s=5e-7)
+    layouts = proposals(last, slow)
+    short = Workload(np.arange(300) / 60.0, np.full(300, 100), np.full(300, 150))
+
+    def together(before: Workload) -> Workload:
+        arrivals = np.concatenate([before.arrival_s, before.arrival_s[-1] + 1 + last.arrival_s])
+        inputs, outputs = (
+            np.concatenate([getattr(one, name) for one in (before, last)]) for name in ("input_tokens", "output_tokens")
+        )
+        return Workload(arrivals, inputs, outputs)
+
+    alone = judge(last, slow, FAST, QOE, INSTANCES, layouts)
+    assert (alone.favoured, alone.before) == (True, None)
+    again = judge(together(last), slow, FAST, QOE, INSTANCES, layouts)
+    assert again.favoured
+    assert again.before is not None
+    harmed = judge(together(short), slow, FAST, QOE, INSTANCES, layouts)
+    assert not harmed.use_stages
+    assert harmed.before is not None
+    assert max(*harmed.before[:3], -harmed.before[3]) > MARGIN
+    assert harmed.layout is not None
+    assert harmed.layout == alone.layout
+    assert "but on the requests before time to first token" in harmed.sentence
+    monkeypatch.setattr(stage_replay, "LEAST_BEFORE", 301)
+    assert judge(together(short), slow, FAST, QOE, INSTANCES, layouts).before is None
+
+
+@pytest.mark.usefixtures("short_runs")
 def test_no_gain_no_stages() -> None:
     even = Workload(np.arange(300) / 20.0, np.full(300, 100), np.full(300, 100))
     kept = judge(even, replica(), FAST, QOE, INSTANCES, [StageLayout((Stage(0, 150, 2), Stage(150, 300, 2)))])

@@ -2547,8 +2547,8 @@ class PlanStagesRequest(_message.Message):
 
     @_builtins.property
     def trace(self) -> Global___Trace:
-        """Requests of the tier. The last 3,000 are replayed: within a day, with at most 300 million tokens, on at most 256
-        instances. At most 200,000 requests. Unset: nothing is replayed, and the layout is the partition's.
+        """Requests of the tier. The last 3,000 are replayed, and a layout that they favour on the 3,000 before: all within a day,
+        with at most 300 million tokens, on at most 256 instances. At most 200,000 requests. Unset: nothing is replayed, and the layout is the partition's.
         """
 
     @_builtins.property

@@ -1,0 +1,42 @@
+"""Plans for what users feel: the search over ways to share the GPUs out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from planner_service.cascade_simulation import simulate_cascade
+from planner_service.demand import draw_demand
+from planner_service.deployment.search import Strategy
+from planner_service.files import gpu_of_catalogue, model_of_catalogue
+from planner_service.plan_cascade import deployer_for, plan_cascade
+from planner_service.planning_options import Objective
+from planner_service.routing.quality import JudgedSample
+from planner_service.simulator import Dispatch
+from planner_service.site import Site
+from services.domain.hardware import ClusterSpec
+
+TIERS = ("small", "medium", "large")
+
+
+@pytest.mark.parametrize("rate", [30.0, 60.0, 120.0])
+def test_no_way_to_share_out_the_gpus_beats_an_end_to_end_plan_by_much(rate: float) -> None:
+    """Sixteen GPUs, three tiers, every split of them simulated whole: moves of GPUs one after another would miss some."""
+    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=2, gpus_per_node=8, node_link_bytes_per_s=25e9)
+    models = tuple(model_of_catalogue(name) for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b"))
+    site, rng = Site(cluster, TIERS, models, judge_s=0.1), np.random.default_rng(5)
+    good = rng.random((200, 3)) < (0.85, 0.92, 0.97)
+    scores = np.where(good, 100.0, rng.integers(0, 3, good.shape) * 10.0)
+    judged = JudgedSample(TIERS, rng.integers(20, 200, 200), rng.integers(50, 900, good.shape), scores)
+    demand = draw_demand(judged, np.cumsum(rng.exponential(1 / rate, 800)), 1)
+    plan = plan_cascade(site, demand, min_quality=88.0, objective=Objective.END_TO_END)
+    deployer = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0]
+
+    def felt_s(strategies: Sequence[Strategy]) -> float:
+        return float(
+            np.percentile(simulate_cascade(site, demand, plan.thresholds, strategies, Dispatch.CAPACITY)[1], 95)
+        )
+
+    assert plan.felt_p95_s == pytest.approx(felt_s([tier.strategy for tier in plan.tiers]))
+    splits = [felt_s(split.strategies) for split in deployer.splits(plan.thresholds)]
+    assert plan.felt_p95_s <= 1.02 * min(splits)
