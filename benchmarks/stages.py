@@ -298,9 +298,13 @@ def run(rounds: int) -> None:
     terms = {name: (*MIXED, *MIXED_SWEEP) if name == TRACES[0] else MIXED for name in names}
     traces, chosen = dict[str, Any](), list[dict[str, Any]]()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
+        sweep = pool.submit(sweep_bandwidth, REASONING)  # what takes longest first: no core waits at the end
+        choosing = {
+            (name, condition): pool.submit(choices, name, *condition)
+            for name in reversed(names)
+            for condition in reversed(CONDITIONS)
+        }
         replays = {name: [pool.submit(replay, name, term) for term in terms[name]] for name in names}
-        sweep = pool.submit(sweep_bandwidth, REASONING)
-        choosing = [pool.submit(choices, name, *condition) for name in names for condition in CONDITIONS]
         for name in names:
             of = scene(name)
             fit_error = float(np.abs(qoe_errors(of.measured.qoe, batches_of(of.measured.replica, of.past))).mean())
@@ -310,9 +314,10 @@ def run(rounds: int) -> None:
                 "replays": [one.result() for one in replays[name]],
             }
         sweeps = {"bandwidth": sweep.result()}
-        for rows in choosing:
-            _print_choices(rows.result())
-            chosen += rows.result()
+        for case in itertools.product(names, CONDITIONS):
+            rows = choosing[case].result()
+            _print_choices(rows)
+            chosen += rows
     about = {
         "seed": SEED,
         "seeds_of_choices": SEEDS,
