@@ -1,11 +1,14 @@
 """Answers that do not stand, on held-out prompts of the shipped family: with and without skip prediction and early checks.
 
-Every tier answers every prompt, by the torch engine; the judge's model scores each answer and its beginnings. Then routing is
-replayed by the code that routers and planner use. Splits: half of the prompts to train the predictor, choose the skip rule
-and fit the early checks; the other half for the figures. Thresholds are those of `mesh.yaml`, for all.
+Every tier answers every prompt, by the torch engine; each answer and its beginnings are scored as by the scorer of
+`mesh.yaml`: by the confidence of the tier itself where that is sure, by the judge's model otherwise. Then routing is replayed
+by the code that routers and planner use. Splits: half of the prompts to train the predictor, choose the skip rule and fit the
+early checks; the other half for the figures. Thresholds are those of `mesh.yaml`, for all; `as shipped` also takes its skip
+limits and the shipped predictor, which have seen none of these prompts.
 
+CPU time is computed from tokens and the costs on the family's card: steps of batch 8, prompts and judged answers read once.
 An answer that is rejected early costs LAG_TOKENS more than the check says: what is generated while it is scored.
-Answers and scores are kept in `build/skipping_tiers`; delete them to have them generated again (about five CPU minutes).
+Answers and scores are kept in `build/skipping_tiers`; delete them to have them generated again (about 15 CPU minutes).
 """
 
 import asyncio
@@ -13,7 +16,7 @@ import json
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,9 @@ from benchmarks import report
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+from judge_service.screened_scorer import is_sure
 from models.training import answers, tasks
-from models.training.measure import heldout_problems
+from models.training.measure import CONFIDENCE, Calibrations, Costs, heldout_problems
 from models.training.problems import Problem
 from planner_service.early_checks import first_rejection, fit_early_checks
 from planner_service.routing.quality import JudgedSample, route
@@ -33,12 +37,11 @@ from planner_service.routing.skip_rule import cheapest_rule
 from planner_service.score_predictor import train
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.early_checks import EarlyCheck
+from services.domain.score_prediction import ScorePredictor
 
 ROOT = Path(__file__).parents[1]
 FAMILY, KEPT = ROOT / "models" / "family", ROOT / "build" / "skipping_tiers"
 TIERS = ("small", "medium", "large")
-PARAMETERS = (0.12, 0.82, 2.41)  # millions; what a token of each tier costs
-JUDGE_PARAMETERS = 2.41
 MORE_PROMPTS, SEED = 3500, 4242
 SPLITS, QUICK_SPLITS = 10, 2
 CHECKS = (16, 64)
@@ -50,31 +53,36 @@ BATCH = BatchOptions(64, 16_384)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Data:
-    """N prompts. right (N, C): by the expected answers.
+    """N prompts. right (N, C): by the expected answers. read (N, C): whether the judge's model reads the answer.
 
-    part_scores: by tier, (N, K) of the first CHECKS tokens; NaN where the answer has no more.
+    part_scores, part_read: by tier, (N, K) of the first CHECKS tokens; NaN, False where the answer has no more.
     """
 
     texts: list[str]
     sample: JudgedSample
     right: Bools
+    read: Bools
     part_scores: tuple[Floats, ...]
+    part_read: tuple[Bools, ...]
 
     def subset(self, rows: Ints) -> "Data":
         parts = tuple(scores[rows] for scores in self.part_scores)
-        return Data([self.texts[i] for i in rows], self.sample.subset(rows), self.right[rows], parts)
+        part_read = tuple(read[rows] for read in self.part_read)
+        texts = [self.texts[i] for i in rows]
+        return Data(texts, self.sample.subset(rows), self.right[rows], self.read[rows], parts, part_read)
 
 
 @dataclass(slots=True)
 class Outcome:
     """Of one way to route, on held-out prompts, per prompt. in_vain: output tokens of answers that do not stand.
 
-    compute: output tokens times the tier's parameters (in millions). judge_tokens: prompts and answers that the judge reads.
+    tiers_ms, judge_ms: CPU time of the tiers and of the judge. judge_tokens: that its model reads.
     """
 
     accuracy: float
     in_vain: float
-    compute: float
+    tiers_ms: float
+    judge_ms: float
     judge_tokens: float
     shares: tuple[float, ...]
     other: dict[str, float] = field(default_factory=dict)
@@ -89,14 +97,19 @@ def run_quick(_rounds: int) -> None:
 
 
 def _measured(data: Data, splits: int) -> None:
-    thresholds = tuple(
-        float(tier["threshold"]) for tier in yaml.safe_load((ROOT / "mesh.yaml").read_text())["tiers"][:-1]
-    )
+    mesh = _mesh()
+    thresholds = tuple(float(tier["threshold"]) for tier in mesh["tiers"][:-1])
+    limits = tuple(float(tier["skip_below"]) for tier in mesh["tiers"][:-1])
+    shipped = ScorePredictor.from_json((ROOT / mesh["router"]["score_predictor"]).read_text())
+    costs = _costs()
     by_way: dict[str, list[Outcome]] = {}
     for split in range(splits):
         order = np.random.default_rng(split).permutation(len(data.texts))
         half = len(order) // 2
-        for way, outcome in _split(data.subset(order[:half]), data.subset(order[half:]), thresholds).items():
+        fitted, held_out = data.subset(order[:half]), data.subset(order[half:])
+        ways = _split(fitted, held_out, thresholds, costs)
+        ways["as shipped"] = _outcome(held_out, _predicted(held_out, shipped).skipping(limits), thresholds, costs)
+        for way, outcome in ways.items():
             by_way.setdefault(way, []).append(outcome)
     plain = by_way["cascade"]
     figures: dict[str, Any] = {
@@ -106,14 +119,16 @@ def _measured(data: Data, splits: int) -> None:
         "checks_after_tokens": CHECKS,
         "stated_error": ERROR,
         "lag_tokens": LAG_TOKENS,
+        "step_cost_ms": costs.step,
+        "read_cost_ms": costs.read,
         "ways": {way: _figures(outcomes, plain) for way, outcomes in by_way.items()},
     }
-    print(f"{'':28}{'accuracy':>22}{'tokens in vain':>24}{'against cascade':>24}{'compute':>10}{'and judge':>10}")
+    print(f"{'':28}{'accuracy':>22}{'tokens in vain':>24}{'against cascade':>24}{'tiers CPU':>10}{'and judge':>10}")
     for way, row in figures["ways"].items():
         ratio = _text(row["in_vain_ratio"])
         print(
-            f"{way:28}{_text(row['accuracy']):>22}{_text(row['in_vain']):>24}{ratio:>24}{row['compute_ratio'][0]:>10.3f}"
-            f"{row['compute_with_judge_ratio'][0]:>10.3f}"
+            f"{way:28}{_text(row['accuracy']):>22}{_text(row['in_vain']):>24}{ratio:>24}{row['tiers_cpu_ratio'][0]:>10.3f}"
+            f"{row['cpu_ratio'][0]:>10.3f}"
         )
     print(report.write("skipping_tiers", figures))
 
@@ -125,11 +140,9 @@ def _figures(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str,
         "accuracy_difference": _interval(o.accuracy - p.accuracy for o, p in pairs),
         "in_vain": _interval(o.in_vain for o in outcomes),
         "in_vain_ratio": _interval(o.in_vain / p.in_vain for o, p in pairs),
-        "compute_ratio": _interval(o.compute / p.compute for o, p in pairs),
-        "compute_with_judge_ratio": _interval(
-            (o.compute + o.judge_tokens * JUDGE_PARAMETERS) / (p.compute + p.judge_tokens * JUDGE_PARAMETERS)
-            for o, p in pairs
-        ),
+        "cpu_ms": _interval(o.tiers_ms + o.judge_ms for o in outcomes),
+        "tiers_cpu_ratio": _interval(o.tiers_ms / p.tiers_ms for o, p in pairs),
+        "cpu_ratio": _interval((o.tiers_ms + o.judge_ms) / (p.tiers_ms + p.judge_ms) for o, p in pairs),
         "judge_tokens_ratio": _interval(o.judge_tokens / p.judge_tokens for o, p in pairs),
         "share_answered": [round(float(np.mean([o.shares[t] for o in outcomes])), 4) for t in range(len(TIERS))],
         **{name: _interval(o.other[name] for o in outcomes) for name in outcomes[0].other},
@@ -147,33 +160,36 @@ def _text(interval: tuple[float, float, float]) -> str:
     return f"{interval[0]:.4g} [{interval[1]:.4g}, {interval[2]:.4g}]"
 
 
-def _split(fitted: Data, held_out: Data, thresholds: tuple[float, ...]) -> dict[str, Outcome]:
+def _predicted(data: Data, predictor: ScorePredictor) -> JudgedSample:
+    """The sample of `data` with predicted scores; of the last tier, where the predictor knows none, zeros (never asked)."""
+    of_prompts = [predictor.predict(text) for text in data.texts]
+    predicted = np.array([[scores.get(tier, 0.0) for tier in TIERS] for scores in of_prompts])
+    return replace(data.sample, predicted=predicted)
+
+
+def _split(fitted: Data, held_out: Data, thresholds: tuple[float, ...], costs: Costs) -> dict[str, Outcome]:
     trained = train(fitted.texts, TIERS, fitted.sample.scores)
-    of_held_out = [trained.predictor.predict(text) for text in held_out.texts]
-    predicted = np.array([[scores[tier] for tier in TIERS] for scores in of_held_out])
-    sample = JudgedSample(
-        TIERS, fitted.sample.input_tokens, fitted.sample.output_tokens, fitted.sample.scores, trained.predicted
-    )
-    test = JudgedSample(
-        TIERS, held_out.sample.input_tokens, held_out.sample.output_tokens, held_out.sample.scores, predicted
-    )
-    rule = cheapest_rule(sample, thresholds, PARAMETERS, route(sample, thresholds).quality)
+    sample = replace(fitted.sample, predicted=trained.predicted)
+    test = _predicted(held_out, trained.predictor)
+    per_token = tuple(costs.step[tier] / answers.COST_BATCH for tier in TIERS)
+    rule = cheapest_rule(sample, thresholds, per_token, route(sample, thresholds).quality)
     in_vain_rule = cheapest_rule(sample, thresholds, (1.0, 1.0, 1.0), route(sample, thresholds).quality)
     checks = [
         fit_early_checks(CHECKS, fitted.part_scores[t], fitted.sample.scores[:, t] >= thresholds[t], ERROR)
         for t in range(len(thresholds))
     ]
     ways = {
-        "cascade": _outcome(held_out, test, thresholds),
-        "skip (least compute)": _outcome(held_out, test.skipping(rule.limits), thresholds),
-        "skip (least tokens)": _outcome(held_out, test.skipping(in_vain_rule.limits), thresholds),
-        "early": _outcome(held_out, test, thresholds, checks),
-        "skip and early": _outcome(held_out, test.skipping(rule.limits), thresholds, checks),
-        "large alone": _outcome(held_out, test, (101.0, 101.0)),
+        "cascade": _outcome(held_out, test, thresholds, costs),
+        "skip (least compute)": _outcome(held_out, test.skipping(rule.limits), thresholds, costs),
+        "skip (least tokens)": _outcome(held_out, test.skipping(in_vain_rule.limits), thresholds, costs),
+        "early": _outcome(held_out, test, thresholds, costs, checks),
+        "skip and early": _outcome(held_out, test.skipping(rule.limits), thresholds, costs, checks),
+        "large alone": _alone(held_out, costs),
     }
     for name in ("skip (least compute)", "skip and early"):
         ways[name].other |= {f"skip_below_{TIERS[t]}": limit or 0.0 for t, limit in enumerate(rule.limits)}
-    ways["direct routing"] = _direct(held_out, test, sample, ways["skip and early"].compute)
+    early = ways["skip and early"]
+    ways["direct routing"] = _direct(held_out, test, sample, early.tiers_ms + early.judge_ms, costs)
     return ways
 
 
@@ -181,11 +197,13 @@ def _outcome(
     data: Data,
     sample: JudgedSample,
     thresholds: tuple[float, ...],
+    costs: Costs,
     checks: Sequence[tuple[EarlyCheck, ...]] = ((), ()),
 ) -> Outcome:
     """Routed with early checks: an answer that one of them rejects is as one that scores 0, and shorter."""
     tokens, scores = sample.output_tokens.copy(), sample.scores.copy()
-    judged, asked_checks = sample.input_tokens[:, None] + sample.output_tokens, np.zeros_like(sample.output_tokens)
+    judged = np.where(data.read, sample.input_tokens[:, None] + sample.output_tokens, 0)
+    judged_parts = np.zeros_like(judged)
     wrong_rejections = accepted = 0
     for t, of_tier in enumerate(checks):
         stopped = first_rejection(of_tier, CHECKS, data.part_scores[t])
@@ -195,7 +213,7 @@ def _outcome(
         for k, after in enumerate(CHECKS):
             if any(check.after_tokens == after for check in of_tier):
                 is_made = (sample.output_tokens[:, t] > after) & (stopped >= k)
-                asked_checks[:, t] += np.where(is_made, sample.input_tokens + after, 0)
+                judged_parts[:, t] += np.where(is_made & data.part_read[t][:, k], sample.input_tokens + after, 0)
         at = np.array([*CHECKS, 0])[stopped] + LAG_TOKENS
         tokens[:, t] = np.where(rejected, np.minimum(tokens[:, t], at), tokens[:, t])
         judged[:, t] = np.where(rejected, 0, judged[:, t])  # it is not scored once more
@@ -207,21 +225,35 @@ def _outcome(
     used = routed.processed.T
     stands = np.zeros_like(used)
     stands[everyone, answered] = True
-    cost = tokens * np.array(PARAMETERS)[None, :]
     other = {"error": wrong_rejections / accepted} if accepted else {}
+    judge_tokens = float(((judged + judged_parts) * used)[:, :-1].sum() / len(sample))
     return Outcome(
         float(data.right[everyone, answered].mean()),
         float((tokens * (used & ~stands)).sum() / len(sample)),
-        float((cost * used).sum() / len(sample)),
-        float(((judged + asked_checks) * used)[:, :-1].sum() / len(sample)),
+        float((_tiers_ms(sample.input_tokens, tokens, costs) * used).sum() / len(sample)),
+        judge_tokens * costs.read["judge"],
+        judge_tokens,
         routed.share_answered(),
         other,
     )
 
 
-def _direct(data: Data, test: JudgedSample, fitted: JudgedSample, compute: float) -> Outcome:
-    """Each prompt to the first tier whose predicted score is high enough, and no judge: the limit that spends no more than
-    `compute` on the prompts it was fitted to, and is the most accurate by their scores."""
+def _tiers_ms(input_tokens: Ints, output_tokens: Ints, costs: Costs) -> Floats:
+    """(N, C) CPU milliseconds of each tier for each answer. input_tokens (N), output_tokens (N, C)."""
+    step, read = (np.array([of[tier] for tier in TIERS]) for of in (costs.step, costs.read))
+    return np.asarray(input_tokens[:, None] * read + output_tokens * step / answers.COST_BATCH)
+
+
+def _alone(data: Data, costs: Costs) -> Outcome:
+    """The last tier answers everything; nothing is judged."""
+    sample = data.sample
+    ms = float(_tiers_ms(sample.input_tokens, sample.output_tokens, costs)[:, -1].mean())
+    return Outcome(float(data.right[:, -1].mean()), 0.0, ms, 0.0, 0.0, (0.0,) * (len(TIERS) - 1) + (1.0,))
+
+
+def _direct(data: Data, test: JudgedSample, fitted: JudgedSample, budget_ms: float, costs: Costs) -> Outcome:
+    """Each prompt to the first tier whose predicted score is high enough, and no judge: the limit that spends no more CPU
+    time than `budget_ms` on the prompts it was fitted to, and is the most accurate by their scores."""
     assert fitted.predicted is not None
     assert test.predicted is not None
 
@@ -230,45 +262,76 @@ def _direct(data: Data, test: JudgedSample, fitted: JudgedSample, compute: float
         return np.asarray(np.argmax(able, axis=1), np.int64)
 
     def cost(sample: JudgedSample, tiers: Ints) -> float:
-        return float((sample.output_tokens[np.arange(len(tiers)), tiers] * np.array(PARAMETERS)[tiers]).mean())
+        ms = _tiers_ms(sample.input_tokens, sample.output_tokens, costs)
+        return float(ms[np.arange(len(tiers)), tiers].mean())
 
-    limits = [limit for limit in ROUTING_LIMITS if cost(fitted, chosen(fitted.predicted, limit)) <= compute]
+    limits = [limit for limit in ROUTING_LIMITS if cost(fitted, chosen(fitted.predicted, limit)) <= budget_ms]
     tiers = chosen(test.predicted, max(limits, default=ROUTING_LIMITS[0]))
     rows = np.arange(len(tiers))
     shares = tuple(float((tiers == t).mean()) for t in range(len(TIERS)))
-    return Outcome(float(data.right[rows, tiers].mean()), 0.0, cost(test, tiers), 0.0, shares)
+    return Outcome(float(data.right[rows, tiers].mean()), 0.0, cost(test, tiers), 0.0, 0.0, shares)
+
+
+def _mesh() -> dict[str, Any]:
+    mesh: dict[str, Any] = yaml.safe_load((ROOT / "mesh.yaml").read_text())
+    return mesh
+
+
+def _margin() -> float:
+    scorers = {scorer["name"]: scorer for scorer in _mesh()["judge"]["scorers"]}
+    return float(scorers["screened"]["margin"])
+
+
+def _costs() -> Costs:
+    figures = json.loads((FAMILY / "figures.json").read_text())
+    return Costs(figures["step_cost_ms"], figures["read_cost_ms"])
 
 
 def _data() -> Data:
     """All answers and their scores, generated where they are not kept."""
-    calibration = Calibration.read(FAMILY / "judge" / "calibration.json")
+    calibrations = Calibrations(
+        Calibration.read(FAMILY / "judge" / "calibration.json"), Calibration.read(FAMILY / CONFIDENCE)
+    )
+    margin = _margin()
     rows = [_answered(tier) for tier in TIERS]
     count = len(rows[0])
     outputs = np.array([[rows[t][i]["tokens"] for t in range(len(TIERS))] for i in range(count)], np.int64)
-    scores = np.array([[_score(rows[t][i], calibration) for t in range(len(TIERS))] for i in range(count)])
     right = np.array([[bool(rows[t][i]["right"]) for t in range(len(TIERS))] for i in range(count)])
-    parts = tuple(
-        np.array([[_part_score(rows[t][i], after, calibration) for after in CHECKS] for i in range(count)])
+    whole = np.array([[_verdict(rows[t][i], calibrations, margin) for t in range(len(TIERS))] for i in range(count)])
+    parts = [
+        np.array([[_part_verdict(rows[t][i], after, calibrations, margin) for after in CHECKS] for i in range(count)])
         for t in range(len(TIERS))
-    )
+    ]
     inputs = np.array([row["prompt_tokens"] for row in rows[0]], np.int64)
     return Data(
-        [row["prompt"] for row in rows[0]], JudgedSample(TIERS, inputs, np.maximum(1, outputs), scores), right, parts
+        [row["prompt"] for row in rows[0]],
+        JudgedSample(TIERS, inputs, np.maximum(1, outputs), whole[:, :, 0]),
+        right,
+        whole[:, :, 1] > 0,
+        tuple(part[:, :, 0] for part in parts),
+        tuple(part[:, :, 1] > 0 for part in parts),
     )
 
 
-def _score(row: dict[str, Any], calibration: Calibration) -> float:
-    """As the judge service scores: an answer that is empty or truncated gets 0."""
+def _verdict(row: dict[str, Any], calibrations: Calibrations, margin: float) -> tuple[float, bool]:
+    """As the judge service scores, and whether its model reads: an answer that is empty or truncated gets 0, unread."""
     if row["tokens"] >= answers.MAX_TOKENS or not row["reply"].strip():
-        return 0.0
-    return calibration.apply(min(row["logprobs"]))
+        return 0.0, False
+    return _screened(min(row["own_logprobs"]), min(row["logprobs"]), calibrations, margin)
 
 
-def _part_score(row: dict[str, Any], after: int, calibration: Calibration) -> float:
+def _part_verdict(row: dict[str, Any], after: int, calibrations: Calibrations, margin: float) -> tuple[float, bool]:
     """Of the first `after` tokens, the last of which the judge leaves out; NaN where the answer has no more tokens."""
     if row["tokens"] <= after:
-        return math.nan
-    return calibration.apply(min(row["logprobs"][: after - 1]))
+        return math.nan, False
+    return _screened(min(row["own_logprobs"][:after]), min(row["logprobs"][: after - 1]), calibrations, margin)
+
+
+def _screened(own: float, judged: float, calibrations: Calibrations, margin: float) -> tuple[float, bool]:
+    """own, judged: logprob of the least likely token by the tier and by the judge's model."""
+    confidence = calibrations.confidence.apply(own)
+    sure = is_sure(confidence, margin)
+    return (confidence if sure else calibrations.judge.apply(judged)), not sure
 
 
 def _problems() -> list[Problem]:
@@ -286,7 +349,11 @@ def _answered(tier: str) -> list[dict[str, Any]]:
         KEPT.mkdir(parents=True, exist_ok=True)
         problems = _problems()
         by_key = {a.problem.key: a for a in answers.answer_all(FAMILY / tier, tier, problems, threads=1)}
-        rows = asyncio.run(_judged([by_key[problem.key] for problem in problems]))
+        answered = [by_key[problem.key] for problem in problems]
+        own = answers.logprobs_all(FAMILY / tier, answered, threads=1)
+        rows = asyncio.run(_judged(answered))
+        for row, values in zip(rows, own, strict=True):
+            row["own_logprobs"] = [round(value, 4) for value in values]
         partial = path.with_suffix(".tmp")
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
         partial.replace(path)

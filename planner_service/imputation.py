@@ -24,7 +24,8 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     """`prompts` prompts like `records`, judged on every tier: records drawn by weight, each time with a newly drawn donor.
 
     profile: the stored sample, N prompts judged on every tier. A borrowed reply's length is scaled by how the record's own
-    replies compare with the donor's.
+    replies compare with the donor's. An answer that was rejected early stays so, with the tokens that it had; borrowed
+    answers are finished. Scores that were predicted are the records'; where a record has none, the donor's.
 
     Raises:
         InvalidRequest: no record has a visit to a tier of the profile.
@@ -34,6 +35,7 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     if not usable:
         raise invalid("records", f"none of {len(records)} visited {', '.join(profile.tiers)}")
     inputs, outputs, scores = _columns(usable, place)
+    cut = _cut(usable, place)
     features = np.hstack(
         [_log(profile.input_tokens)[:, None], _log(profile.output_tokens), profile.scores]
     )  # (N, 1+2C)
@@ -53,27 +55,58 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     known_out, known_score = outputs[drawn], scores[drawn]  # (prompts, C)
     lent = profile.output_tokens[donor].astype(float)
     with np.errstate(invalid="ignore"):
-        stretch = np.exp(np.nanmean(np.log(known_out / lent), axis=1, keepdims=True))
+        ratio = np.log(known_out / lent)
+        stretch = np.exp(np.where(np.isnan(ratio), 0.0, ratio).sum(1) / np.maximum(1, (~np.isnan(ratio)).sum(1)))[
+            :, None
+        ]
     lent = np.maximum(1, np.round(lent * np.clip(stretch, 1 / MOST_STRETCHED, MOST_STRETCHED)))
+    known_out = np.where(np.isnan(cut[drawn]), known_out, cut[drawn])
     return JudgedSample(
         profile.tiers,
         inputs[drawn].astype(np.int64),
         np.where(np.isnan(known_out), lent, known_out).astype(np.int64),
         np.where(np.isnan(known_score), profile.scores[donor], known_score),
+        _predicted(profile, usable, drawn, donor),
+        rejected_early=~np.isnan(cut[drawn]) if (~np.isnan(cut)).any() else None,
     )
 
 
 def _columns(records: Sequence[RequestRecord], place: dict[str, int]) -> tuple[Floats, Floats, Floats]:
-    """Input tokens (R), and output tokens and scores (R, C), NaN for what is not known."""
+    """Input tokens (R), and output tokens and scores of finished answers (R, C), NaN for what is not known."""
     shape = (len(records), len(place))
     outputs, scores = np.full(shape, np.nan), np.full(shape, np.nan)
     for i, record in enumerate(records):
         for visit in record.visits:
-            if visit.tier in place:
+            if visit.tier in place and not visit.rejected_early:
                 outputs[i, place[visit.tier]] = max(1, visit.output_tokens)
                 if visit.score is not None:
                     scores[i, place[visit.tier]] = visit.score
     return np.maximum(1.0, np.array([r.input_tokens for r in records], float)), outputs, scores
+
+
+def _cut(records: Sequence[RequestRecord], place: dict[str, int]) -> Floats:
+    """(R, C) output tokens of the answers that were rejected early; NaN for all others."""
+    tokens = np.full((len(records), len(place)), np.nan)
+    for i, record in enumerate(records):
+        for visit in record.visits:
+            if visit.tier in place and visit.rejected_early:
+                tokens[i, place[visit.tier]] = max(1, visit.output_tokens)
+    return tokens
+
+
+def _predicted(profile: JudgedSample, records: Sequence[RequestRecord], drawn: Ints, donor: Ints) -> Floats | None:
+    """(prompts, C) predicted scores; None if neither records nor the profile have any.
+
+    NaN where there is none: no tier is passed over for it.
+    """
+    if profile.predicted is None and not any(record.predicted for record in records):
+        return None
+    known = np.full((len(records), len(profile.tiers)), np.nan)
+    for i, record in enumerate(records):
+        of_record = dict(record.predicted)
+        known[i] = [of_record.get(tier, np.nan) for tier in profile.tiers]
+    borrowed = np.full_like(known[drawn], np.nan) if profile.predicted is None else profile.predicted[donor]
+    return np.where(np.isnan(known[drawn]), borrowed, known[drawn])
 
 
 def _log(values: Floats | Ints) -> Floats:

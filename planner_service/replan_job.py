@@ -4,14 +4,15 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from services.domain.workload import RequestRecord, TierVisit
+from services.domain.workload import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
 class ReplanJob:
     """Files as in MeshReplan, paths absolute. records: sampled requests; rate_per_s: of all that arrived.
 
-    staged: names of the tiers that have length stages.
+    staged: names of the tiers that have length stages. Of the current plan, which planning again does not change, for the
+    tiers but the last: skip_below, and least_thresholds, those that early checks were fitted to (0 where there are none).
     """
 
     cluster: str
@@ -26,6 +27,8 @@ class ReplanJob:
     rate_per_s: float
     records: tuple[RequestRecord, ...]
     staged: tuple[str, ...] = ()
+    skip_below: tuple[float | None, ...] = ()
+    least_thresholds: tuple[float, ...] = ()
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -33,8 +36,6 @@ class ReplanJob:
     @classmethod
     def from_json(cls, data: bytes) -> Self:
         raw = json.loads(data)
-        records = tuple(
-            RequestRecord(r["arrival_s"], r["input_tokens"], tuple(TierVisit(**v) for v in r["visits"]), r["weight"])
-            for r in raw.pop("records")
-        )
-        return cls(**raw | {"records": records, "staged": tuple(raw["staged"])})
+        records = tuple(map(RequestRecord.from_object, raw.pop("records")))
+        of_plan = {name: tuple(raw[name]) for name in ("staged", "skip_below", "least_thresholds")}
+        return cls(**raw | of_plan | {"records": records})

@@ -104,8 +104,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 drift = self._wanted.get_nowait()  # only the newest counts
             before = self._publisher.current
             assert before is not None
-            staged = tuple(tier.name for tier in before.tiers if tier.stages)
-            job = dataclasses.replace(self._job(drift), staged=staged)
+            job = under_plan(self._job(drift), before)
             try:
                 async with aclosing(self._solvers.run("Replan", job.to_json())) as responses:
                     first, *traced = [response async for response in responses]
@@ -170,6 +169,17 @@ def job_maker(
         )
 
     return make
+
+
+def under_plan(job: ReplanJob, plan: Plan) -> ReplanJob:
+    """The job with what stays as the plan has it: tiers with length stages, skip limits, and thresholds of early checks."""
+    lower = plan.tiers[:-1]
+    return dataclasses.replace(
+        job,
+        staged=tuple(tier.name for tier in plan.tiers if tier.stages),
+        skip_below=tuple(tier.skip_below for tier in lower),
+        least_thresholds=tuple((tier.threshold or 0.0) if tier.early_checks else 0.0 for tier in lower),
+    )
 
 
 def _instances(tier: pb.PlannedTier) -> int:

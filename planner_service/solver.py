@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,8 +100,12 @@ def replan(payload: bytes, emit: Emit) -> None:
     except FileError as error:
         raise invalid("replan", str(error)) from None
     judged = imputed(profile, job.records, max(job.requests, LEAST_PROMPTS), job.seed)
+    if any(job.least_thresholds):
+        judged = replace(judged, least=job.least_thresholds)
     requests = min(job.requests, len(trace))
     demand = demand_of(trace, judged, requests=requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
+    if judged.predicted is not None:  # else routers cannot predict either, and ask every tier
+        demand = demand.under(job.skip_below, ())
     began = time.monotonic()
     options = Options(gpus=job.gpus, min_quality=job.min_quality, max_latency_s=job.max_latency_s, seed=job.seed)
     staged = list[pb.PlanStagesRequest]()

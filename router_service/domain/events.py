@@ -1,8 +1,8 @@
 """What a client sees of its request, in order. No I/O."""
 
 import enum
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.domain.plans import CASCADE_MODEL
@@ -136,7 +136,8 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True)
 class TierSummary:
-    """What one tier did for a request. score_reason, flagged: as in Judged."""
+    """What one tier did for a request. score_reason, flagged: as in Judged; of an answer that was rejected early, the
+    escalation's reason."""
 
     tier: str
     model: str
@@ -171,7 +172,8 @@ class Finished:
     """The last event. usage: of the answer. ttft_s: None if there was no token.
 
     slo: of a request with an SLO. tool_calls, content: if tools were offered, the answer's calls and its text without them;
-    otherwise content is None.
+    otherwise content is None. predicted: the score predicted for the answer of each tier, where tiers may be passed over by
+    it; not for clients.
     """
 
     reason: FinishReason
@@ -185,6 +187,7 @@ class Finished:
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None = None
     slo: SloResult | None = None
+    predicted: Mapping[str, float] = field(default_factory=dict)
 
 
 def is_cascade_workload(request: RouterRequest, event: Finished) -> bool:

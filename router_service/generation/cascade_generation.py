@@ -134,7 +134,8 @@ class CascadeGeneration:
                 continue
             # The part of a resumed answer that this router does not have cannot be judged.
             stored = self._flag_below is not None and not held and not is_resumed
-            answer = self._begin(tier, request, output, promise, held=held, stored=stored, burst_step=step)
+            answer = self._begin(tier, request, output, promise, held=held, stored=stored)
+            answer.burst_step, answer.predicted = step, predicted
             accepts_tie = taken is None or not held or taken.tie_accepted(sampling.seed, at)
             answers.append(answer)
             try:
@@ -359,7 +360,6 @@ class CascadeGeneration:
         *,
         held: bool,
         stored: bool,
-        burst_step: int | None,
     ) -> TierAnswer:
         texts: list[str] | None = None
         if offers_tools(request):
@@ -375,7 +375,6 @@ class CascadeGeneration:
             on_answer=output.answer,
             texts=texts,
             promise=promise,
-            burst_step=burst_step,
         )
 
     def _model_of(self, instance_id: str) -> tuple[str, str]:
@@ -428,7 +427,7 @@ async def _unless_rejected(
     try:
         await asyncio.wait((generation, rejection), return_when=asyncio.FIRST_COMPLETED)
         if not generation.done() and (score := await rejection) is not None:
-            answer.rejected_early, answer.score_reason = True, "rejected_early"
+            answer.rejected_early, answer.score_reason = True, EscalationReason.REJECTED_EARLY.value
             answer.span.add_event("rejected early", {"penstock.score": score, "penstock.tokens": answer.output_tokens})
             return TierDone(FinishReason.ABORTED, TokenUsage(answer.prompt_tokens, 0, answer.output_tokens), None)
         return await generation

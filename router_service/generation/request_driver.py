@@ -185,4 +185,5 @@ def _finished(
         tool_calls=parsed.calls if parsed is not None else (),
         content=parsed.content if parsed is not None else None,
         slo=answer.slo_result(request.promise.first_token_due_s if request.promise is not None else None),
+        predicted=answer.predicted,
     )

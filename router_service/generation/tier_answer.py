@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import Span, StatusCode
@@ -40,6 +40,7 @@ class TierAnswer:
     too low, and the rest was not generated. output_tokens: of all frames. promise: the SLO of the tier's
     reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began it.
     reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst ladder, if any.
+    predicted: as in Finished.
     """
 
     tier: TierPlan
@@ -55,6 +56,7 @@ class TierAnswer:
     answered_at: float | None = None
     promise: ReplyPromise | None = None
     burst_step: int | None = None
+    predicted: Mapping[str, float] = field(default_factory=dict)
     first_token_at: float | None = None
     prompt_tokens: int = 0
     tool_format: str = ""

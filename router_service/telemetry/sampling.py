@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn
 
-from router_service.domain.events import Finished, RouterRequest, is_cascade_workload
+from router_service.domain.events import EscalationReason, Finished, RouterRequest, is_cascade_workload
 from services.background import end, supervise
 from services.clock import Clock
 from services.domain.plans import CASCADE_MODEL
@@ -18,6 +18,7 @@ from services.state import StateUnavailable, WorkloadStore
 
 _log = logging.getLogger(__name__)
 
+_REJECTED_EARLY = EscalationReason.REJECTED_EARLY.value
 HELD_WINDOWS = 12  # while Redis is unavailable
 
 
@@ -54,9 +55,13 @@ class WindowSampler:
         self._seen += 1
         place = len(self._records) if len(self._records) < self._size else self._random.randrange(self._seen)
         if place < self._size:
-            visits = tuple(TierVisit(t.tier, t.usage.output_tokens, t.score) for t in event.tiers)
+            visits = tuple(
+                TierVisit(t.tier, t.usage.output_tokens, t.score, t.score_reason == _REJECTED_EARLY)
+                for t in event.tiers
+            )
+            predicted = tuple((tier, round(score, 2)) for tier, score in event.predicted.items())
             self._records[place:] = [
-                RequestRecord(arrival_s, event.tiers[0].usage.prompt_tokens, visits),
+                RequestRecord(arrival_s, event.tiers[0].usage.prompt_tokens, visits, predicted=predicted),
                 *self._records[place + 1 :],
             ]
 

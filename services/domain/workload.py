@@ -1,6 +1,8 @@
 """Statistics of served requests that routers report to the planner, without prompt text. No I/O."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 PARTS = 10  # of a window; arrivals are counted per part to measure burstiness
 
@@ -20,21 +22,40 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TierVisit:
-    """The work of one tier on a request. score: None if the answer was not scored, as at the last tier."""
+    """The work of one tier on a request. score: None if the answer was not scored, as at the last tier.
+
+    rejected_early: by an early check; output_tokens are those generated until then.
+    """
 
     tier: str
     output_tokens: int
     score: float | None
+    rejected_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A finished request of the cascade. arrival_s: Unix time. weight: number of requests that this sample represents."""
+    """A finished request of the cascade. arrival_s: Unix time. weight: number of requests that this sample represents.
+
+    predicted: (tier, score that was predicted for its answer), where tiers may be passed over by it; empty elsewhere.
+    """
 
     arrival_s: float
     input_tokens: int
     visits: tuple[TierVisit, ...]
     weight: float = 1.0
+    predicted: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def from_object(cls, raw: Mapping[str, Any]) -> Self:
+        """Of what `dataclasses.asdict` made, after JSON. Entries of an earlier version have fewer keys."""
+        return cls(
+            raw["arrival_s"],
+            raw["input_tokens"],
+            tuple(TierVisit(**visit) for visit in raw["visits"]),
+            raw["weight"],
+            tuple((tier, score) for tier, score in raw.get("predicted", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from redis.asyncio import Redis
 
-from services.domain.workload import RequestRecord, TierVisit, Window
+from services.domain.workload import RequestRecord, Window
 from services.state.connection import as_bytes, state_errors
 from services.state.keys import Keys
 
@@ -37,13 +37,5 @@ class WorkloadStore:
 
 def _window(data: bytes) -> Window:
     raw = json.loads(data)
-    records = tuple(
-        RequestRecord(
-            r["arrival_s"],
-            r["input_tokens"],
-            tuple(TierVisit(v["tier"], v["output_tokens"], v["score"]) for v in r["visits"]),
-            r["weight"],
-        )
-        for r in raw["records"]
-    )
+    records = tuple(map(RequestRecord.from_object, raw["records"]))
     return Window(raw["start_s"], raw["seconds"], tuple(raw["arrivals"]), records)

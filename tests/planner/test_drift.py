@@ -1,5 +1,7 @@
 """Drift: seen soon where it is real, never in noise; and what sampled requests tell about quality."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -156,3 +158,32 @@ def test_what_a_record_has_is_kept() -> None:
     assert (made.scores[first, :2] == (12.5, 80.0)).all()
     assert (made.output_tokens[first, :2] == (33, 44)).all()
     assert set(made.scores[first, 2]) <= set(profile.scores[:, 2])
+    assert (made.predicted, made.rejected_early) == (None, None)
+
+
+def test_what_was_predicted_and_what_was_rejected_early_are_kept() -> None:
+    """A record without predicted scores has those of its donor, or none. A rejected answer has the tokens that it had."""
+    rng = np.random.default_rng(9)
+    profile = population(rng, 50, 0.0)
+    records = [
+        RequestRecord(0.0, 77, (TierVisit("large", 44, None),), predicted=(("small", 7.5), ("medium", 12.0))),
+        RequestRecord(0.0, 5, (TierVisit("small", 16, None, rejected_early=True),)),
+    ]
+    made = imputed(profile, records, 100, seed=2)
+    first = made.input_tokens == 77
+    assert made.predicted is not None
+    assert made.rejected_early is not None
+    assert (made.predicted[first, :2] == (7.5, 12.0)).all()
+    assert np.isnan(made.predicted[~first]).all()
+    assert (made.rejected_early[~first] == (True, False, False)).all()
+    assert not made.rejected_early[first].any()
+    assert (made.output_tokens[~first, 0] == 16).all()
+    skipping = made.skipping((50.0, 10.0))
+    processed = route(skipping, (0.0, 0.0)).processed
+    assert (processed[:, first] == [[False], [True], [False]]).all()
+    assert (processed[:, ~first] == [[True], [True], [False]]).all(), "asked, rejected early, and without a prediction"
+    predicted = dataclasses.replace(profile, predicted=np.full(profile.scores.shape, 33.0))
+    borrowed = imputed(predicted, records, 100, seed=2).predicted
+    assert borrowed is not None
+    assert (borrowed[~first] == 33.0).all()
+    assert (borrowed[first, 0] == 7.5).all()

@@ -14,13 +14,14 @@ from planner_service import solver
 from planner_service.plan_publisher import PlanPublisher
 from planner_service.planning_codec import replica_from_proto, replica_to_proto, trace_from_proto, trace_to_proto
 from planner_service.replan_job import ReplanJob
-from planner_service.replanner import Replanner, _follow_up
+from planner_service.replanner import Replanner, _follow_up, under_plan
 from planner_service.rescheduling import Drift, DriftRule, Shift
 from planner_service.simulator import EngineLimits, Replica, Workload
 from planner_service.solver_pool import SolverPool
 from services.clock import SystemClock
 from services.domain import InstanceRecord, Load, ModelCard, Plan, Role, StepLatencyModel, TierPlan
 from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
+from services.domain.early_checks import EarlyCheck
 from services.domain.hardware import ReplicaShape
 from services.domain.plans import Provenance
 from services.domain.stages import QoeModel, Stage
@@ -92,6 +93,36 @@ def test_after_the_plan_a_solver_tells_what_reaches_each_staged_tier(tmp_path: P
     responses.clear()
     solver.replan(dataclasses.replace(job, staged=()).to_json(), responses.append)
     assert len(responses) == 1
+
+
+def test_planning_again_passes_over_what_routers_pass_over_and_leaves_thresholds_of_early_checks(
+    tmp_path: Path,
+) -> None:
+    """Half of the requests are passed over by the small tier, which therefore gets half of them, whatever its threshold."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
+    easy = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0),), predicted=(("small", 95.0),))
+    hard = RequestRecord(0.0, 400, (TierVisit("large", 200, None),), predicted=(("small", 10.0),))
+    models = ROOT / "tests" / "planner" / "two-tiers.yaml"
+    trace, judged = (str(ROOT / "examples" / name) for name in ("trace.csv", "judged.csv"))
+    job = ReplanJob(str(cluster), str(models), trace, judged, 60.0, None, None, 60, 1, 2.0, (easy, hard) * 25)
+
+    def planned(job: ReplanJob) -> pb.PlannedTier:
+        responses = list[Any]()
+        solver.replan(job.to_json(), responses.append)
+        small: pb.PlannedTier = responses[0].finished.plan.tiers[0]
+        return small
+
+    def under(**fields: Any) -> ReplanJob:
+        plan = Plan(1, (TierPlan("small", "s", 70.0, 1, **fields), TierPlan("large", "l", None, 1)))
+        return under_plan(job, plan)
+
+    assert under() == dataclasses.replace(job, skip_below=(None,), least_thresholds=(0.0,))
+    assert planned(under()).share_processed == 1.0
+    skipping = planned(under(skip_below=50.0))
+    assert skipping.share_processed == pytest.approx(0.5, abs=0.1)
+    assert skipping.threshold < 70
+    assert planned(under(early_checks=(EarlyCheck(16, 5.0),))).threshold >= 70
 
 
 def replanner(workers: list[InstanceRecord]) -> Replanner:

@@ -1,8 +1,11 @@
 """What a router reports about its requests: every one equally likely, whole windows, no text."""
 
 import asyncio
+import dataclasses
+import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import yaml
 
@@ -10,7 +13,8 @@ from router_service.domain.events import Finished, RouterRequest, TierSummary
 from router_service.telemetry.sampling import WindowSampler
 from services.clock import VirtualClock
 from services.domain.requests import FinishReason, TextPrompt, TokenUsage
-from services.domain.workload import TierVisit
+from services.domain.score_prediction import ScorePredictor
+from services.domain.workload import RequestRecord, TierVisit
 from services.state import WorkloadStore
 from services.testing import RedisProcess
 from tests.conftest import ROOT, MeshFileMaker
@@ -61,8 +65,40 @@ def test_the_sample_is_uniform() -> None:
     assert len(seen) == 12
 
 
-async def test_a_router_reports_its_requests_to_redis(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    """Over gRPC and Redis: what tiers a request visited, with tokens and scores; requests to one tier are left out."""
+def test_predicted_scores_and_answers_rejected_early_are_reported() -> None:
+    clock = VirtualClock(0.0)
+    sampler = WindowSampler(3, 10.0, clock, random.Random(1))
+    clock.sleep(10)
+    cut = TierSummary("medium", "m", "i", None, 50.0, False, TokenUsage(9, 0, 16), 0.1, score_reason="rejected_early")
+    last = TierSummary("large", "m", "i", None, None, True, TokenUsage(9, 0, 70), 0.1)
+    event = Finished(
+        FinishReason.STOP, "large", last.usage, (cut, last), 0.1, 0.2, "t", predicted={"small": 11.777, "medium": 80.0}
+    )
+    sampler.finished(sampler.arrived(REQUEST), REQUEST, event)
+    clock.sleep(10)
+    (window,) = sampler.closed()
+    (record,) = window.records
+    assert record.predicted == (("small", 11.78), ("medium", 80.0))
+    assert record.visits == (TierVisit("medium", 16, None, rejected_early=True), TierVisit("large", 70, None))
+    assert RequestRecord.from_object(json.loads(json.dumps(dataclasses.asdict(record)))) == record
+    earlier = {
+        "arrival_s": 1.0,
+        "input_tokens": 2,
+        "visits": [{"tier": "a", "output_tokens": 3, "score": 4.0}],
+        "weight": 5.0,
+    }
+    assert RequestRecord.from_object(earlier) == RequestRecord(1.0, 2, (TierVisit("a", 3, 4.0),), 5.0)
+
+
+async def test_a_router_reports_its_requests_to_redis(
+    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
+) -> None:
+    """Over gRPC and Redis: what tiers a request visited, with tokens and scores, and what was predicted; requests to one
+    tier are left out."""
+    predictor = ScorePredictor(("small",), 2**16, (3.0,), {}, 100, (1.0,))
+    (tmp_path / "predictor.json").write_text(predictor.to_json())
+    tiers = [{"name": "small", "model": "sim-small", "threshold": 50, "skip_below": 1}, {"name": "large", "model": "l"}]
+    router = {"grpc_port": 0, "http_port": 0, "score_predictor": "predictor.json"}
     models = ROOT / "tests" / "planner" / "two-tiers.yaml"
     replan = {
         "enabled": True,
@@ -74,7 +110,7 @@ async def test_a_router_reports_its_requests_to_redis(redis: RedisProcess, mesh_
         "window_s": 1.0,
         "sample": 3,
     }
-    file = mesh_file(planner={"replan": replan})
+    file = mesh_file(tiers, planner={"replan": replan}, router=router)
     mesh_name = yaml.safe_load(file.read_text())["name"]
     async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         store = WorkloadStore(mesh.router.redis, mesh.router.keys)
@@ -96,5 +132,6 @@ async def test_a_router_reports_its_requests_to_redis(redis: RedisProcess, mesh_
             assert (first.tier, first.output_tokens > 0) == ("small", True)
             assert first.score is not None
             assert record.input_tokens > 0
+            assert record.predicted == (("small", round(predictor.predict("hello")["small"], 2)),)
         raw = await mesh.router.redis.xrange(f"{mesh_name}:workload")
         assert b"hello" not in repr(raw).encode()
