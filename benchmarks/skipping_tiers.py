@@ -1,10 +1,10 @@
 """Answers that do not stand, on held-out prompts of the shipped family: with and without skip prediction and early checks.
 
-Every tier answers every prompt, by the torch engine; each answer and its beginnings are scored as by the scorer of
-`mesh.yaml`: by the confidence of the tier itself where that is sure, by the judge's model otherwise. Then routing is replayed
-by the code that routers and planner use. Splits: half of the prompts to train the predictor, choose the skip rule and fit the
-early checks; the other half for the figures. Thresholds are those of `mesh.yaml`, for all; `as shipped` also takes its skip
-limits and the shipped predictor, which have seen none of these prompts.
+Every tier answers every prompt, by the torch engine. Answers and their beginnings are scored as by the scorer of
+`mesh.yaml`: beginnings by the confidence of the tier itself, answers also by the judge's model where that is not sure. Then
+routing is replayed by the code that routers and planner use. Splits: half of the prompts to train the predictor, choose the
+skip rule and fit the early checks; the other half for the figures. Thresholds are those of `mesh.yaml`, for all; `as shipped`
+also takes its skip limits and the shipped predictor, which have seen none of these prompts.
 
 CPU time is computed from tokens and the costs on the family's card: steps of batch 8, prompts and judged answers read once.
 An answer that is rejected early costs LAG_TOKENS more than the check says: what is generated while it is scored.
@@ -55,7 +55,7 @@ BATCH = BatchOptions(64, 16_384)
 class Data:
     """N prompts. right (N, C): by the expected answers. read (N, C): whether the judge's model reads the answer.
 
-    part_scores, part_read: by tier, (N, K) of the first CHECKS tokens; NaN, False where the answer has no more.
+    part_scores: by tier, (N, K) of the first CHECKS tokens; NaN where the answer has no more.
     """
 
     texts: list[str]
@@ -63,13 +63,11 @@ class Data:
     right: Bools
     read: Bools
     part_scores: tuple[Floats, ...]
-    part_read: tuple[Bools, ...]
 
     def subset(self, rows: Ints) -> "Data":
         parts = tuple(scores[rows] for scores in self.part_scores)
-        part_read = tuple(read[rows] for read in self.part_read)
         texts = [self.texts[i] for i in rows]
-        return Data(texts, self.sample.subset(rows), self.right[rows], self.read[rows], parts, part_read)
+        return Data(texts, self.sample.subset(rows), self.right[rows], self.read[rows], parts)
 
 
 @dataclass(slots=True)
@@ -203,17 +201,12 @@ def _outcome(
     """Routed with early checks: an answer that one of them rejects is as one that scores 0, and shorter."""
     tokens, scores = sample.output_tokens.copy(), sample.scores.copy()
     judged = np.where(data.read, sample.input_tokens[:, None] + sample.output_tokens, 0)
-    judged_parts = np.zeros_like(judged)
     wrong_rejections = accepted = 0
     for t, of_tier in enumerate(checks):
         stopped = first_rejection(of_tier, CHECKS, data.part_scores[t])
         rejected = stopped < len(CHECKS)
         stands = sample.scores[:, t] >= thresholds[t]
         wrong_rejections, accepted = wrong_rejections + int((rejected & stands).sum()), accepted + int(stands.sum())
-        for k, after in enumerate(CHECKS):
-            if any(check.after_tokens == after for check in of_tier):
-                is_made = (sample.output_tokens[:, t] > after) & (stopped >= k)
-                judged_parts[:, t] += np.where(is_made & data.part_read[t][:, k], sample.input_tokens + after, 0)
         at = np.array([*CHECKS, 0])[stopped] + LAG_TOKENS
         tokens[:, t] = np.where(rejected, np.minimum(tokens[:, t], at), tokens[:, t])
         judged[:, t] = np.where(rejected, 0, judged[:, t])  # it is not scored once more
@@ -226,7 +219,7 @@ def _outcome(
     stands = np.zeros_like(used)
     stands[everyone, answered] = True
     other = {"error": wrong_rejections / accepted} if accepted else {}
-    judge_tokens = float(((judged + judged_parts) * used)[:, :-1].sum() / len(sample))
+    judge_tokens = float((judged * used)[:, :-1].sum() / len(sample))
     return Outcome(
         float(data.right[everyone, answered].mean()),
         float((tokens * (used & ~stands)).sum() / len(sample)),
@@ -299,7 +292,7 @@ def _data() -> Data:
     right = np.array([[bool(rows[t][i]["right"]) for t in range(len(TIERS))] for i in range(count)])
     whole = np.array([[_verdict(rows[t][i], calibrations, margin) for t in range(len(TIERS))] for i in range(count)])
     parts = [
-        np.array([[_part_verdict(rows[t][i], after, calibrations, margin) for after in CHECKS] for i in range(count)])
+        np.array([[_part_score(rows[t][i], after, calibrations.confidence) for after in CHECKS] for i in range(count)])
         for t in range(len(TIERS))
     ]
     inputs = np.array([row["prompt_tokens"] for row in rows[0]], np.int64)
@@ -308,8 +301,7 @@ def _data() -> Data:
         JudgedSample(TIERS, inputs, np.maximum(1, outputs), whole[:, :, 0]),
         right,
         whole[:, :, 1] > 0,
-        tuple(part[:, :, 0] for part in parts),
-        tuple(part[:, :, 1] > 0 for part in parts),
+        tuple(parts),
     )
 
 
@@ -317,21 +309,14 @@ def _verdict(row: dict[str, Any], calibrations: Calibrations, margin: float) -> 
     """As the judge service scores, and whether its model reads: an answer that is empty or truncated gets 0, unread."""
     if row["tokens"] >= answers.MAX_TOKENS or not row["reply"].strip():
         return 0.0, False
-    return _screened(min(row["own_logprobs"]), min(row["logprobs"]), calibrations, margin)
-
-
-def _part_verdict(row: dict[str, Any], after: int, calibrations: Calibrations, margin: float) -> tuple[float, bool]:
-    """Of the first `after` tokens, the last of which the judge leaves out; NaN where the answer has no more tokens."""
-    if row["tokens"] <= after:
-        return math.nan, False
-    return _screened(min(row["own_logprobs"][:after]), min(row["logprobs"][: after - 1]), calibrations, margin)
-
-
-def _screened(own: float, judged: float, calibrations: Calibrations, margin: float) -> tuple[float, bool]:
-    """own, judged: logprob of the least likely token by the tier and by the judge's model."""
-    confidence = calibrations.confidence.apply(own)
+    confidence = calibrations.confidence.apply(min(row["own_logprobs"]))
     sure = is_sure(confidence, margin)
-    return (confidence if sure else calibrations.judge.apply(judged)), not sure
+    return (confidence if sure else calibrations.judge.apply(min(row["logprobs"]))), not sure
+
+
+def _part_score(row: dict[str, Any], after: int, calibration: Calibration) -> float:
+    """Of the first `after` tokens; NaN where the answer has no more."""
+    return calibration.apply(min(row["own_logprobs"][:after])) if row["tokens"] > after else math.nan
 
 
 def _problems() -> list[Problem]:

@@ -18,7 +18,8 @@ class ScreenedScorer:
     """The first scorer's score where it is at most `margin` or at least 100 - margin; otherwise the second one's.
 
     Both scores are as their own calibrations say. raw: the score. Only answers that the second scorer is asked for take a
-    place in its queue. An answer without the logprobs that the first one needs is for the second.
+    place in its queue. An answer without the logprobs that the first one needs is for the second. Unfinished answers are for
+    the first: most of them stand, and reading every part would cost more than what is rejected by it.
     """
 
     name: str
@@ -44,17 +45,21 @@ class ScreenedScorer:
 
     @property
     def scores_unfinished(self) -> bool:
-        return self.screen.scores_unfinished and self.scorer.scores_unfinished
+        return self.screen.scores_unfinished
 
     async def results(self, answers: Seq[JudgedAnswer], left_s: float | None) -> list[ScoreResult]:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        able = [i for i, answer in enumerate(answers) if answer.logprobs is not None or not self.screen.needs_logprobs]
+        able = [i for i, answer in enumerate(answers) if self._screens(answer)]
         results: dict[int, ScoreResult] = {}
         if able:
             with at_positions(able):
                 first = await self.screen.results([answers[i] for i in able], left_s)
-            results = {i: result for i, result in zip(able, first, strict=True) if is_sure(result.score, self.margin)}
+            results = {
+                i: result
+                for i, result in zip(able, first, strict=True)
+                if answers[i].unfinished or is_sure(result.score, self.margin)
+            }
         unsure = [i for i in range(len(answers)) if i not in results]
         if unsure:
             left_s = None if left_s is None else max(0.0, left_s - (loop.time() - began_s))
@@ -62,3 +67,8 @@ class ScreenedScorer:
                 second = await self.scorer.results([answers[i] for i in unsure], left_s)
             results |= zip(unsure, second, strict=True)
         return [replace(results[i], raw=results[i].score) for i in range(len(answers))]
+
+    def _screens(self, answer: JudgedAnswer) -> bool:
+        """Whether the first scorer is asked; it refuses a part without logprobs that the second cannot score either."""
+        able = answer.logprobs is not None or not self.screen.needs_logprobs
+        return able or (answer.unfinished and not self.scorer.scores_unfinished)
