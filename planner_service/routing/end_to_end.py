@@ -25,6 +25,8 @@ from planner_service.simulator.workload import Floats
 
 TotalSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
 Key = tuple[float, ...]
+Whole = tuple[float, Point, Deployment]
+"""Seconds of the cascade simulated whole, routing, deployment."""
 
 MOST_ROUTINGS = 20  # that GPUs are shared out for
 STEPS = (1, 4, 16, 64)  # levels by which a threshold is moved
@@ -52,10 +54,7 @@ class EndToEnd:
 
         plans = self._best(tried, able, start)
         plans.append(self._whole(self.grid.nearest(start.thresholds), start.deployment))
-        plans.sort(key=lambda plan: plan[:2])
-        seconds, point, deployment = min(
-            (self._polished(*plan) for plan in plans[:POLISHED]), key=lambda plan: plan[:2]
-        )
+        seconds, point, deployment = self._polished_best(plans)[0]
         deployer = self._deployer
         alone = (deployer.sample, deployer.alone_s(), self._judge_s, deployer.percentile)
         bound = least_felt_s(self.grid, able, *alone)
@@ -67,6 +66,15 @@ class EndToEnd:
         point = self.grid.nearest(thresholds)
         fastest = self._fastest_at(point)
         return None if fastest is None else self._polished(*self._whole(point, fastest[1]))[2]
+
+    def _polished_best(self, plans: Sequence[Whole]) -> list[Whole]:
+        """The best plans of different routings, after `_polished`; the best first. plans: at least one."""
+        by_routing = dict[bytes, Whole]()
+        for plan in sorted(plans, key=lambda plan: plan[:2]):
+            routed = route(self._deployer.sample, self.grid.thresholds(plan[1])).processed
+            by_routing.setdefault(routed.tobytes(), plan)
+        polished = (self._polished(*plan) for plan in [*by_routing.values()][:POLISHED])
+        return sorted(polished, key=lambda plan: plan[:2])
 
     def cheapest(self, min_quality: float, max_latency_s: float, start: Solution) -> Solution:
         """The least cost for both targets.
@@ -81,12 +89,13 @@ class EndToEnd:
                 fastest = self._fastest_at(point)
                 if fastest is None or fastest[0] > limit_s:
                     return None if fastest is None else ((fastest[0] - limit_s, 0.0, 0.0), fastest[1])
-                seconds, lean = self._lean(point, fastest, limit_s)
+                thresholds = self.grid.thresholds(point)
+                seconds, lean = self._lean(thresholds, fastest, limit_s, lambda one: self._seconds(thresholds, one))
                 return (0.0, self._deployer.cost(lean), seconds), lean
 
             return tried
 
-        return self._within(at_limit, able, start, max_latency_s)
+        return self._within(at_limit, able, start, max_latency_s, is_lean=True)
 
     def most_quality(self, max_latency_s: float, min_quality: float, start: Solution) -> Solution:
         """The most quality within a latency, and of at least min_quality.
@@ -105,7 +114,7 @@ class EndToEnd:
 
             return tried
 
-        return self._within(at_limit, able, start, max_latency_s)
+        return self._within(at_limit, able, start, max_latency_s, is_lean=False)
 
     def _within(
         self,
@@ -113,15 +122,26 @@ class EndToEnd:
         able: set[Point],
         start: Solution,
         max_latency_s: float,
+        *,
+        is_lean: bool,
     ) -> Solution:
-        limit_s, least_s = max_latency_s, INFEASIBLE
+        """The first plan by its key that meets the limit when it is simulated whole. is_lean: with GPUs taken away."""
+        limit_s, slower = max_latency_s, list[Whole]()
         for _ in range(TIGHTENED):
             plans = self._best(at_limit(limit_s), able, start, by_key=True)
             for seconds, point, deployment in plans:
                 if seconds <= max_latency_s:
                     return self._solution(point, deployment, None)
-            least_s = min(least_s, *(seconds for seconds, _, _ in plans))
+            slower += plans
             limit_s *= 0.98 * max_latency_s / plans[0][0]
+        least_s, point, deployment = self._polished_best(slower)[0]
+        if least_s <= max_latency_s:
+            if is_lean:
+                fastest = least_s, deployment
+                deployment = self._lean(
+                    self.grid.thresholds(point), fastest, max_latency_s, lambda one: self._whole(point, one)[0]
+                )[1]
+            return self._solution(point, deployment, None)
         raise Unreachable(
             f"max latency binds: no plan was found whose end-to-end latency is at most {max_latency_s:g} s: the least is "
             f"{least_s:.4g} s",
@@ -136,7 +156,7 @@ class EndToEnd:
         start: Solution,
         *,
         by_key: bool = False,
-    ) -> list[tuple[float, Point, Deployment]]:
+    ) -> list[Whole]:
         """The best routings with their deployments, simulated whole: by that latency, or by the key."""
         known: dict[Point, tuple[Key, Deployment] | None] = {}
 
@@ -161,10 +181,10 @@ class EndToEnd:
         whole = [self._whole(point, deployment) for _, point, deployment in ranked[:SIMULATED_WHOLE]]
         return whole if by_key else sorted(whole, key=lambda one: one[:2])
 
-    def _whole(self, point: Point, deployment: Deployment) -> tuple[float, Point, Deployment]:
+    def _whole(self, point: Point, deployment: Deployment) -> Whole:
         return self._total_s(self.grid.thresholds(point), deployment.strategies), point, deployment
 
-    def _polished(self, seconds: float, point: Point, deployment: Deployment) -> tuple[float, Point, Deployment]:
+    def _polished(self, seconds: float, point: Point, deployment: Deployment) -> Whole:
         """GPUs shared out in another way where that helps the cascade simulated whole, then moved as long as it does."""
         thresholds, improved = self.grid.thresholds(point), True
         splits = sorted(self._deployer.splits(thresholds), key=lambda split: self._seconds(thresholds, split))
@@ -206,13 +226,19 @@ class EndToEnd:
                 self._fastest[point] = best
         return self._fastest[point]
 
-    def _lean(self, point: Point, fastest: tuple[float, Deployment], limit_s: float) -> tuple[float, Deployment]:
+    def _lean(
+        self,
+        thresholds: Sequence[float],
+        fastest: tuple[float, Deployment],
+        limit_s: float,
+        seconds_of: Callable[[Deployment], float],
+    ) -> tuple[float, Deployment]:
         """(seconds, deployment) with GPUs taken away as long as the limit holds, the most that go at once first."""
-        thresholds, (seconds, deployment) = self.grid.thresholds(point), fastest
+        seconds, deployment = fastest
         while True:
             fewer = []
             for lean in self._deployer.reduced(thresholds, deployment):
-                lean_s = self._seconds(thresholds, lean)
+                lean_s = seconds_of(lean)
                 if lean_s <= limit_s:
                     fewer.append((self._deployer.cost(lean), lean_s, lean))
             if not fewer:
