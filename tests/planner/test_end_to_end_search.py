@@ -1,17 +1,21 @@
 """Plans for what users feel: the search over ways to share the GPUs out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from planner_service.cascade_plan import CascadePlan
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import draw_demand
 from planner_service.deployment.search import Strategy
 from planner_service.files import gpu_of_catalogue, model_of_catalogue
 from planner_service.plan_cascade import deployer_for, plan_cascade
-from planner_service.planning_options import Objective
+from planner_service.planning_options import Goal, Objective
+from planner_service.routing.deployer import Deployer
 from planner_service.routing.quality import JudgedSample
+from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Dispatch
 from planner_service.site import Site
 from services.domain.hardware import ClusterSpec
@@ -19,22 +23,54 @@ from services.domain.hardware import ClusterSpec
 TIERS = ("small", "medium", "large")
 
 
+def site() -> Site:
+    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=2, gpus_per_node=8, node_link_bytes_per_s=25e9)
+    models = tuple(model_of_catalogue(name) for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b"))
+    return Site(cluster, TIERS, models, judge_s=0.1)
+
+
+@pytest.mark.parametrize("seed", [4, 17, 66])
+def test_every_goal_tries_all_ways_to_share_out_the_gpus(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves of GPUs one after another end at plans that are slower; what the least latency reaches is no limit too low."""
+    rng = np.random.default_rng(seed)
+    shares = np.sort(rng.uniform(0.3, 0.95, 3))
+    good = rng.random((200, 3)) < shares
+    scores = np.where(good, 100.0, rng.integers(0, 3, good.shape) * 10.0)
+    outputs = rng.integers(50, 900, good.shape)
+    judged = JudgedSample(TIERS, rng.integers(20, 200, 200), outputs, scores)
+    rate = float(rng.choice([5, 10, 20, 40]))
+    demand = draw_demand(judged, np.cumsum(rng.exponential(1 / rate, 300)), 1)
+    wanted = judged.worst + 0.9 * (judged.best - judged.worst)
+
+    def planned(**options: Any) -> CascadePlan:
+        return plan_cascade(site(), demand, min_quality=wanted, objective=Objective.END_TO_END, **options)
+
+    least = planned()
+    limit_s = 1.01 * least.felt_p95_s
+    cheapest, best = (planned(max_latency_s=limit_s, goal=goal) for goal in (Goal.COST, Goal.QUALITY))
+    assert max(cheapest.felt_p95_s, best.felt_p95_s) <= limit_s
+    assert cheapest.gpus <= least.gpus
+    assert best.quality >= wanted
+    monkeypatch.setattr(Deployer, "splits", lambda *_: iter(()))
+    assert planned().felt_p95_s > 1.05 * least.felt_p95_s
+    with pytest.raises(Unreachable, match="max latency binds"):
+        planned(max_latency_s=limit_s, goal=Goal.COST)
+
+
 @pytest.mark.parametrize("rate", [30.0, 60.0, 120.0])
 def test_no_way_to_share_out_the_gpus_beats_an_end_to_end_plan_by_much(rate: float) -> None:
     """Sixteen GPUs, three tiers, every split of them simulated whole: moves of GPUs one after another would miss some."""
-    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=2, gpus_per_node=8, node_link_bytes_per_s=25e9)
-    models = tuple(model_of_catalogue(name) for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b"))
-    site, rng = Site(cluster, TIERS, models, judge_s=0.1), np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     good = rng.random((200, 3)) < (0.85, 0.92, 0.97)
     scores = np.where(good, 100.0, rng.integers(0, 3, good.shape) * 10.0)
     judged = JudgedSample(TIERS, rng.integers(20, 200, 200), rng.integers(50, 900, good.shape), scores)
     demand = draw_demand(judged, np.cumsum(rng.exponential(1 / rate, 800)), 1)
-    plan = plan_cascade(site, demand, min_quality=88.0, objective=Objective.END_TO_END)
-    deployer = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0]
+    plan = plan_cascade(site(), demand, min_quality=88.0, objective=Objective.END_TO_END)
+    deployer = deployer_for(site(), demand, gpus=None, dispatch=Dispatch.CAPACITY)[0]
 
     def felt_s(strategies: Sequence[Strategy]) -> float:
         return float(
-            np.percentile(simulate_cascade(site, demand, plan.thresholds, strategies, Dispatch.CAPACITY)[1], 95)
+            np.percentile(simulate_cascade(site(), demand, plan.thresholds, strategies, Dispatch.CAPACITY)[1], 95)
         )
 
     assert plan.felt_p95_s == pytest.approx(felt_s([tier.strategy for tier in plan.tiers]))
