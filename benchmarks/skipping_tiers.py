@@ -31,7 +31,7 @@ from judge_service.screened_scorer import is_sure
 from models.training import answers, tasks
 from models.training.measure import CONFIDENCE, Calibrations, Costs, heldout_problems
 from models.training.problems import Problem
-from planner_service.early_checks import first_rejection, fit_early_checks
+from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.skip_rule import cheapest_rule
 from planner_service.score_predictor import train
@@ -203,12 +203,13 @@ def _outcome(
     judged = np.where(data.read, sample.input_tokens[:, None] + sample.output_tokens, 0)
     wrong_rejections = accepted = 0
     for t, of_tier in enumerate(checks):
-        stopped = first_rejection(of_tier, CHECKS, data.part_scores[t])
-        rejected = stopped < len(CHECKS)
+        checked = checked_answers(
+            EarlyRule(of_tier, LAG_TOKENS), CHECKS, data.part_scores[t], sample.output_tokens[:, t]
+        )
+        rejected = checked.rejected
         stands = sample.scores[:, t] >= thresholds[t]
         wrong_rejections, accepted = wrong_rejections + int((rejected & stands).sum()), accepted + int(stands.sum())
-        at = np.array([*CHECKS, 0])[stopped] + LAG_TOKENS
-        tokens[:, t] = np.where(rejected, np.minimum(tokens[:, t], at), tokens[:, t])
+        tokens[:, t] = checked.tokens
         judged[:, t] = np.where(rejected, 0, judged[:, t])  # it is not scored once more
         scores[rejected, t] = 0.0
     cut = JudgedSample(TIERS, sample.input_tokens, tokens, scores, sample.predicted, sample.passed_over)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.simulator.workload import Bools, Floats, Ints
-from services.domain.early_checks import MAX_EARLY_CHECKS, EarlyCheck, rejected_early
+from services.domain.early_checks import MAX_EARLY_CHECKS, EarlyCheck, next_check, rejected_early
 from services.domain.errors import invalid
 
 
@@ -76,17 +76,39 @@ def fit_early_checks(
     return tuple(checks)
 
 
-def first_rejection(checks: Sequence[EarlyCheck], after_tokens: Sequence[int], part_scores: Floats) -> Ints:
-    """(N) index, among after_tokens (K), of the check that rejects each answer; K for those that none rejects.
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedAnswers:
+    """What early checks do to N answers of a tier. rejected (N). tokens (N): of each answer, at most until it is rejected.
 
-    part_scores (N, K): see fit_early_checks. The decision is that of the routers.
+    parts (N): that were scored.
     """
-    first: Ints = np.full(len(part_scores), len(after_tokens), np.int64)
-    for k in reversed(range(len(after_tokens))):
-        check = next((check for check in checks if check.after_tokens == after_tokens[k]), None)
-        if check is None:
-            continue
-        for i, score in enumerate(part_scores[:, k].tolist()):
-            if rejected_early(check, None if math.isnan(score) else score):
-                first[i] = k
-    return first
+
+    rejected: Bools
+    tokens: Ints
+    parts: Ints
+
+
+def checked_answers(
+    rule: EarlyRule, after_tokens: Sequence[int], part_scores: Floats, output_tokens: Ints
+) -> CheckedAnswers:
+    """What routers do: a part is scored while the answer goes on, checks that come due meanwhile are passed over but for the
+    last, and an answer that ends before its verdict is not rejected.
+
+    part_scores (N, K): of the first after_tokens (K) tokens; what is scored later than a check is due has the check's score.
+    output_tokens (N): of whole answers.
+    """
+    place = {tokens: k for k, tokens in enumerate(after_tokens)}
+    rejected, tokens = np.zeros(len(output_tokens), np.bool_), output_tokens.copy()
+    parts = np.zeros(len(output_tokens), np.int64)
+    for i, (length, scores) in enumerate(zip(output_tokens.tolist(), part_scores.tolist(), strict=True)):
+        made = at = 0
+        while made < len(rule.checks) and (at := max(at, rule.checks[made].after_tokens)) < length:
+            due = next_check(rule.checks, at, made)
+            assert due is not None
+            check, at, made = rule.checks[due], at + rule.meanwhile_tokens, due + 1
+            score = scores[place[check.after_tokens]]
+            parts[i] += 1
+            if at < length and rejected_early(check, None if math.isnan(score) else score):
+                rejected[i], tokens[i] = True, at
+                break
+    return CheckedAnswers(rejected, tokens, parts)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.early_checks import EarlyRule, fit_early_checks
+from planner_service.early_checks import EarlyRule, PartScores, checked_answers, fit_early_checks
 from planner_service.routing.quality import JudgedSample, route
-from planner_service.simulator.workload import Bools, Floats
+from planner_service.simulator.workload import Bools, Ints
 from planner_service.site import Site, replica_kinds
 from services.domain.errors import invalid
 from services.domain.latency import StepLoad
@@ -77,7 +77,7 @@ def outcomes_of(
                 _share(rejected, ~stands),
                 _share(rejected, stands),
                 float(1 - after / before),
-                _scored(rule, sample.parts.after_tokens, sample.parts.scores[rows, tier]),
+                _scored(rule, sample.parts, rows, tier, sample.output_tokens),
             )
         )
     return tuple(result)
@@ -87,12 +87,7 @@ def _share(rejected: Bools, among: Bools) -> float | None:
     return float(rejected[among].mean()) if among.any() else None
 
 
-def _scored(rule: EarlyRule, after_tokens: Sequence[int], part_scores: Floats) -> float:
-    """Parts per answer that are scored: those that an answer comes to before one rejects it."""
-    going = np.ones(len(part_scores), np.bool_)
-    scored = 0
-    for check in rule.checks:
-        scores = part_scores[:, after_tokens.index(check.after_tokens)]
-        scored += int((going & ~np.isnan(scores)).sum())
-        going &= ~(scores < check.reject_below)
-    return scored / len(part_scores)
+def _scored(rule: EarlyRule, parts: PartScores, rows: Ints, tier: int, output_tokens: Ints) -> float:
+    """Parts per answer that are scored."""
+    checked = checked_answers(rule, parts.after_tokens, parts.scores[rows, tier], output_tokens[rows, tier])
+    return float(checked.parts.mean())

@@ -183,12 +183,13 @@ def _early_checks(
         return None
     import numpy as np
 
-    from planner_service.early_checks import first_rejection, fit_early_checks
+    from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
 
     parts = np.array([[np.nan if s is None else s for s in answer.beginnings] for answer in scored], float)
     accepted = np.array([answer.score >= threshold for answer in scored])
     of_half = fit_early_checks(after, parts[::2], accepted[::2], error)
-    rejected, stands = first_rejection(of_half, after, parts[1::2]) < len(after), accepted[1::2]
+    lengths, stands = np.array([answer.answered.reply.usage.output_tokens for answer in scored[1::2]]), accepted[1::2]
+    rejected = checked_answers(EarlyRule(of_half), after, parts[1::2], lengths).rejected  # by a verdict at once
     return {
         "checks": [asdict(check) for check in fit_early_checks(after, parts, accepted, error)],
         "stated_error": error,

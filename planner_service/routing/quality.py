@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner_service.early_checks import EarlyRule, PartScores, first_rejection
+from planner_service.early_checks import EarlyRule, PartScores, checked_answers
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.bursts import tie_accepted
 from services.domain.errors import invalid
@@ -131,11 +131,8 @@ class JudgedSample:
             raise invalid("early_checks", f"no scores of answers after {', '.join(map(str, unknown))} tokens")
         rejected, output_tokens = np.zeros(self.scores.shape, np.bool_), self.output_tokens.copy()
         for tier, rule in enumerate(rules):
-            first = first_rejection(rule.checks, after, self.parts.scores[:, tier])
-            rejected[:, tier] = first < len(after)
-            read = np.array((*after, 0))[first] + rule.meanwhile_tokens
-            cut = np.minimum(read, self.output_tokens[:, tier])
-            output_tokens[:, tier] = np.where(rejected[:, tier], cut, self.output_tokens[:, tier])
+            checked = checked_answers(rule, after, self.parts.scores[:, tier], self.output_tokens[:, tier])
+            rejected[:, tier], output_tokens[:, tier] = checked.rejected, checked.tokens
         least = None
         if fitted_to is not None:
             least = tuple(h if rule.checks else 0.0 for h, rule in zip(fitted_to, rules, strict=True))

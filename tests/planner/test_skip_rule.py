@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from planner_service.early_checks import first_rejection, fit_early_checks
+from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
 from planner_service.files import read_quality
 from planner_service.plan_file import read_plan
 from planner_service.routing.quality import JudgedSample, all_qualities, route
@@ -140,7 +140,7 @@ def test_early_checks_keep_their_error_and_reject_skipping_tiers(error: float) -
         parts, good = drawn(300)
         checks = fit_early_checks(after, parts, good, error)
         new_parts, new_good = drawn(300)
-        rejected = first_rejection(checks, after, new_parts) < len(after)
+        rejected = checked_answers(EarlyRule(checks), after, new_parts, np.full(300, 100)).rejected
         shares.append(rejected[new_good].mean())
         rejected_share.append(rejected[~new_good].mean())
     assert np.mean(shares) <= error + 2 * np.std(shares) / np.sqrt(len(shares))
