@@ -88,7 +88,7 @@ def _run(
         return simulation.run(simulation.simulate_round(), None)
     for _ in range(rounds):
         reports = simulation.simulate_round()
-    waits = simulation.waits_s[:-1][processed[:-1]]
+    waits = simulation.waits_s[:-1][demand.requests.judged_answers(processed)]
     rate = demand.rate_per_s
     per_s = None if rate is None else rate * len(waits) / len(demand.requests)
     grading = GradingReport(len(waits), per_s, Percentiles.of(waits))
@@ -108,6 +108,7 @@ class _Simulation:
         self._processed, self._strategies = processed, strategies
         self.ends_s: Floats = np.full(processed.shape, np.nan)
         self.waits_s: Floats = np.zeros(processed.shape)
+        self._judged = demand.requests.judged_answers(processed)
         self._judged_s = demand.requests.judged_s(site.judge_s)
         self.done_s: Floats = np.zeros(len(demand.requests))
         self._works: list[Workload] = []
@@ -169,6 +170,6 @@ class _Simulation:
         return tier_load(self._demand.requests, tier, own, self._site.grading, answers)
 
     def _answers(self, tier: int) -> Arrivals:
-        """The answers of a tier that are known to be complete."""
-        known = np.flatnonzero(np.isfinite(self.ends_s[tier]))
+        """The answers of a tier that are known to be complete and are judged."""
+        known = np.flatnonzero(np.isfinite(self.ends_s[tier]) & self._judged[tier])
         return Arrivals(known, self.ends_s[tier, known])

@@ -35,7 +35,8 @@ def fitted_rules(site: Site, sample: JudgedSample, thresholds: Sequence[float], 
     """The rules of the tiers but the last, each fitted with `error` to the prompts that reach its tier.
 
     Raises:
-        InvalidRequest: The prompts have no scores of unfinished answers; the error is none.
+        InvalidRequest: The prompts have no scores of unfinished answers, or after too many numbers of tokens; the error is
+            none.
     """
     if sample.parts is None:
         raise invalid("early_error", NEEDS_PARTS)
@@ -52,7 +53,8 @@ def meanwhile_tokens(site: Site, tier: int, sample: JudgedSample) -> int:
     """How many tokens a reply gets while a part of it is scored, at most: alone on the tier's fastest replica."""
     context = round(float((sample.input_tokens + sample.output_tokens[:, tier] / 2).mean()))
     steps_s = [kind.latency.step_s(StepLoad(1, context)) for kind in replica_kinds(site, tier, site.gpus, context)[0]]
-    return math.floor(site.judge_s / min(steps_s)) if steps_s and min(steps_s) > 0 else 0
+    longest = int(sample.output_tokens[:, tier].max())
+    return math.floor(min(longest, site.judge_s / min(steps_s))) if steps_s and min(steps_s) > 0 else 0
 
 
 def outcomes_of(

@@ -22,6 +22,7 @@ from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.speculation import MAX_WINDOW
 from planner_service.site import Site, TierSpeculation
 from planner_service.stages import batches_of
+from services.domain.early_checks import MAX_EARLY_CHECKS
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from services.domain.latency import StepLatencyModel
 from services.domain.stages import QoeModel
@@ -34,6 +35,7 @@ Count = Annotated[int, Field(ge=1)]
 MAX_DRAFTERS = 4  # of one tier: every subset of them is a chain to compare
 SCORE_AFTER = "score_after_"  # tokens: the column of parts of a tier's answers
 MAX_PRICE = 1e6  # dollars per million tokens
+MAX_JUDGE_S = 3600.0  # to judge one answer
 MAX_JUDGE_TOKENS = 1_000_000  # longer than any model's context
 MAX_THINKING_TOKENS = 65_536  # of a grading tier, as in the mesh file
 JUDGE_MODEL_FIELDS = frozenset(("replicas", "pass_s", "token_s", "max_batch", "max_batch_tokens"))
@@ -324,7 +326,7 @@ class JudgeEntry(_Part):
 class CascadeFile(_Part):
     tiers: Annotated[list[TierEntry], Field(min_length=1)]
     judge: JudgeEntry | None = None
-    judge_s: Annotated[float, Field(ge=0)] = 0.0
+    judge_s: Annotated[float, Field(ge=0, le=MAX_JUDGE_S)] = 0.0
     runtime: RuntimeEntry = RuntimeEntry()
     engine: EngineEntry = EngineEntry()
 
@@ -499,10 +501,10 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
     after = list[int]()
     predictions = [f"{tier}_predicted_score" for tier in tiers]
     for line, row in csv_rows(path, expected):
-        after = after or _after_tokens(row, tiers)
+        after = after or _after_tokens(path, row, tiers)
         inputs.append(csv_count(path, line, row, "input_tokens", 0))
         outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
-        parts.append([[_part_score(path, line, row, f"{tier}_{SCORE_AFTER}{n}") for n in after] for tier in tiers])
+        parts.append([_part_scores(path, line, row, tier, after) for tier in tiers])
         scores.append([csv_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
         if all(column in row for column in predictions):
             predicted.append([csv_number(path, line, row, column, 0, 100) for column in predictions])
@@ -517,16 +519,30 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
     )
 
 
-def _after_tokens(row: dict[str, str], tiers: tuple[str, ...]) -> list[int]:
+def _after_tokens(path: Path, row: dict[str, str], tiers: tuple[str, ...]) -> list[int]:
     """After how many tokens parts of any tier's answers were scored, ascending."""
     starts = [f"{tier}_{SCORE_AFTER}" for tier in tiers]
     ends = {name.removeprefix(start) for name in row if name for start in starts if name.startswith(start)}
-    return sorted(int(end) for end in ends if end.isdecimal() and int(end) > 0)
+    after = sorted(int(end) for end in ends if end.isdecimal() and int(end) > 0)
+    if len(after) > MAX_EARLY_CHECKS:
+        raise FileError(f"{path}: line 1: {len(after)} columns {SCORE_AFTER}N of a tier, at most {MAX_EARLY_CHECKS}")
+    return after
 
 
-def _part_score(path: Path, line: int, row: dict[str, str], column: str) -> float:
-    """NaN where there is none."""
-    return csv_number(path, line, row, column, 0, 100) if row.get(column) else math.nan
+def _part_scores(path: Path, line: int, row: dict[str, str], tier: str, after: Sequence[int]) -> list[float]:
+    """By number of tokens; NaN where there is none. An answer has one only where it has more tokens."""
+    scores = []
+    for tokens in after:
+        column = f"{tier}_{SCORE_AFTER}{tokens}"
+        if not row.get(column):
+            scores.append(math.nan)
+            continue
+        if csv_count(path, line, row, f"{tier}_output_tokens", 0) <= tokens:
+            raise FileError(
+                f"{path}: line {line}: {column}: the answer has no more than {tokens} tokens: leave it empty"
+            )
+        scores.append(csv_number(path, line, row, column, 0, 100))
+    return scores
 
 
 def _yaml(path: Path) -> Any:

@@ -31,6 +31,7 @@ from services.domain.errors import invalid
 NO_LADDER_WITH = "not where what judges is stated, or with remote tiers: steps of the ladder do not count their load"
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
 MARGIN = 0.98  # by which it is lowered beyond what was missed
+EARLY_FITS = 3  # times that early checks are fitted to the thresholds that they led to
 STARTED_FROM = 50  # routings that are tried for the slowest tier, where a search for what users feel begins
 RATE_STEPS = 6  # plans that are made on the way up, and as many on the way down
 RATE_PRECISION = 0.02  # where a higher rate is no longer looked for
@@ -161,14 +162,17 @@ def _with_early_checks(
     """The plan without early checks; or, where it is better, one with checks that are fitted to its thresholds.
 
     Where a tier has checks, its threshold is not lowered: by a lower one, more answers would stand that they reject, and the
-    error would be over the stated one.
+    error would be over the stated one. It can also be so because a tier before it changed, and with it the prompts that reach
+    the checked one: then checks are fitted to the new thresholds, and it is planned once more.
 
     Raises:
         InvalidRequest: There are no scores of unfinished answers; judging is a load, or tiers are remote: what checks cost
             there is not simulated.
     """
-    if demand.judged.parts is None:
+    if any(one.judged.parts is None for one in (demand, *runs)):
         raise invalid("early_error", NEEDS_PARTS)
+    if any(one.requests.parts is None for one in (demand, *runs)):
+        raise invalid("early_error", "not with the lengths of the trace: its answers have no parts that were scored")
     if site.grading is not None or site.remotes:
         raise invalid(
             "early_error", "not where what judges is stated, or with remote tiers: their load is not simulated"
@@ -178,26 +182,35 @@ def _with_early_checks(
     passing, others = (
         [one.under(plain.skip_below, ()) for one in some] for some in ((demand,), runs)
     )  # as the skip rule has it
-    rules = fitted_rules(site, passing[0].judged, plain.thresholds, error)
-    if not any(rule.checks for rule in rules):
-        return dataclasses.replace(plain, early_reason=f"none rejects anything with an error of {error:.2%}")
-    try:
-        checked = plan_cascade(
-            site,
-            passing[0].checking(rules, plain.thresholds),
-            dataclasses.replace(within, skip=False),
-            runs=[run.checking(rules, plain.thresholds) for run in others],
-            on_evaluation=on_evaluation,
-        )
-    except Unreachable as unreachable:
-        return dataclasses.replace(plain, early_reason=f"with them, no plan meets the targets: {unreachable}")
+    checked = plain
+    for _ in range(EARLY_FITS):
+        fitted_to = checked.thresholds
+        rules = fitted_rules(site, passing[0].judged, fitted_to, error)
+        if not any(rule.checks for rule in rules):
+            return dataclasses.replace(plain, early_reason=f"none rejects anything with an error of {error:.2%}")
+        try:
+            checked = plan_cascade(
+                site,
+                passing[0].checking(rules, fitted_to),
+                dataclasses.replace(within, skip=False),
+                runs=[run.checking(rules, fitted_to) for run in others],
+                on_evaluation=on_evaluation,
+            )
+        except Unreachable as unreachable:
+            return dataclasses.replace(plain, early_reason=f"with them, no plan meets the targets: {unreachable}")
+        early = outcomes_of(passing[0].judged, rules, checked.thresholds)
+        if all(outcome.error is None or outcome.error <= error for outcome in early):
+            break
+    else:
+        reason = f"with the thresholds that they lead to, they reject more than {error:.2%} of what stands"
+        return dataclasses.replace(plain, early_reason=reason)
     if plain.rank(options.aim) <= checked.rank(options.aim):
         return dataclasses.replace(plain, early_reason="the plan is no better with them")
     return dataclasses.replace(
         checked,
         solution=dataclasses.replace(checked.solution, proof=Proof.SEARCHED, gap=None),  # other checks may be better
         skip_below=plain.skip_below,
-        early=outcomes_of(passing[0].judged, rules, checked.thresholds),
+        early=early,
     )
 
 

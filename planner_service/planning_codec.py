@@ -538,6 +538,11 @@ def _unfinished(workload: pb.Workload, tiers: int, at: str) -> PartScores | None
                 raise invalid(here, f"there are {len(after)} early_after_tokens, not {len(part.scores)}")
             if not all(0 <= score <= 100 for score in part.scores):
                 raise invalid(here, "must be from 0 to 100")
+            if part.scores and after[len(part.scores) - 1] >= max(1, prompt.output_tokens[tier]):
+                whole = prompt.output_tokens[tier]
+                raise invalid(
+                    here, f"there is one after {after[len(part.scores) - 1]} tokens of an answer that has {whole}"
+                )
             scores[i, tier, : len(part.scores)] = part.scores
     return PartScores(after, scores) if after else None
 

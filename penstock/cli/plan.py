@@ -1,6 +1,7 @@
 """`penstock plan`: compute a plan for a cascade; show and change the plan of a mesh."""
 
 import dataclasses
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -551,6 +552,8 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
         if rules := early_rules_of(figures):
             checks = [tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in rule.checks) for rule in rules]
             changed = [dataclasses.replace(t, early_checks=c) for t, c in zip(changed, [*checks, ()], strict=True)]
+        else:
+            changed = _without_unfit_checks(current, changed, is_without=bool(figures.get("early_reason")))
         ladder = ladder_of(figures)
         plan = dataclasses.replace(
             current,
@@ -563,6 +566,22 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
         published = planner.set_plan(plan, expected_revision=current.revision)
     if not quiet:
         _print(published, json=json)
+
+
+def _without_unfit_checks(current: Plan, changed: Sequence[TierPlan], *, is_without: bool) -> list[TierPlan]:
+    """The tiers without early checks that were fitted to higher thresholds, as they would reject more answers that stand.
+
+    is_without: the plan was made to have no checks at all.
+    """
+    tiers = []
+    for before, tier in zip(current.tiers, changed, strict=True):
+        lower = tier.threshold is None or (before.threshold is not None and tier.threshold < before.threshold)
+        if tier.early_checks and (is_without or lower):
+            why = "the plan is better without them" if is_without else "they were fitted to a higher threshold"
+            errors.print(f"early checks of tier {tier.name} are removed: {why}", markup=False, highlight=False)
+            tier = dataclasses.replace(tier, early_checks=())
+        tiers.append(tier)
+    return tiers
 
 
 def _published(ladder: "PlannedLadder") -> BurstLadder:

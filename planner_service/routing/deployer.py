@@ -268,7 +268,7 @@ class Deployer:
         grading = self.grading
         if grading is None or grading.by_tier or self.max_utilisation is None:
             return True
-        key = processed[:-1].tobytes()
+        key = self.sample.judged_answers(processed).tobytes()
         if key not in self._keeps_up:
             work = self._judge_load(grading, processed).work
             able = len(work) < 2 or not np.isfinite(work.rate_per_s)
@@ -277,11 +277,12 @@ class Deployer:
 
     def _judge_load(self, grading: Grading, processed: Bools) -> TierLoad:
         """What the replicas of a judge model are sent."""
-        return self._load(grading.tier, np.zeros(len(self.sample), np.bool_), processed[:-1])
+        return self._load(grading.tier, np.zeros(len(self.sample), np.bool_), self.sample.judged_answers(processed))
 
     def _answers(self, tier: int, processed: Bools) -> Bools:
         """(A, N) the answers, by the tier that gave them, that `tier` grades; A is 0 where it grades none."""
-        return processed[:-1] if self.grading is not None and self.grading.tier == tier else processed[:0]
+        graded = self.grading is not None and self.grading.tier == tier
+        return self.sample.judged_answers(processed) if graded else processed[:0]
 
     def _table(self, tier: int, chosen: Bools, answers: Bools) -> LatencyTable:
         key = (tier, chosen.tobytes(), answers.tobytes())

@@ -147,6 +147,10 @@ class JudgedSample:
             scores = scores if mask is None else np.where(mask, -1.0, scores)
         return scores
 
+    def judged_answers(self, processed: Bools) -> Bools:
+        """(C - 1, N) the answers that are judged when they are finished. processed (C, N): who reaches each tier."""
+        return processed[:-1] if self.rejected_early is None else processed[:-1] & ~self.rejected_early.T[:-1]
+
     def judged_s(self, judge_s: float) -> Floats:
         """(C, N) seconds from the end of an answer to its score, where judging takes `judge_s`.
 

@@ -9,7 +9,7 @@ from planner_service.simulator import Replica, Workload
 from planner_service.simulator.cluster import Moves
 from planner_service.stages.partition import MoveCost
 from planner_service.stages.proposals import propose
-from planner_service.stages.replay import REPLAYED, Verdict, count_replayed, judge
+from planner_service.stages.replay import REPLAYED, Verdict, count_replayed, judge, last_requests
 from planner_service.stages.sample import in_flight
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.stages import QoeModel, StageLayout
@@ -46,8 +46,9 @@ def choose(
     """
     if against is not None and len(against.stages) == 1:
         against = None
-    if not 0 < work.rate_per_s < np.inf:
-        raise invalid("trace.arrival_s", "have no rate: at least two times are needed")
+    for part, which in ((work, ""), (last_requests(work), f" of the last {REPLAYED}")):
+        if not 0 < part.rate_per_s < np.inf:
+            raise invalid("trace.arrival_s", f"have no rate: at least two times{which} are needed")
     move = MoveCost(moves.kv_bytes_per_token, moves.bandwidth_bytes_per_s)
     held = in_flight(work, count_replayed(work, replica, moves, instances))
     layouts = propose(work, held, qoe, replica, instances, max_tokens, move)

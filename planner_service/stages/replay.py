@@ -230,9 +230,9 @@ def last_requests(work: Workload) -> Workload:
 
 
 def requests_before(work: Workload) -> Workload | None:
-    """As many before these; None where there are too few."""
+    """As many before these; None where there are too few, or they came all at once."""
     before = work.subset(np.arange(max(0, len(work) - 2 * REPLAYED), max(0, len(work) - REPLAYED)))
-    return before if len(before) >= LEAST_BEFORE else None
+    return before if len(before) >= LEAST_BEFORE and before.rate_per_s < np.inf else None
 
 
 def judge(

@@ -156,6 +156,18 @@ def test_early_checks_are_published_with_their_plan_and_stay_without_others(
         done = penstock("plan", "apply", file, "-a", admin)
         assert done.returncode == 0, done.stderr
         assert held(admin)["tiers"][0]["early_checks"] == held_then
+    checked = figures | {"early_checks": [{"checks": checks, "meanwhile_tokens": 3}]}
+    refused_checks = {"early_checks": None, "early_reason": "the plan is no better with them"}
+    for without, why in (
+        (figures | {"thresholds": [20.0]}, "they were fitted to a higher threshold"),
+        (figures | refused_checks, "the plan is better without them"),
+    ):
+        for content in (checked, without):
+            file.write_text(json.dumps(content))
+            done = penstock("plan", "apply", file, "-a", admin)
+            assert done.returncode == 0, done.stderr
+        assert f"early checks of tier small are removed: {why}" in done.stderr
+        assert held(admin)["tiers"][0]["early_checks"] == []
     bad = [{"checks": [{"after_tokens": 0, "reject_below": 4.5}], "meanwhile_tokens": 3}]
     file.write_text(json.dumps(figures | {"early_checks": bad}))
     refused = penstock("plan", "apply", file, "-a", admin)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from planner_service.cascade_simulation import simulate_cascade
+from planner_service.cascade_simulation import run_cascade, simulate_cascade
 from planner_service.deployment.search import Strategy
 from planner_service.early_checks import EarlyRule, PartScores, checked_answers
 from planner_service.early_rules import fitted_rules, meanwhile_tokens, outcomes_of
@@ -20,6 +20,7 @@ from planner_service.plan_cascade import plan_cascade
 from planner_service.plan_file import read_plan
 from planner_service.planning_options import Goal, Objective, Options
 from planner_service.routing.end_to_end import least_felt_s
+from planner_service.routing.grading import Grading
 from planner_service.routing.grid import Grid
 from planner_service.routing.quality import JudgedSample, all_qualities, route
 from planner_service.simulator import Dispatch, EngineLimits, Replica
@@ -189,6 +190,50 @@ def test_a_plan_with_early_checks_is_better_where_bad_answers_are_long() -> None
     assert np.percentile(total_s, 95) == pytest.approx(checked.end_to_end_p95_s)
 
 
+def test_a_plan_keeps_the_stated_error_though_other_prompts_reach_the_checked_tier() -> None:
+    """Easy prompts whose answers begin tersely reach the medium tier only where the small one is passed over."""
+    rng = np.random.default_rng(51)
+    easy = rng.random(200) < rng.uniform(0.3, 0.7)
+    small = easy & (rng.random(200) < 0.95)
+    medium = rng.random(200) < np.where(easy, 0.95, rng.uniform(0.4, 0.8))
+    good = np.stack([small, medium, np.ones(200, bool)], 1)
+    scores = np.where(good, rng.uniform(80, 100, good.shape), rng.uniform(0, 30, good.shape))
+    outputs = np.where(good, rng.integers(20, 60, good.shape), rng.integers(60, 200, good.shape))
+    parts = np.minimum(100, scores + rng.uniform(0, 20, good.shape))
+    parts[:, 1] = np.where(easy & medium, rng.uniform(30, 50, 200), parts[:, 1])
+    parts[:, 0] = np.nan
+    judged = JudgedSample(TIERS, np.full(200, 20), outputs, scores, parts=PartScores((8,), parts[:, :, None]))
+    options = Options(min_quality=85.0, goal=Goal.LATENCY, objective=Objective.LARGEST_TIER)
+    plain = plan_cascade(site(), demand(judged, 60.0), options)
+    fitted = fitted_rules(site(), judged, plain.thresholds, 0.03)
+    without_small = (101.0, plain.thresholds[1])
+    assert any((outcome.error or 0) > 0.1 for outcome in outcomes_of(judged, fitted, without_small)), "why it matters"
+    for rate in (20.0, 60.0):
+        plan = plan_cascade(site(), demand(judged, rate), options, early_error=0.03)
+        assert all((outcome.error or 0) <= 0.03 for outcome in plan.early), (rate, plan.thresholds)
+        assert plan.early or plan.early_reason
+
+
+def test_answers_that_are_rejected_early_are_not_graded() -> None:
+    grading = Grading(2)
+    strategies = [Strategy(((replicas[0], WORKERS),), 0.0) for replicas in site().measured]
+    judged = sample(count=120)
+    graded = dataclasses.replace(site(judge_s=0.0), grading=grading)
+    runs = {
+        name: run_cascade(graded, demand(of, 5.0), (50.0, 50.0), strategies, Dispatch.CAPACITY)
+        for name, of in (("whole", judged), ("checked", judged.checking(RULES)))
+    }
+    rejected = judged.checking(RULES).rejected_early
+    assert rejected is not None
+    reports = {name: run.grading for name, run in runs.items()}
+    assert reports["whole"] is not None
+    assert reports["checked"] is not None
+    processed = route(judged.checking(RULES), (50.0, 50.0)).processed
+    assert reports["checked"].requests == processed[:-1].sum() - rejected[:, 0].sum()
+    assert reports["checked"].requests < reports["whole"].requests
+    assert runs["checked"].total_s[rejected[:, 0]].mean() < runs["whole"].total_s[rejected[:, 0]].mean()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_thresholds_are_not_lowered_where_checks_would_then_reject_what_stands(seed: int) -> None:
     judged, error = sample(seed), 0.05
@@ -205,8 +250,6 @@ def test_thresholds_are_not_lowered_where_checks_would_then_reject_what_stands(s
     first = outcomes_of(judged, rules, (0.0, 55.0))[0].error
     assert first is not None
     assert first > 5 * error  # why: by threshold 0 everything stands
-    plan = plan_cascade(site(), demand(judged, 40.0), Options(min_quality=85.0, goal=Goal.LATENCY), early_error=error)
-    assert all(outcome.error is None or outcome.error <= 1.2 * error for outcome in plan.early)
 
 
 def test_a_plan_that_is_no_better_with_checks_has_none_and_says_why() -> None:
@@ -286,6 +329,14 @@ def test_parts_are_read_from_the_quality_file(files: dict[str, Path], tmp_path: 
     bad = tmp_path / "bad.csv"
     bad.write_text(files["judged.csv"].read_text().replace("small_score_after_8", "small_score_after_0"))
     assert read_quality(bad, TIERS).parts is not None  # the column of the small tier is none: it has no parts after 8
+    base = "input_tokens,small_output_tokens,small_judge_score"
+    bad.write_text(f"{base},small_score_after_8\n10,8,50,40\n")
+    with pytest.raises(FileError, match="line 2: small_score_after_8: the answer has no more than 8 tokens"):
+        read_quality(bad, ("small",))
+    many = ",".join(f"small_score_after_{tokens}" for tokens in range(1, 18))
+    bad.write_text(f"{base},{many}\n10,80,50{',40' * 17}\n")
+    with pytest.raises(FileError, match="17 columns score_after_N of a tier, at most 16"):
+        read_quality(bad, ("small",))
     lines = files["judged.csv"].read_text().splitlines()
     cells = lines[1].split(",")
     cells[4] = "101"
@@ -328,7 +379,7 @@ def test_the_command_refuses_what_cannot_be_planned(files: dict[str, Path]) -> N
     for more, said in (
         (("--early-error", "0"), "--early-error"),
         (("--early-error", "0.02", "--max-tiers", "2"), "early_error: goes without confidence"),
-        (("--early-error", "0.02", "--lengths", "trace"), "need scores of unfinished answers"),
+        (("--early-error", "0.02", "--lengths", "trace"), "early_error: not with the lengths of the trace"),
     ):
         refused = plan(files, *more)
         assert (refused.exit_code, said in " ".join(refused.output.split())) == (2, True), refused.output

@@ -315,8 +315,11 @@ async def test_what_early_checks_lack_is_named_over_the_wire(planner: Planner) -
         assert isinstance(error, errors.InvalidRequestError)
         return list(error.fields)
 
-    bare, asked = inputs(), partly_scored(inputs())
+    bare, asked, long = inputs(), partly_scored(inputs()), partly_scored(inputs())
+    long.workload.judged[3].output_tokens[1] = 8
+    del long.workload.judged[3].unfinished[1].scores[1:]
     for of, error, field in (
+        (long, 0.1, "inputs.workload.judged[3].unfinished[1].scores"),
         (bare, 0.1, "inputs.workload.early_after_tokens"),
         (asked, 1.0, "early_error"),
         (asked, float("nan"), "early_error"),
