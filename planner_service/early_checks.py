@@ -101,11 +101,11 @@ def checked_answers(
     rejected, tokens = np.zeros(len(output_tokens), np.bool_), output_tokens.copy()
     parts = np.zeros(len(output_tokens), np.int64)
     for i, (length, scores) in enumerate(zip(output_tokens.tolist(), part_scores.tolist(), strict=True)):
-        made = at = 0
-        while made < len(rule.checks) and (at := max(at, rule.checks[made].after_tokens)) < length:
-            due = next_check(rule.checks, at, made)
+        done = at = 0
+        while done < len(rule.checks) and (at := max(at, rule.checks[done].after_tokens)) < length:
+            due = next_check(rule.checks, at, done)
             assert due is not None
-            check, at, made = rule.checks[due], at + rule.meanwhile_tokens, due + 1
+            check, at, done = rule.checks[due], at + rule.meanwhile_tokens, due + 1
             score = scores[place[check.after_tokens]]
             parts[i] += 1
             if at < length and rejected_early(check, None if math.isnan(score) else score):
