@@ -82,8 +82,10 @@ def page() -> str:
 def _default(value: object) -> str:
     if value is PydanticUndefined:
         return "(required)"
-    if value in ("", None) or isinstance(value, (tuple, BaseModel)):
+    if value in ("", None, ()) or isinstance(value, BaseModel):
         return "-"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`" if all(isinstance(v, str) for v in value) else "-"
     return f"`{value}`"
 
 
