@@ -248,6 +248,7 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         }
         row: dict[str, Any] = {"family": family.name, "split": split, "min_quality": target, "share": share}
         row |= {"unit_s": unit_s, "load_per_s": load, "single": TIERS[tier], "systems": {}}
+        row["most_by_work_per_s"] = cascade_systems.most_by_work(site, fit.judged, target)
         for name, system in systems.items():
             felt_s = [total_s(site, held_out, system.at_load, times * load, slo_s) for times in SWEEP]
             row["systems"][name] = {

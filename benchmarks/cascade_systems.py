@@ -88,6 +88,28 @@ def load_based(site: Site, demand: Demand, min_quality: float, seed: int) -> Sys
     return System(thresholds, tuple(strategies))
 
 
+def most_by_work(site: Site, judged: JudgedSample, min_quality: float) -> float:
+    """Requests per second that no cascade of this quality exceeds by arithmetic.
+
+    All GPUs are always busy, shared out over the tiers in any fraction, as the replicas that serve most per GPU; for the best
+    of all thresholds, and the lengths of the requests that reach each tier with these.
+    """
+    _, qualities = all_qualities(judged)
+    levels = [judged.levels(tier) for tier in range(len(site.tiers) - 1)]
+    longest = (judged.input_tokens[:, None] + judged.output_tokens).max(axis=0).tolist()
+    kinds = [replica_kinds(site, tier, site.cluster.gpus, longest[tier])[0] for tier in range(len(site.tiers))]
+    most = 0.0
+    for point in _lowest_able(qualities >= min_quality - 1e-9):
+        processed = route(judged, [float(levels[t][i]) for t, i in enumerate(point)]).processed
+        gpu_s = 0.0
+        for tier, chosen in enumerate(processed):
+            if chosen.any():
+                means = float(judged.input_tokens[chosen].mean()), float(judged.output_tokens[chosen, tier].mean())
+                gpu_s += float(chosen.mean()) * min(k.shape.gpus / k.capacity_per_s(*means) for k in kinds[tier])
+        most = max(most, site.cluster.gpus / gpu_s)
+    return most
+
+
 def least_busy(
     judged: JudgedSample, min_quality: float, kinds: Sequence[Replica], per_s: Sequence[float], gpus: int
 ) -> tuple[tuple[float, ...], list[int]]:
