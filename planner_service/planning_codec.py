@@ -428,16 +428,18 @@ def skip_rule_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[float |
 
 
 def early_rules_from_proto(
-    request: pb.SimulateDeploymentRequest, site: Site, sample: JudgedSample
+    request: pb.SimulateDeploymentRequest, site: Site, demand: Demand
 ) -> tuple[EarlyRule, ...]:
     """The early checks of the tiers but the last. Empty where no tier has any.
 
     Raises:
         InvalidRequest: They are no such checks, are of the last tier, or there are no scores for them; names the field.
     """
-    rules = []
+    sample, rules = demand.judged, []
     for i, tier in enumerate(request.tiers):
         checks = early_checks_from_proto(tier.early_checks)
+        if checks and sample.parts is not None and demand.requests.parts is None:
+            raise invalid("inputs.workload.lengths", "answers with the lengths of the trace have no early_checks")
         if checks and i == len(request.tiers) - 1:
             raise invalid(f"tiers[{i}].early_checks", "the last tier's answers always stand: it has none")
         if problems := [*early_check_problems(checks, f"tiers[{i}].early_checks")]:

@@ -74,7 +74,7 @@ def simulate(payload: bytes, emit: Emit) -> None:
     request = pb.SimulateDeploymentRequest.FromString(payload)
     site, demand = codec.inputs_from_proto(request.inputs)
     thresholds, shapes = codec.shapes_from_proto(request, len(site.tiers))
-    rules = codec.early_rules_from_proto(request, site, demand.judged)
+    rules = codec.early_rules_from_proto(request, site, demand)
     demand = demand.under(codec.skip_rule_from_proto(request), rules)
     dispatch = codec.dispatch_from_proto(request.dispatch)
     reports, total_s = simulate_cascade(site, demand, thresholds, strategies_of(shapes, site), dispatch)

@@ -316,6 +316,8 @@ async def test_what_early_checks_lack_is_named_over_the_wire(planner: Planner) -
         return list(error.fields)
 
     bare, asked, long = inputs(), partly_scored(inputs()), partly_scored(inputs())
+    of_trace = partly_scored(inputs())
+    of_trace.workload.lengths = pb.LENGTH_SOURCE_TRACE
     long.workload.judged[3].output_tokens[1] = 8
     del long.workload.judged[3].unfinished[1].scores[1:]
     for of, error, field in (
@@ -333,6 +335,7 @@ async def test_what_early_checks_lack_is_named_over_the_wire(planner: Planner) -
         (1, [(8, 5.0), (9, 5.0)], asked, "tiers[1].early_checks[1].after_tokens"),
         (2, [(8, 5.0)], asked, "tiers[2].early_checks"),
         (0, [(8, 5.0)], bare, "tiers[0].early_checks[0].after_tokens"),
+        (0, [(8, 5.0)], of_trace, "inputs.workload.lengths"),
     ):
         tiers = [pb.SimulatedTier(replicas=[group], threshold=50) for _ in range(2)] + [
             pb.SimulatedTier(replicas=[group])
