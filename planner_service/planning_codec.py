@@ -427,9 +427,7 @@ def skip_rule_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[float |
     return tuple(limits[:-1])
 
 
-def early_rules_from_proto(
-    request: pb.SimulateDeploymentRequest, site: Site, demand: Demand
-) -> tuple[EarlyRule, ...]:
+def early_rules_from_proto(request: pb.SimulateDeploymentRequest, site: Site, demand: Demand) -> tuple[EarlyRule, ...]:
     """The early checks of the tiers but the last. Empty where no tier has any.
 
     Raises:

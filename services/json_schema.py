@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MAX_STEPS = 100_000
-"""Comparisons of a value with a schema: combinations of `anyOf` and references could take forever. A step takes some µs."""
+MAX_STEPS = 50_000
+"""Comparisons of a value with a schema, or with a value in one: combinations of `anyOf`, references and long lists could take
+forever. A step takes a µs or two."""
 MAX_DEPTH = 192
 """Of nested values, references and combinations together: three times the depth of a value."""
 
@@ -32,32 +33,47 @@ class SchemaTooComplex(Exception):
     """A value could not be compared with its schema within MAX_STEPS and MAX_DEPTH."""
 
 
-def fits(value: Any, schema: Any) -> bool:
-    """Whether a JSON value fits a schema, as far as the keywords above say.
+class Steps:
+    """The steps that comparisons may take together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def take(self, count: int = 1) -> None:
+        """Raises:
+        SchemaTooComplex: There are fewer left.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise SchemaTooComplex(f"more than {MAX_STEPS} steps")
+
+
+def fits(value: Any, schema: Any, steps: Steps | None = None) -> bool:
+    """Whether a JSON value fits a schema, as far as the keywords above say. steps: of several comparisons; None: of this one.
 
     Raises:
         SchemaTooComplex: It takes too many steps to find out.
     """
-    return _Check(schema).fits(value, schema, 0)
+    return _Check(schema, steps or Steps()).fits(value, schema, 0)
 
 
 class _Check:
     """One comparison. depth: of calls around one."""
 
-    def __init__(self, root: Any) -> None:
-        self._root, self._steps = root, 0
+    def __init__(self, root: Any, steps: Steps) -> None:
+        self._root, self._steps = root, steps
 
     def fits(self, value: Any, schema: Any, depth: int) -> bool:
-        self._steps += 1
-        if self._steps > MAX_STEPS or depth > MAX_DEPTH:
-            raise SchemaTooComplex(f"more than {MAX_STEPS} steps, or nested more than {MAX_DEPTH} deep")
+        self._steps.take()
+        if depth > MAX_DEPTH:
+            raise SchemaTooComplex(f"nested more than {MAX_DEPTH} deep")
         if not isinstance(schema, Mapping):
             return schema is not False
         if not _of_type(value, schema.get("type")):
             return False
-        if isinstance(schema.get("enum"), list) and not any(_equal(value, one) for one in schema["enum"]):
+        if isinstance(schema.get("enum"), list) and not any(self._equal(value, one) for one in schema["enum"]):
             return False
-        if "const" in schema and not _equal(value, schema["const"]):
+        if "const" in schema and not self._equal(value, schema["const"]):
             return False
         if not self._fits_combinations(value, schema, depth):
             return False
@@ -90,6 +106,7 @@ class _Check:
         if not reference.startswith("#"):
             return True
         target = self._root
+        self._steps.take(1 + len(reference) // 64)
         for part in reference[1:].split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(target, Mapping) or name not in target:
@@ -101,8 +118,10 @@ class _Check:
         known = schema.get("properties")
         known = known if isinstance(known, Mapping) else {}
         required = schema.get("required")
-        if isinstance(required, list) and any(key not in value for key in required):
-            return False
+        if isinstance(required, list):
+            self._steps.take(len(required))
+            if any(isinstance(key, str) and key not in value for key in required):
+                return False
         if not _within(len(value), schema, "minProperties", "maxProperties"):
             return False
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
@@ -119,10 +138,19 @@ class _Check:
         return all(self.fits(item, first[i] if i < len(first) else others, depth + 1) for i, item in enumerate(value))
 
     def _has_equal_items(self, value: list[Any]) -> bool:
-        self._steps += len(value) ** 2 // 2
-        if self._steps > MAX_STEPS:
-            raise SchemaTooComplex(f"more than {MAX_STEPS} steps")
-        return any(_equal(one, other) for i, one in enumerate(value) for other in value[:i])
+        return any(self._equal(one, other) for i, one in enumerate(value) for other in value[:i])
+
+    def _equal(self, one: Any, other: Any) -> bool:
+        """Equality of JSON values: true is not 1, but 1.0 is."""
+        self._steps.take()
+        if isinstance(one, bool) or isinstance(other, bool):
+            return one is other
+        if isinstance(one, dict) and isinstance(other, dict):
+            self._steps.take(len(one))
+            return one.keys() == other.keys() and all(self._equal(item, other[key]) for key, item in one.items())
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(map(self._equal, one, other))
+        return bool(one == other)
 
 
 def _of_type(value: Any, types: Any) -> bool:
@@ -139,17 +167,6 @@ def _is(value: Any, kind: Any) -> bool:
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
     return isinstance(value, _TYPES.get(kind, (object,)))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Equality of JSON values: true is not 1, but 1.0 is."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(item, other[key]) for key, item in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
 
 
 def _number(schema: Mapping[str, Any], name: str) -> float | None:
@@ -169,6 +186,6 @@ def _fits_number(value: float, schema: Mapping[str, Any]) -> bool:
         return False
     if step is not None and step > 0 and abs(value) < MAX_EXACT:
         quotient = value / step
-        if not math.isclose(quotient, round(quotient), rel_tol=1e-9, abs_tol=1e-9):
+        if math.isfinite(quotient) and not math.isclose(quotient, round(quotient), rel_tol=1e-9, abs_tol=1e-9):
             return False
     return _within(value, schema, "minimum", "maximum")

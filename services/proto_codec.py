@@ -1,5 +1,6 @@
 """Converts between domain types shared by all services and protobuf messages, in pairs. Input is not trusted."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import overload
 
@@ -47,6 +48,7 @@ from services.domain.tools import (
     ToolUse,
 )
 
+MAX_PROMPT_CALLS = 4_096  # of all messages of a prompt
 MAX_DURATION_S = 315_576_000_000
 """The maximum of google.protobuf.Duration: 10,000 years."""
 
@@ -102,6 +104,9 @@ def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
         case "chat":
             if problem := message_count_problem(len(prompt.chat.messages), f"{path}.chat.messages"):
                 raise InvalidRequest(problem)
+            calls = sum(len(message.tool_calls) for message in prompt.chat.messages)
+            if calls > MAX_PROMPT_CALLS:
+                raise invalid(f"{path}.chat.messages", f"at most {MAX_PROMPT_CALLS} tool calls, not {calls}")
             messages = tuple(
                 _message_from_proto(m, f"{path}.chat.messages[{i}]") for i, m in enumerate(prompt.chat.messages)
             )
@@ -400,13 +405,15 @@ def usage_to_proto(usage: TokenUsage) -> pb.TokenUsage:
 
 
 def usage_from_proto(usage: pb.TokenUsage) -> TokenUsage:
+    """Seconds that are no time (negative, infinite, NaN) are 0: they would spoil the sums of a tenant."""
+    compute_s = usage.compute_seconds
     return TokenUsage(
         usage.prompt_tokens,
         usage.cached_prompt_tokens,
         usage.output_tokens,
         usage.accepted_draft_tokens,
         usage.rejected_draft_tokens,
-        usage.compute_seconds,
+        compute_s if 0 <= compute_s < math.inf else 0.0,
     )
 
 

@@ -1,6 +1,5 @@
 """The extension field `slo` of requests: a class of the mesh file, or latency objectives. No I/O."""
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -11,13 +10,15 @@ from services.domain.requests import (
     MAX_SLO_MARKER_CHARS,
     MAX_SLO_NAME_CHARS,
     MAX_SLO_PHASES,
+    MAX_SLO_S,
+    MIN_SLO_S,
     Slo,
     SloFallback,
     SloPhase,
 )
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
-_Seconds = Annotated[float, Field(gt=0, lt=math.inf)]
+_Seconds = Annotated[float, Field(ge=MIN_SLO_S, le=MAX_SLO_S)]
 _FIELDS = {
     "slo.name": "slo",
     "slo.time_to_first_token": "slo.time_to_first_token_s",

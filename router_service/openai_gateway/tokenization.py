@@ -1,7 +1,8 @@
 """/tokenize and /detokenize, as vLLM and SGLang have them: by a worker of the tier, for workers have the tokenizers."""
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, Literal, TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, Literal, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,7 @@ from services.domain.mesh_view import MeshView
 from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import MAX_MODEL_CHARS, MAX_PROMPT_TOKENS, ChatPrompt, Prompt, TextPrompt, prompt_problems
 
+IDS_AT_ONCE = 20_000  # written before other requests are served: some ms
 TIMEOUT_S = 30.0
 """For one call: a text of the largest length takes a second or two, and as long again for each that waits before it."""
 
@@ -61,6 +63,12 @@ class DetokenizeRequest(BaseModel):
         return iter(())
 
 
+async def _json_list(ids: Sequence[int]) -> str:
+    """A part of a JSON list. Other requests are served before the next part: a long text has millions of tokens."""
+    await asyncio.sleep(0)
+    return ", ".join(map(str, ids))
+
+
 class TokenizationRoutes:
     """`cascade` stands for its first tier. A call counts as one request of its tenant, with the tokens of its text."""
 
@@ -79,8 +87,11 @@ class TokenizationRoutes:
                 body.model, lambda address: self._tokens.tokens(address, prompt, TIMEOUT_S)
             )
             admission.counted(len(ids))
-        reply: dict[str, Any] = {"count": len(ids), "max_model_len": context, "tokens": list(ids), "token_strs": None}
-        return web.json_response(reply, headers=admission.headers)
+        tokens = [await _json_list(ids[at : at + IDS_AT_ONCE]) for at in range(0, len(ids), IDS_AT_ONCE)]
+        text = (
+            f'{{"count": {len(ids)}, "max_model_len": {context}, "tokens": [{", ".join(tokens)}], "token_strs": null}}'
+        )
+        return web.json_response(text=text, headers=admission.headers)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = await self._bodies.parsed(request, lambda content: checked(DetokenizeRequest, content))

@@ -19,6 +19,8 @@ MAX_MESSAGES = 4_096
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MODEL_CHARS = 256
 MAX_SLO_PHASES = 64
+MIN_SLO_S, MAX_SLO_S = 1e-6, 1e7
+"""Of an objective: what messages carry exactly enough, and more than anything takes (116 days)."""
 MAX_SLO_MARKER_CHARS = 64
 MAX_SLO_NAME_CHARS = 64
 MIN_TEMPERATURE = 1e-4
@@ -301,6 +303,9 @@ class SamplingParams:
             yield FieldProblem(f"{path}.stop_token_ids", f"a token id must be from 0 to {MAX_TOKEN_ID}")
 
 
+_SLO_RANGE = f"must be from {MIN_SLO_S:g} to {MAX_SLO_S:g} s"
+
+
 @dataclass(frozen=True, slots=True)
 class SloPhase:
     """From output token `from_output_token` on, the average time per token is at most `time_per_output_token_s`.
@@ -343,8 +348,8 @@ class Slo:
             yield FieldProblem(f"{path}.name", f"must have at most {MAX_SLO_NAME_CHARS} characters")
         elif self.name and self.asks:
             yield FieldProblem(f"{path}.name", "must not be combined with objectives: the class has its own")
-        if ttft is not None and not (0 < ttft < math.inf):
-            yield FieldProblem(f"{path}.time_to_first_token", "must be over 0")
+        if ttft is not None and not MIN_SLO_S <= ttft <= MAX_SLO_S:
+            yield FieldProblem(f"{path}.time_to_first_token", _SLO_RANGE)
         if len(self.phases) > MAX_SLO_PHASES:
             yield FieldProblem(f"{path}.phases", f"at most {MAX_SLO_PHASES} phases, not {len(self.phases)}")
             return
@@ -358,8 +363,8 @@ class Slo:
                 yield FieldProblem(
                     f"{path}.phases[{i}].from_output_token_count", "must be greater than in the previous phase"
                 )
-            if not (0 < phase.time_per_output_token_s < math.inf):
-                yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", "must be over 0")
+            if not MIN_SLO_S <= phase.time_per_output_token_s <= MAX_SLO_S:
+                yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", _SLO_RANGE)
             last = last if phase.after_marker else phase.from_output_token
 
 

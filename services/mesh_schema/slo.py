@@ -1,6 +1,5 @@
 """What a mesh file says of latency objectives."""
 
-import math
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -11,6 +10,8 @@ from services.domain.requests import (
     MAX_SLO_MARKER_CHARS,
     MAX_SLO_NAME_CHARS,
     MAX_SLO_PHASES,
+    MAX_SLO_S,
+    MIN_SLO_S,
     Slo,
     SloFallback,
     SloPhase,
@@ -23,7 +24,7 @@ class MeshSloPhase(BaseModel):
 
     model_config = FROZEN
 
-    time_per_output_token_s: float = Field(gt=0, lt=math.inf)
+    time_per_output_token_s: float = Field(ge=MIN_SLO_S, le=MAX_SLO_S)
     """Seconds per output token."""
     from_output_token: int = Field(default=0, ge=0)
     """The output token with which the phase begins."""
@@ -37,9 +38,9 @@ class MeshSloClass(BaseModel):
 
     model_config = FROZEN
 
-    time_to_first_token_s: float | None = Field(default=None, gt=0, lt=math.inf)
+    time_to_first_token_s: float | None = Field(default=None, ge=MIN_SLO_S, le=MAX_SLO_S)
     """Seconds from the router's receiving a request to the first token of its answer."""
-    time_per_output_token_s: float | None = Field(default=None, gt=0, lt=math.inf)
+    time_per_output_token_s: float | None = Field(default=None, ge=MIN_SLO_S, le=MAX_SLO_S)
     """Seconds per output token, for the whole answer."""
     phases: tuple[MeshSloPhase, ...] = Field(default=(), max_length=MAX_SLO_PHASES)
     """Phases with different paces, in order, in place of `time_per_output_token_s`."""

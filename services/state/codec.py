@@ -13,6 +13,7 @@ from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.places import StagePlace
 
+MAX_TEXT_CHARS = 4096
 MAX_COUNT = 2**53
 """Of anything that an instance counts: greater integers are no longer exact as floating point numbers."""
 
@@ -175,8 +176,10 @@ def _headroom(raw: list[Any]) -> SloHeadroom:
 
 def _drafting(raw: list[Any]) -> Drafting:
     chain, window, share = raw
-    if not isinstance(chain, list) or not all(isinstance(model, str) for model in chain):
+    if not isinstance(chain, list):
         raise ValueError("drafting: must be a list of model names, the window and the share")
+    for model in chain:
+        _typed(model, "drafting", str)
     accepted = None if share is None else _number(share, "drafting")
     return Drafting(tuple(chain), _count(window, "drafting"), accepted)
 
@@ -194,6 +197,8 @@ def _typed(value: Any, name: str, kind: Any) -> Any:
         return _count(value, name)
     if type(value) is not kind:
         raise ValueError(f"{name}: must be of type {kind.__name__}, not {value!r}"[:200])
+    if kind is str and (len(value) > MAX_TEXT_CHARS or not value.isprintable()):
+        raise ValueError(f"{name}: must be printable and at most {MAX_TEXT_CHARS} characters, not {value!r}"[:200])
     return value
 
 

@@ -1,5 +1,6 @@
 """What tenants have used, by day, in Redis: written by routers, read for `penstock usage`."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,12 +35,17 @@ class UsageStore:
         self._redis, self._keys = redis, keys
 
     async def add(self, usage: Mapping[UsageOf, Mapping[str, float]], now: float) -> None:
-        """Add usage to the day of `now`, Unix seconds, in UTC."""
+        """Add usage to the day of `now`, Unix seconds, in UTC; nothing for an amount that is no number.
+
+        Redis refuses such an amount and adds the others, which the caller would then add once more.
+        """
         key = self._keys.usage(day(now))
         with state_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
                 for of, measures in usage.items():
                     for measure, amount in measures.items():
+                        if not math.isfinite(amount):
+                            continue
                         pipe.hincrbyfloat(key, "|".join((of.tenant, of.key_id, of.tier, measure)), amount)
                 pipe.pexpire(key, KEPT_DAYS * 86_400_000)
                 await pipe.execute()

@@ -7,7 +7,7 @@ import json
 
 from services.domain.structured import MAX_SCHEMA_DEPTH, StructuredOutput, StructureKind, json_depth
 from services.domain.tools import ToolMode, ToolUse, arguments_object
-from services.json_schema import SchemaTooComplex, fits
+from services.json_schema import SchemaTooComplex, Steps, fits
 from services.tool_calls.formats import FORMATS
 from services.tool_calls.parser import parse_reply
 
@@ -27,10 +27,11 @@ def reply_objection(
         reply = parse_reply(text, form, "")
         if reply.malformed or (tool_use.choice.mode is ToolMode.REQUIRED and not reply.calls):
             return INVALID_CALL
+        steps = Steps()
         by_name = {tool.name: tool for tool in tool_use.callable}
         for call in reply.calls:
             tool = by_name.get(call.name)
-            if tool is None or not _may_fit(arguments_object(call.arguments), json.loads(tool.parameters)):
+            if tool is None or not _may_fit(arguments_object(call.arguments), json.loads(tool.parameters), steps):
                 return INVALID_CALL
         if reply.calls:
             return None
@@ -52,14 +53,14 @@ def _of_form(text: str, structured_output: StructuredOutput) -> bool:
                 return False
             if structured_output.kind is StructureKind.JSON_OBJECT:
                 return isinstance(value, dict)
-            return _may_fit(value, json.loads(structured_output.text))
+            return _may_fit(value, json.loads(structured_output.text), Steps())
         case _:
             return True
 
 
-def _may_fit(value: object, schema: object) -> bool:
+def _may_fit(value: object, schema: object, steps: Steps) -> bool:
     """Whether a value fits a schema; what takes too long to find out is no reason to refuse a reply."""
     try:
-        return fits(value, schema)
+        return fits(value, schema, steps)
     except SchemaTooComplex:
         return True

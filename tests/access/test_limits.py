@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import random
 import time
 import uuid
@@ -205,6 +206,7 @@ async def test_usage_is_summed_by_key_tier_and_day(redis: RedisProcess) -> None:
     await store.add({of: {"requests": 1, "cost": 0.5}}, now)
     await store.add({of: {"requests": 2, "cost": 0.25}, UsageOf("b", "k2", "large"): {"requests": 1}}, now)
     await store.add({of: {"requests": 10}}, now - 86_400)
+    await store.add({of: {"cost": math.nan, "tier_seconds": math.inf}}, now)
     assert (await store.read(1, now))[of] == {"requests": 3, "cost": 0.75}
     assert (await store.read(2, now))[of]["requests"] == 13
     assert set(await store.read(2, now)) == {of, UsageOf("b", "k2", "large")}

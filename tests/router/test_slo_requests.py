@@ -219,6 +219,8 @@ async def test_a_declined_request_is_429_there_and_not_tried_again(
         ("nothing", "slo"),
         ("", "slo"),
         ({"time_to_first_token_s": 0}, "slo.time_to_first_token_s"),
+        ({"time_per_output_token_s": 1e300}, "slo.time_per_output_token_s"),
+        ({"time_to_first_token_s": 1e-12}, "slo.time_to_first_token_s"),
         ({"time_per_output_token_s": -1}, "slo.time_per_output_token_s"),
         ({"fallback": "never"}, "slo.fallback"),
         ({"unknown": 1}, "slo.unknown"),
@@ -239,6 +241,7 @@ async def test_bad_values_name_the_field_there(http: openai.AsyncOpenAI, slo: An
 def test_the_mesh_file_names_bad_classes(mesh_file: MeshFileMaker) -> None:
     for classes, field in (
         ({"a": {"time_to_first_token_s": 0}}, r"slo\.classes\.a\.time_to_first_token_s"),
+        ({"a": {"time_per_output_token_s": 1e20}}, r"slo\.classes\.a\.time_per_output_token_s"),
         ({"a": {"fallback": "never"}}, r"slo\.classes\.a\.fallback"),
         ({"a": {"time_per_output_token_s": 1, "phases": [{"time_per_output_token_s": 1}]}}, r"slo\.classes\.a\.phases"),
         (

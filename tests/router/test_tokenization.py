@@ -37,7 +37,7 @@ async def post(mesh: TestMesh, path: str, body: Any) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("model", ["small", "cascade"])
-@pytest.mark.parametrize("text", ["What is 12 + 30?", "grüße 🙂", LONG])
+@pytest.mark.parametrize("text", ["What is 12 + 30?", "grüße 🙂", LONG, "a b" * 20_000])
 async def test_tokens_are_those_of_the_models_tokenizer(mesh: TestMesh, model: str, text: str) -> None:
     """As /v1/completions and chat would compute them; a text may be longer than the context."""
     chat = ChatPrompt((ChatMessage("user", text),))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.json_schema import SchemaTooComplex, fits
+from services.json_schema import MAX_STEPS, SchemaTooComplex, Steps, fits
 
 TREE = {
     "$ref": "#/$defs/node",
@@ -24,6 +24,8 @@ TREE = {
         ({"minimum": 2, "exclusiveMaximum": 5}, [2, 4.9, "x"], [1, 5]),
         ({"maximum": 2, "exclusiveMinimum": 0}, [2, 0.1], [0, 3]),
         ({"multipleOf": 0.1}, [0.3, 1, 2**60], [0.25]),
+        ({"multipleOf": 1e-320}, [5], []),
+        ({"required": [[], {}, 1, "a"]}, [{"a": 1}], [{}]),
         ({"minLength": 2, "maxLength": 3}, ["ab", "abc", 7], ["a", "abcd"]),
         ({"items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, [[1], [1, 2]], [[], ["a"], [1, 2, 3]]),
         ({"prefixItems": [{"type": "string"}], "items": False}, [["a"], []], [[1], ["a", 2]]),
@@ -57,9 +59,28 @@ def test_a_schema_cannot_take_forever() -> None:
     for i in range(1, 30):
         doubling["$defs"][f"x{i}"] = {"anyOf": [{"$ref": f"#/$defs/x{i - 1}"}] * 2}
     doubling["$ref"] = "#/$defs/x29"
-    for value, schema in ((1, loop), (1, doubling), ([*range(100_000)], {"uniqueItems": True})):
+    wide: dict[str, Any] = {"$defs": {"e": {"enum": [*range(20_000)]}}, "anyOf": [{"$ref": "#/$defs/e"}] * 45}
+    long = {"const": [[1] * 1000] * 100}
+    many = {"anyOf": [{"required": ["x"] * 10_000}] * 10}
+    for value, schema in (
+        (1, loop),
+        (1, doubling),
+        ([*range(100_000)], {"uniqueItems": True}),
+        (-1, wide),
+        (long["const"], long),
+        ({"x": 1}, {"allOf": many["anyOf"]}),
+        (1, {"allOf": [{"$ref": f"#/{'a' * 100_000}"}] * 40}),
+    ):
         with pytest.raises(SchemaTooComplex):
             fits(value, schema)
+
+
+def test_several_comparisons_share_their_steps() -> None:
+    steps, schema = Steps(), {"enum": [*range(MAX_STEPS // 2)]}
+    assert not fits(-1, schema, steps)
+    with pytest.raises(SchemaTooComplex):
+        fits(-1, schema, steps)
+    assert not fits(-1, schema)
 
 
 def test_a_value_as_deep_as_allowed_is_compared() -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import FAMILY
 from worker_service.text import ReplyText
+from worker_service.text.decoding import MAX_WINDOW_TOKENS
 from worker_service.text.hf import HfTokenizer
 
 SEQUENCES = 4_000
@@ -134,6 +135,25 @@ def test_each_token_costs_what_it_adds_however_long_the_reply(tmp_path: Path) ->
     for token in [*(3 + rng.randrange(256) for _ in range(4_000)), *words[:10]]:
         stream.step(token)
     assert sum(decoded) < 4 * (len(words) + 4_000)
+
+
+@pytest.mark.parametrize(("kind", "first_word"), [("llama-2", len(SPECIAL) + 256), ("metaspace", len(SPECIAL))])
+def test_a_reply_of_blanks_costs_no_more_for_each_token(kind: str, first_word: int, tmp_path: Path) -> None:
+    """A blank at the start has no text, so that a window of them grows: it is shortened. Counted, not timed."""
+    tokenizer, decoded = loaded(kind, tmp_path), list[int]()
+    decode = tokenizer.decode
+    blank, word = (first_word + WORDS.index(piece) for piece in ("▁", "▁the"))
+    assert (decode([blank]), decode([blank, blank]), decode([word])) == ("", " ", "the")
+
+    def counting(token_ids: Any) -> str:
+        decoded.append(len(token_ids))
+        return decode(token_ids)
+
+    tokenizer.decode = counting  # type: ignore[method-assign]
+    tokens = [*[blank] * 1_000, word, *[blank] * 200, word]
+    stream = tokenizer.stream()
+    assert "".join(map(stream.step, tokens)) == decode(tokens)
+    assert max(decoded) <= MAX_WINDOW_TOKENS + 2
 
 
 def test_token_bytes_of_a_byte_token_are_that_byte(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ from worker_service.engine.simulated import SimulatedEngineOptions, simulated_en
 from worker_service.engine.torch import TorchEngineOptions, torch_engine
 from worker_service.grammar import GrammarCompiler
 from worker_service.grammar.compiler import MAX_COMPILED
+from worker_service.grammar.source import reply_grammar
+from worker_service.grammar.token_grammar import TokenGrammar, Vocabulary, compiled
+from worker_service.text import ByteTokenizer
 
 FAMILY = Path(__file__).parents[2] / "models" / "family"
 SCHEMA = {
@@ -316,6 +319,36 @@ async def test_a_hostile_grammar_costs_little_and_hurts_only_its_own_request(sim
         assert isinstance(error, RequestFailed) or f"structured_output.{kind.value}" in str(error)
     assert time.process_time() - began < 5, "seconds of CPU"
     assert (await _reply(simulated, None, name="hostile"))[0], "its id is free again"
+
+
+@pytest.mark.parametrize("text", ['start: x\nx: y y | y x y | "a"\ny: x | "a" | y y y\n', 'start: s\ns: s s | "a"\n'])
+def test_a_grammar_whose_steps_take_longer_and_longer_ends(text: str) -> None:
+    """In the middle of a reply, and where one is resumed. A wide schema does not."""
+    vocabulary = Vocabulary(ByteTokenizer())
+    source = reply_grammar(_request(StructuredOutput(StructureKind.GRAMMAR, text)), None)
+    grammar = compiled(source, vocabulary)
+    reply = grammar.begun(())
+    with pytest.raises(RequestFailed, match="structured output"):
+        _written(reply, b"a" * 3_000)
+    with pytest.raises(RequestFailed, match="structured output"):
+        grammar.begun([ord("a")] * 3_000)
+
+
+def test_a_wide_schema_does_not_take_too_long() -> None:
+    properties = {f"property_{i}": {"type": ["string", "integer", "null"]} for i in range(300)}
+    form = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps({"type": "object", "properties": properties}))
+    reply = compiled(reply_grammar(_request(form), None), Vocabulary(ByteTokenizer())).begun(())
+    _written(reply, json.dumps(dict.fromkeys(properties, 1), separators=(",", ":")).encode())
+
+
+def _written(reply: TokenGrammar, text: bytes) -> None:
+    for token in text:
+        reply.allowed()
+        reply.take(token)
+
+
+def _request(form: StructuredOutput) -> GenerationRequest:
+    return GenerationRequest("r", TextPrompt("x"), SamplingParams(structured_output=form))
 
 
 async def test_a_grammar_that_fails_in_the_middle_ends_its_row_alone(engine: LoopEngine) -> None:

@@ -1,5 +1,6 @@
 """Grammars over a model's tokens, by llguidance (docs/adr/0034)."""
 
+import time
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -10,7 +11,8 @@ from services.domain.errors import RequestFailed, invalid
 from worker_service.grammar.source import GrammarSource
 from worker_service.text import Tokenizer
 
-# What one grammar may cost. By the library's own rates (docs/adr/0034): 10 ms to compile, 7 ms and 1 ms at each step, 40 MB.
+# What one grammar may cost. By the library's own rates (docs/adr/0034): 10 ms to compile, 40 MB. Of steps it only bounds the
+# lexer: an ambiguous grammar of two lines takes 100 ms at its 200th token, so time is bounded, too.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
     step_lexer_fuel=100_000,
@@ -19,6 +21,10 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
+MAX_STEPS_S, MAX_STEP_S = 0.5, 0.002
+"""CPU time for the steps of one reply: so much in all, and so much more for each token. A wide schema takes a millisecond or
+two at a step, most take a tenth of one."""
+CHECKED_TOKENS = 16  # of a reply that is resumed, after which its time is looked at
 MAX_ERROR_CHARS = 200
 
 Mask = npt.NDArray[np.int32]
@@ -37,24 +43,56 @@ class Vocabulary:
         self.eos_id = eos[0]
 
 
+class _Time:
+    """CPU time that the steps of a reply have taken, within MAX_STEPS_S and MAX_STEP_S."""
+
+    def __init__(self) -> None:
+        self._left_s = MAX_STEPS_S
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._left_s -= time.thread_time() - self._began_s
+
+    def tokens(self, count: int) -> None:
+        """So many more tokens have come.
+
+        Raises:
+            RequestFailed: They took too long.
+        """
+        self._left_s += count * MAX_STEP_S
+        if self._left_s < 0:
+            raise RequestFailed(
+                f"structured output: its steps take more than {MAX_STEPS_S:g} s, and {1000 * MAX_STEP_S:g} ms for each token"
+            )
+
+
 class TokenGrammar:
     """One reply's place in its grammar. Not thread-safe."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, time_taken: _Time | None = None) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
+        self._time = time_taken or _Time()
 
     def begun(self, output: Seq[int]) -> "TokenGrammar":
         """A reply of its own, behind the tokens so far: they are all its state.
 
         Raises:
             InvalidRequest: they break the grammar.
+            RequestFailed: finding out takes too long.
         """
-        matcher = self._matcher.deep_copy()
+        matcher, time_taken = self._matcher.deep_copy(), _Time()
         tokens = [token for token in output if token not in self._vocabulary.eos_ids]
-        taken = matcher.try_consume_tokens(tokens) if tokens else 0
-        if taken < len(tokens):
-            raise invalid("resume_token_ids", f"token {taken} breaks the form that the reply must have")
-        return TokenGrammar(matcher, self._vocabulary)
+        for start in range(0, len(tokens), CHECKED_TOKENS):
+            part = tokens[start : start + CHECKED_TOKENS]
+            with time_taken:
+                taken = matcher.try_consume_tokens(part)
+            if taken < len(part):
+                raise invalid("resume_token_ids", f"token {start + taken} breaks the form that the reply must have")
+            time_taken.tokens(len(part))
+        return TokenGrammar(matcher, self._vocabulary, time_taken)
 
     def allowed(self) -> Mask:
         """Tokens that may come next: at least one.
@@ -63,7 +101,8 @@ class TokenGrammar:
             RequestFailed: none may, or finding out costs too much.
         """
         words = -(-self._vocabulary.size // 32)
-        mask: Mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[:words].copy()
+        with self._time:
+            mask: Mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[:words].copy()
         self._check()
         if _has(mask, self._vocabulary.eos_id):
             for token in self._vocabulary.eos_ids:
@@ -78,15 +117,20 @@ class TokenGrammar:
         Raises:
             RequestFailed: it does not fit, or finding out costs too much.
         """
-        if token not in self._vocabulary.eos_ids and not self._matcher.consume_token(token):
+        if token in self._vocabulary.eos_ids:
+            return
+        with self._time:
+            fits = self._matcher.consume_token(token)
+        if not fits:
             self._check()
             raise RequestFailed("a token does not fit the form that the reply must have")
+        self._time.tokens(1)
 
     def allowed_along(self, draft: Seq[int]) -> Mask:
         """Masks at each draft token and behind the last: (len(draft) + 1, words). Behind a token that does not fit, and so
         cannot stand, every token is allowed."""
         masks = np.full((len(draft) + 1, -(-self._vocabulary.size // 32)), -1, np.int32)
-        place = TokenGrammar(self._matcher.deep_copy(), self._vocabulary)
+        place = TokenGrammar(self._matcher.deep_copy(), self._vocabulary, self._time)
         for i, token in enumerate((*draft, None)):
             masks[i] = place.allowed()
             if token is None or token in self._vocabulary.eos_ids or not _has(masks[i], token):

@@ -15,6 +15,9 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_WINDOW_TOKENS, SHORT_WINDOW_TOKENS = 64, 8
+"""A window of more tokens, none of which has a text of its own, is shortened: a reply of blanks would decode all its tokens
+each time."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -65,6 +68,10 @@ class WindowStream:
             if emitted := len(self._decode(context)):
                 self._context, self._fresh, self._emitted = context, [], emitted
                 break
+        if len(self._context) > MAX_WINDOW_TOKENS:
+            last = self._context[-SHORT_WINDOW_TOKENS:]
+            if (part := self._decode(last)) and self._decode(self._context).endswith(part):
+                self._context, self._emitted = last, len(part)
         return new
 
 

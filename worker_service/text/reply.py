@@ -4,6 +4,7 @@ The text emitted after n tokens depends only on those tokens. So a reply that co
 the tokens so far, continues with the next character.
 """
 
+import functools
 from collections.abc import Sequence as Seq
 
 from worker_service.text.tokenizer import Tokenizer
@@ -13,7 +14,7 @@ class ReplyText:
     """Decodes a reply and detects stop strings. `stopped_by`: the one that ended it."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Seq[str] = (), stop_token_ids: Seq[int] = ()) -> None:
-        self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._tokenizer, self._stop = tokenizer, [StopString(text) for text in stop]
         self._stop_tokens = frozenset(stop_token_ids)
         self._stream = tokenizer.stream()
         self._token_ids: list[int] = []
@@ -47,18 +48,53 @@ class ReplyText:
         self._decoded += len(text)
         if not self._stop:
             return text
-        text = self._held + text
-        matches = [(at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        text, held = self._held + text, len(self._held)
+        matches = [
+            (held + end - len(stop.text), -len(stop.text), stop.text)
+            for stop in self._stop
+            if (end := stop.end_in(text[held:])) is not None
+        ]
         if matches:
             at, _, self.stopped_by = min(matches)
             self.stopped = True
             self._held = ""
             return text[:at]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        keep = max(stop.begun for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a prefix of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+class StopString:
+    """Looks for a stop string in text that comes in pieces, in constant time per character (Knuth, Morris and Pratt, 1977).
+
+    begun: length of the longest end of the text so far that the stop string begins with.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.begun = text, 0
+        self._shorter = _borders(text)
+
+    def end_in(self, piece: str) -> int | None:
+        """Where in the next piece the first occurrence ends; None without one. Nothing is looked for behind it."""
+        if not self.begun and self.text[0] not in piece:
+            return None
+        for i, character in enumerate(piece):
+            while self.begun and self.text[self.begun] != character:
+                self.begun = self._shorter[self.begun - 1]
+            if self.text[self.begun] == character:
+                self.begun += 1
+                if self.begun == len(self.text):
+                    return i + 1
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _borders(text: str) -> tuple[int, ...]:
+    """For each prefix of a text, the length of the longest shorter one that it ends with."""
+    borders, length = [0], 0
+    for character in text[1:]:
+        while length and text[length] != character:
+            length = borders[length - 1]
+        length += text[length] == character
+        borders.append(length)
+    return tuple(borders)
