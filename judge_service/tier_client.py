@@ -12,6 +12,7 @@ from typing import Any
 from grpc import aio
 
 from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, Messages
+from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from services import errors, telemetry
@@ -140,6 +141,8 @@ class TierChat:
                     case "tokens":
                         frames.append(common.frame_from_proto(response.tokens))
                     case "finished":
+                        if response.finished.reason == common_pb2.FINISH_REASON_ABORTED:
+                            raise Unavailable("the worker aborted the grade")
                         return choice_of(frames)
             raise Unavailable("the worker ended the stream early")
         except aio.AioRpcError as error:

@@ -1,18 +1,28 @@
 """How many HTTP connections there may be."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
 
-class _Refused(asyncio.Protocol):
-    """Closes its connection before anything is read from it."""
+class _Admission(asyncio.Protocol):
+    """Hands a new connection over to the server, or closes it before anything is read from it.
+
+    Connections that come together are accepted together, before the first one counts: so each is counted when it is made.
+    """
+
+    def __init__(self, server: Any, most: int) -> None:
+        self._server, self._most = server, most
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        if len(self._server.connections) >= self._most:
+            transport.abort()
+            return
+        protocol: asyncio.Protocol = self._server()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
 
 
 class LimitedRunner(web.AppRunner):
@@ -28,14 +38,7 @@ class LimitedRunner(web.AppRunner):
     def server(self) -> Any:
         """What makes a protocol for each new connection."""
         server = super().server
-        if server is None:
-            return None
-        accept: Callable[[], asyncio.Protocol] = server
-
-        def protocol() -> asyncio.Protocol:
-            return _Refused() if len(server.connections) >= self._max_connections else accept()
-
-        return protocol
+        return None if server is None else lambda: _Admission(server, self._max_connections)
 
     def close_idle(self) -> None:
         """Close each connection: at once if it has no active request, otherwise after the response."""

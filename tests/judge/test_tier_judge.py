@@ -3,10 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import aio
 from openai import AsyncOpenAI
 
 from judge_service.calibrate import calibrate
@@ -17,6 +19,7 @@ from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, Messages, 
 from judge_service.scorers.llm import LlmScorer
 from judge_service.tier_client import TierChat
 from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
 from services.field_problems import SettingsError
 from services.mesh_file import load_mesh_file
@@ -24,6 +27,7 @@ from services.settings import ServiceSettings
 from services.state.keys import Keys
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
+from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
 
 QUESTIONS = ("What is 12 + 30?", "Reverse the order: trout, wing, field", "Sort: 7, 3, 9")
@@ -156,6 +160,43 @@ async def test_the_grades_a_tier_is_asked_for_do_not_grow_with_what_it_has_to_do
         chat._generate, chat._timeout_s = silent, 0.05  # type: ignore[method-assign, assignment]
         with pytest.raises(DeadlineExceeded):
             await chat.ask([{"role": "user", "content": "?"}])
+        await chat.close()
+
+
+async def test_a_worker_that_is_gone_or_aborts_the_grade_is_passed_over(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """The next one grades."""
+    tiers = [{"name": "small", "model": "sim-small", "threshold": 50}, {"name": "large", "model": "sim-grade"}]
+    file = mesh_file(tiers)
+    async with running_mesh(file, redis.url) as mesh:
+        chat = TierChat("large", redis.url, Keys(load_mesh_file(file).name), timeout_s=60)
+        await chat.start()
+        async with asyncio.timeout(60):
+            while not (workers := chat._view.workers("large")):
+                await asyncio.sleep(0.01)
+        (real,), asked, grades = workers, list[str](), list[str]()
+        gone = replace(real, instance_id="a-gone", address="127.0.0.1:1")
+        chat._candidates = lambda _: [gone, real]  # type: ignore[method-assign, assignment]
+        generate = chat._generate
+
+        async def watched(record: InstanceRecord, request: pb.GenerateRequest) -> Any:
+            asked.append(record.instance_id)
+            grades.append(request.request_id)
+            return await generate(record, request)
+
+        chat._generate = watched  # type: ignore[method-assign]
+        assert (await chat.ask([{"role": "user", "content": "?"}]))["message"]["content"]
+        assert asked == ["a-gone", real.instance_id]
+        chat._candidates = lambda _: [real]  # type: ignore[method-assign, assignment]
+        with held_engines("sim-grade", step_s=0.05):
+            asking = asyncio.create_task(chat.ask([{"role": "user", "content": "?"}]))
+            await mesh.until(lambda status: status.tiers[1].running == 1)
+            async with aio.insecure_channel(mesh.parts["worker-large-0"].admin_address) as channel:
+                stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(channel)
+                assert (await stub.Abort(pb.AbortRequest(request_id=grades[-1]))).aborted
+            with pytest.raises(Unavailable, match="the worker aborted the grade"):
+                await asking
         await chat.close()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,10 +268,18 @@ async def test_an_idle_grpc_connection_is_closed_and_comes_back(mesh: TestMesh) 
         assert (await stub.ListModels(pb.ListModelsRequest(), wait_for_ready=True)).models
 
 
-async def test_http_connections_beyond_the_limit_are_closed(mesh: TestMesh) -> None:
-    """HTTP; when others have gone, a new one is served."""
+async def test_http_connections_beyond_the_limit_are_closed(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """Before their request is read, and while the others are not idle for too long; when these have gone, one is served."""
+    router = {"grpc_port": 0, "http_port": 0, "max_connections": 5}
+    async with running_mesh(mesh_file(TIERS, router=router), redis.url) as mesh:
+        await _limited(mesh)
+
+
+async def _limited(mesh: TestMesh) -> None:
     taken = [connect(mesh) for _ in range(5)]
     with closing(connect(mesh)) as over:
+        with suppress(OSError):  # it may be closed by now
+            await asyncio.get_running_loop().sock_sendall(over, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await read_all(over) == b""
     for connection in taken:
         connection.close()

@@ -146,6 +146,35 @@ async def test_a_chunk_outside_the_segment_ends_the_transfer() -> None:
     assert isinstance(await pair.move("again"), MovedOut)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_a_fault_amid_a_transfer_leaves_the_request_at_its_source(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody expects: the source resumes the request, the target gives its reservation back."""
+    pair, undone = Pair(shares=False), list[str]()
+
+    def broken(*_: object) -> Any:
+        raise RuntimeError("a bug")
+
+    async def broken_later(*_: object) -> Any:
+        broken()
+
+    async def undo(request_id: str) -> None:
+        undone.append(request_id)
+
+    if side == "source":
+        monkeypatch.setattr(pair.source, "read_kv", broken_later)
+        monkeypatch.setattr(pair.source, "resume", undo)
+    else:
+        monkeypatch.setattr(pair.target, "write_kv", broken_later)
+        monkeypatch.setattr(pair.target, "release", undo)
+    report = await pair.move()
+    assert isinstance(report, NotMoved)
+    assert "internal error" in report.reason
+    assert undone == ["t"]
+    assert not pair.whole
+
+
 @pytest.mark.skipif(not supported(), reason="needs sealed files in memory, which Linux has")
 async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
     """The source's transfer fails, and it holds neither the file nor the memory."""
@@ -167,9 +196,10 @@ async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
     assert isinstance(opening, Opening)
     assert opening.shared is not None
     pair.seen.clear()
-    await asyncio.sleep(0.1)
-    gc.collect()
-    assert not mapped()
+    async with asyncio.timeout(60):
+        while mapped():
+            gc.collect()
+            await asyncio.sleep(0.01)
     with pytest.raises(NotShared):
         TargetSegment(opening.shared)
 

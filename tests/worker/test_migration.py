@@ -56,7 +56,7 @@ async def pair(
 async def registered(source: Stub, target: Chassis) -> None:
     """Return once the source finds the target in the registry."""
     order = pb.MigrateOutRequest(request_id="none", transfer_id="none", target_instance_id=target.instance_id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             try:
                 async for _ in source.MigrateOut(order):  # there is no such request
