@@ -1,7 +1,6 @@
 """PlanStages and planning again choose stages as `penstock stages` does: by replay, within bounds, against what serves."""
 
 import dataclasses
-import time
 from typing import Any
 
 import numpy as np
@@ -226,8 +225,6 @@ def test_a_verdict_against_what_serves_keeps_it() -> None:
 async def test_a_choice_that_takes_too_long_is_ended() -> None:
     """Its process is gone when the caller hears of it."""
     pool = SolverPool(1)
-    began = time.monotonic()
     with pytest.raises(SolverTimedOut, match=r"more than 0\.2 s"):
         await pool.once("PlanStages", request(mixed(), replica()).SerializeToString(), 0.2)
-    assert time.monotonic() - began < 30
     assert not pool.pids

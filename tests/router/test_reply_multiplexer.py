@@ -109,15 +109,16 @@ async def test_failures_are_our_errors_and_leave_the_call_alone(scene: Scene) ->
         assert caught.value.problems[0].field == "sampling.temperature"
         with pytest.raises(DeadlineExceeded):
             await scene.reply(asked("slow", tokens=1000), timeout_s=0.05)
-        replies = scene.events(asked("long", tokens=1000))
+        replies = scene.events(asked("long", tokens=20_000))  # ten milliseconds each
         async with aclosing(replies):
             async for event in replies:
                 if isinstance(event, TokenFrame):
                     with pytest.raises(AlreadyRunning):
                         await scene.reply(asked("long"))
                     break
-        while await scene.running():  # who stops reading has cancelled
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while await scene.running():  # who stops reading has cancelled
+                await asyncio.sleep(0)
         await scene.reply(asked("long"))
         assert scene.sessions.get(scene.address) is session
 
@@ -179,12 +180,13 @@ async def test_nobody_there_is_unavailable(scene: Scene) -> None:
 
 async def test_a_worker_that_falls_silent_is_left(scene: Scene) -> None:
     async with scene.worker():
-        reply = scene.events(asked("r", 1000), silence_s=0.001)
+        reply = scene.events(asked("r", 20_000), silence_s=0.001)
         with pytest.raises(Unavailable, match="silent"):  # a step takes ten times as long
             async for _ in reply:
                 pass
-        while await scene.running():
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while await scene.running():
+                await asyncio.sleep(0)
 
 
 async def test_the_largest_request_that_is_sent_fits_a_message() -> None:

@@ -175,12 +175,17 @@ async def test_the_deadline_ends_a_request_everywhere(redis: RedisProcess, mesh_
         await mesh.until(lambda s: s.active == 0 and s.tiers[0].running == 0)
 
 
-async def test_cancelling_frees_the_engine_within_a_step(mesh: TestMesh) -> None:
-    async with mesh.client() as client:
-        async for event in client.stream("hello", model="large"):
+async def test_cancelling_frees_the_engine(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """Long before the reply would end."""
+    slow = {"overhead_ms": 20.0, "reply_tokens": 100_000}
+    tiers = [{"name": "slow", "model": "s", "simulated": slow}]
+    async with running_mesh(mesh_file(tiers), redis.url) as mesh, mesh.client() as client:
+        events: Any = client.stream("hello", max_tokens=8_000)
+        async for event in events:
             if isinstance(event, Tokens):
                 break
-        await mesh.until(lambda s: s.active == 0 and s.tiers[2].running == 0)
+        await events.aclose()
+        await mesh.until(lambda s: s.active == 0 and s.tiers[0].running == 0)
 
 
 async def test_a_full_router_says_when_to_come_again(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:

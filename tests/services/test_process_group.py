@@ -237,7 +237,7 @@ def test_a_slot_survives_its_command_line() -> None:
     assert ProcessSlot.from_json(slot.to_json()) == slot
     assert (slot.name_of(2), slot.others(), slot.socket(0)) == ("router-a.2", [0, 2], "unix:/tmp/x/0.sock")
     for text in ("{}", "[]", "no json", '{"index":1}'):
-        with pytest.raises(ValueError, match=r".*"):
+        with pytest.raises(ValueError, match=r"not a process slot|Expecting value"):
             ProcessSlot.from_json(text)
 
 

