@@ -1,6 +1,8 @@
 """Planning again keeps the length stages of a tier unless a replay favours others, or the plan says that they went."""
 
+import asyncio
 import dataclasses
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +24,7 @@ from services.clock import SystemClock
 from services.domain import InstanceRecord, Load, ModelCard, Plan, Role, StepLatencyModel, TierPlan
 from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
 from services.domain.early_checks import EarlyCheck
+from services.domain.errors import RevisionConflict
 from services.domain.hardware import ReplicaShape
 from services.domain.plans import Provenance
 from services.domain.stages import QoeModel, Stage
@@ -158,3 +161,61 @@ async def test_what_serves_is_kept_where_it_cannot_be_replayed_and_goes_where_on
     assert changed.tiers[0].stages == ()
     assert "small: Use one stage: replayed against 2 stages" in changed.provenance.note
     changed.validate()
+
+
+class OnePlan:
+    """The plan that holds, published as `PlanPublisher` does: only in place of the expected one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.current, self.refused = plan, 0
+
+    def workers(self, _: str) -> list[InstanceRecord]:
+        return []
+
+    async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
+        if expected is not None and expected != self.current.revision:
+            self.refused += 1
+            raise RevisionConflict(expected, self.current.revision)
+        self.current = dataclasses.replace(plan, revision=self.current.revision + 1)
+        return self.current
+
+
+async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was being computed is dropped, and the next drift is planned for again."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
+    models = ROOT / "tests" / "planner" / "two-tiers.yaml"
+    trace, judged = (str(ROOT / "examples" / name) for name in ("trace.csv", "judged.csv"))
+    record = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0), TierVisit("large", 200, None)))
+    job = ReplanJob(str(cluster), str(models), trace, judged, 60.0, None, None, 60, 1, 2.0, (record,) * 50)
+    holding = OnePlan(Plan(1, (TierPlan("small", "s", 99.0, 1), TierPlan("large", "l", None, 1))))
+    operators = dataclasses.replace(holding.current, revision=2, provenance=Provenance("operator", "by hand"))
+    solvers, run = SolverPool(1), SolverPool.run
+
+    async def overtaken(pool: SolverPool, method: str, payload: bytes) -> AsyncGenerator[bytes, None]:
+        async for response in run(pool, method, payload):
+            if holding.current.revision == 1:
+                holding.current = operators
+            yield response
+
+    monkeypatch.setattr(SolverPool, "run", overtaken)
+    replanner = Replanner(
+        cast(PlanPublisher, holding),
+        cast(WorkloadStore, None),
+        solvers,
+        SystemClock(),
+        DriftRule(),
+        300.0,
+        lambda _: job,
+    )
+    planning = asyncio.create_task(replanner._plan())
+    async with asyncio.timeout(120):
+        replanner._wanted.put_nowait(DRIFT)
+        while not holding.refused:
+            await asyncio.sleep(0.01)
+        assert holding.current == operators
+        replanner._wanted.put_nowait(DRIFT)
+        while holding.current.provenance.source != "drift":
+            await asyncio.sleep(0.01)
+    assert holding.refused == 1
+    planning.cancel()
