@@ -4,13 +4,14 @@ import asyncio
 import dataclasses
 import re
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
 
 from models.training import tasks
-from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, Span, Stage, Tokens
+from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, NotFoundError, Span, Stage, Tokens
 from services.domain import Role
 from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
@@ -94,14 +95,14 @@ async def migration_span(client: AsyncClient, trace_id: str) -> Span:
     generate, place, confirm = (f"penstock.worker.v1.WorkerService/{n}" for n in ("Generate", "PlaceBid", "ConfirmBid"))
     async with asyncio.timeout(60):
         while True:
-            (found,) = await client.traces(trace_id=trace_id)
-            names = {span.span_id: span.name for span in found.spans}
-            for span in found.spans:
+            found: Sequence[Span] = ()
+            with suppress(NotFoundError):  # none of its spans has arrived yet
+                found = (await client.traces(trace_id=trace_id))[0].spans
+            names = {span.span_id: span.name for span in found}
+            for span in found:
                 if span.name == "migration" and span.attributes["penstock.reason"] == "range_crossed":
-                    inside = {
-                        s.span_id for s in found.spans if s.parent_span_id == span.span_id and s.name == "bid-ask"
-                    }
-                    asked = {s.name for s in found.spans if s.parent_span_id in inside}
+                    inside = {s.span_id for s in found if s.parent_span_id == span.span_id and s.name == "bid-ask"}
+                    asked = {s.name for s in found if s.parent_span_id in inside}
                     if names.get(span.parent_span_id) == generate and asked == {place, confirm}:
                         return span
             await asyncio.sleep(0.1)
