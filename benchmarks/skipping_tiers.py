@@ -27,9 +27,8 @@ from benchmarks import report
 from judge_service.calibration import Calibration
 from judge_service.scorers import JudgedAnswer
 from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
-from judge_service.screened_scorer import is_sure
 from models.training import answers, tasks
-from models.training.measure import CONFIDENCE, Calibrations, Costs, heldout_problems
+from models.training.measure import CONFIDENCE, Calibrations, Costs, Verdicts, heldout_problems, verdicts
 from models.training.problems import Problem
 from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
 from planner_service.routing.quality import JudgedSample, route
@@ -291,7 +290,7 @@ def _data() -> Data:
     count = len(rows[0])
     outputs = np.array([[rows[t][i]["tokens"] for t in range(len(TIERS))] for i in range(count)], np.int64)
     right = np.array([[bool(rows[t][i]["right"]) for t in range(len(TIERS))] for i in range(count)])
-    whole = np.array([[_verdict(rows[t][i], calibrations, margin) for t in range(len(TIERS))] for i in range(count)])
+    judged = [_verdicts(of_tier, calibrations, margin) for of_tier in rows]
     parts = [
         np.array([[_part_score(rows[t][i], after, calibrations.confidence) for after in CHECKS] for i in range(count)])
         for t in range(len(TIERS))
@@ -299,20 +298,22 @@ def _data() -> Data:
     inputs = np.array([row["prompt_tokens"] for row in rows[0]], np.int64)
     return Data(
         [row["prompt"] for row in rows[0]],
-        JudgedSample(TIERS, inputs, np.maximum(1, outputs), whole[:, :, 0]),
+        JudgedSample(TIERS, inputs, np.maximum(1, outputs), np.array([of_tier.scores for of_tier in judged]).T),
         right,
-        whole[:, :, 1] > 0,
+        np.array([of_tier.read for of_tier in judged]).T,
         tuple(parts),
     )
 
 
-def _verdict(row: dict[str, Any], calibrations: Calibrations, margin: float) -> tuple[float, bool]:
-    """As the judge service scores, and whether its model reads: an answer that is empty or truncated gets 0, unread."""
-    if row["tokens"] >= answers.MAX_TOKENS or not row["reply"].strip():
-        return 0.0, False
-    confidence = calibrations.confidence.apply(min(row["own_logprobs"]))
-    sure = is_sure(confidence, margin)
-    return (confidence if sure else calibrations.judge.apply(min(row["logprobs"]))), not sure
+def _verdicts(rows: Sequence[dict[str, Any]], calibrations: Calibrations, margin: float) -> Verdicts:
+    """As the judge service scores, and what its model reads: an answer that is empty or truncated gets 0, unread."""
+    raw, own = ([min(row[of], default=0.0) for row in rows] for of in ("logprobs", "own_logprobs"))
+    judged = verdicts(raw, own, calibrations, margin)
+    whole = [row["tokens"] < answers.MAX_TOKENS and bool(row["reply"].strip()) for row in rows]
+    return Verdicts(
+        [score * ok for score, ok in zip(judged.scores, whole, strict=True)],
+        [read and ok for read, ok in zip(judged.read, whole, strict=True)],
+    )
 
 
 def _part_score(row: dict[str, Any], after: int, calibration: Calibration) -> float:

@@ -48,11 +48,12 @@ class ReplyText:
         self._decoded += len(text)
         if not self._stop:
             return text
-        text, held = self._held + text, len(self._held)
+        piece, held = text, len(self._held)
+        text = self._held + piece
         matches = [
             (held + end - len(stop.text), -len(stop.text), stop.text)
             for stop in self._stop
-            if (end := stop.end_in(text[held:])) is not None
+            if (end := stop.end_in(piece)) is not None
         ]
         if matches:
             at, _, self.stopped_by = min(matches)
