@@ -178,8 +178,8 @@ class _Choice:
         least_cost = min(self._least_cost(tier) for tier in tiers)
         target = -1.0 if options.min_quality is None else options.min_quality
         if free or options.skip or len(tiers) > MOST_TIERS:
-            most = 100.0 if free else float(judged.scores.max(axis=1).mean())
-            reached = float(judged.scores.mean(axis=0).max())
+            most = 100.0 if free else float(judged.quality.max(axis=1).mean())
+            reached = float(judged.quality.mean(axis=0).max())
             self.bounds[tiers] = _Bounds(most, reached, 0.0, least_cost, False)
             if most < target - EPSILON:
                 self.left_out[tiers] = LeftOut.MIN_QUALITY

@@ -30,7 +30,14 @@ def demand_of(
     if lengths != "trace":
         raise invalid("lengths", f"must be quality or trace, not {lengths}")
     outputs = np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1)
-    drawn = JudgedSample(judged.tiers, part.input_tokens, outputs, demand.requests.scores, demand.requests.predicted)
+    drawn = JudgedSample(
+        judged.tiers,
+        part.input_tokens,
+        outputs,
+        demand.requests.scores,
+        demand.requests.predicted,
+        known_quality=demand.requests.known_quality,
+    )
     return Demand(judged, drawn, arrival_s)
 
 
@@ -58,8 +65,9 @@ def workload_digest(demand: Demand) -> str:
     """Of what was planned for: equal digests, equal judged prompts, requests and arrivals."""
     digest = hashlib.sha256()
     for sample in (demand.judged, demand.requests):
-        for values in (sample.input_tokens, sample.output_tokens, sample.scores):
-            digest.update(np.ascontiguousarray(values).tobytes())
+        for values in (sample.input_tokens, sample.output_tokens, sample.scores, sample.known_quality):
+            if values is not None:
+                digest.update(np.ascontiguousarray(values).tobytes())
     digest.update(np.ascontiguousarray(demand.arrival_s).tobytes())
     return digest.hexdigest()[:16]
 

@@ -25,7 +25,8 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
 
     profile: the stored sample, N prompts judged on every tier. A borrowed reply's length is scaled by how the record's own
     replies compare with the donor's. An answer that was rejected early stays so, with the tokens that it had; borrowed
-    answers are finished. Scores that were predicted are the records'; where a record has none, the donor's.
+    answers are finished. Scores that were predicted are the records'; where a record has none, the donor's. A quality apart
+    from the score is always the donor's.
 
     Raises:
         InvalidRequest: no record has a visit to a tier of the profile.
@@ -68,6 +69,7 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
         np.where(np.isnan(known_score), profile.scores[donor], known_score),
         _predicted(profile, usable, drawn, donor),
         rejected_early=~np.isnan(cut[drawn]) if (~np.isnan(cut)).any() else None,
+        known_quality=None if profile.known_quality is None else profile.known_quality[donor],
     )
 
 

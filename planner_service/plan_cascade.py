@@ -131,8 +131,13 @@ def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floo
     """The plan with its burst ladder, or with why it has none.
 
     Raises:
-        InvalidRequest: The quality that the mean is to hold is over the plan's own.
+        InvalidRequest: The quality that the mean is to hold is over the plan's own, or is not the mean of the judge's scores,
+            which routers hold.
     """
+    if demand.judged.known_quality is not None:
+        raise invalid(
+            "burst_floor", "routers hold a mean of judge scores; these prompts have a quality apart from the score"
+        )
     held = options.held_quality
     assert held is not None
     if held > plan.quality:

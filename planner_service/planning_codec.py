@@ -1,7 +1,7 @@
 """PlanCascade and SimulateDeployment: proto to what the planner computes with, and back. Fields are checked as in files."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from planner_service.proto_codec import early_checks_from_proto, early_checks_to
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
 from planner_service.simulator.remote import RemoteTier
+from planner_service.simulator.workload import Floats
 from planner_service.site import Demand, Site, TierSpeculation
 from services.domain.early_checks import MAX_EARLY_CHECKS, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
@@ -498,25 +499,29 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
                 raise invalid(f"{at}[{i}].{name}", f"the cascade has {len(tiers)} tiers, not {len(values)}")
         if not all(0 <= score <= 100 for score in prompt.judge_scores):
             raise invalid(f"{at}[{i}].judge_scores", "must be from 0 to 100")
-        if len(prompt.predicted_scores) not in (0, len(tiers)):
-            raise invalid(
-                f"{at}[{i}].predicted_scores", f"the cascade has {len(tiers)} tiers, not {len(prompt.predicted_scores)}"
-            )
-        if bool(prompt.predicted_scores) != bool(workload.judged[0].predicted_scores):
-            raise invalid(f"{at}[{i}].predicted_scores", "all prompts must have them or none")
-        if not all(0 <= score <= 100 for score in prompt.predicted_scores):
-            raise invalid(f"{at}[{i}].predicted_scores", "must be from 0 to 100")
     parts = _unfinished(workload, len(tiers), at)
-    predicted = [prompt.predicted_scores for prompt in workload.judged if prompt.predicted_scores]
     # an empty prompt or answer counts as one token, as in files
     return JudgedSample(
         tiers,
         np.maximum(1, np.array([p.input_tokens for p in workload.judged], np.int64)),
         np.maximum(1, np.array([p.output_tokens for p in workload.judged], np.int64)),
         np.array([p.judge_scores for p in workload.judged], float),
-        np.array(predicted, float) if predicted else None,
+        _of_all_or_none([p.predicted_scores for p in workload.judged], len(tiers), at, "predicted_scores"),
         parts=parts,
+        known_quality=_of_all_or_none([p.qualities for p in workload.judged], len(tiers), at, "qualities"),
     )
+
+
+def _of_all_or_none(rows: Sequence[Sequence[float]], tiers: int, at: str, name: str) -> Floats | None:
+    """(N, C) values from 0 to 100 that all prompts have, or None if none has; InvalidRequest naming the field."""
+    for i, row in enumerate(rows):
+        if len(row) not in (0, tiers):
+            raise invalid(f"{at}[{i}].{name}", f"the cascade has {tiers} tiers, not {len(row)}")
+        if bool(row) != bool(rows[0]):
+            raise invalid(f"{at}[{i}].{name}", "all prompts must have them or none")
+        if not all(0 <= value <= 100 for value in row):
+            raise invalid(f"{at}[{i}].{name}", "must be from 0 to 100")
+    return np.array(rows, float) if rows[0] else None
 
 
 def _unfinished(workload: pb.Workload, tiers: int, at: str) -> PartScores | None:

@@ -42,7 +42,7 @@ class Budget(enum.Enum):
 class Options:
     """What a plan is to reach, and how it is looked for.
 
-    gpus: at most so many of the cluster's; None for all. min_quality: mean judge score of the answers that stand.
+    gpus: at most so many of the cluster's; None for all. min_quality: mean quality of the answers that stand.
     max_latency_s: of the objective's latency. goal: None for cost where both targets are given, else for what has none.
     confidence: min_quality holds for new requests with this probability, see routing.confidence; None for the sample's mean.
     seed: of the split that a confidence needs. budget: EXACT gives every GPU to a tier, which the MILP decides.

@@ -41,8 +41,10 @@ def _key(outcome: Outcome) -> tuple[str, str, str]:
 def run_figures(run: Run, scores: Sequence[float], rate_per_s: float, slo_s: float) -> Row:
     """The figures of one run. A request that failed is wrong and late; latencies are of those that were answered.
 
-    accuracy: share of right answers. quality: mean judge score. goodput_per_s: the offered rate times the share of requests
-    answered within the SLO. Tokens are those computed by all tiers; of prompts, without what was in a prefix cache.
+    accuracy: share of right answers. judge_score: their mean score. quality: what plans are made for; as in the planner's
+    quality file, the right ones of those that were answered in percent, or the mean score where not all right answers are
+    known. goodput_per_s: the offered rate times the share of requests answered within the SLO. Tokens are those computed by
+    all tiers; of prompts, without what was in a prefix cache.
     """
     answered = run.answered
     latencies = [outcome.latency_s for outcome, _ in answered]
@@ -51,11 +53,14 @@ def run_figures(run: Run, scores: Sequence[float], rate_per_s: float, slo_s: flo
     attained = sum(latency_s <= slo_s for latency_s in latencies) / len(run.outcomes)
     tiers = [reply.tier for _, reply in answered]
     count = max(1, len(answered))
+    score = sum(scores) / len(scores) if scores else None
+    known = all(outcome.question.answer is not None for outcome in run.outcomes)
     return {
         "requests": len(run.outcomes),
         "failed": len(run.outcomes) - len(answered),
         "accuracy": sum(outcome.correct for outcome in run.outcomes) / len(run.outcomes),
-        "quality": sum(scores) / len(scores) if scores else None,
+        "judge_score": score,
+        "quality": 100 * sum(outcome.correct for outcome, _ in answered) / count if known and answered else score,
         "attained": attained,
         "goodput_per_s": rate_per_s * attained,
         "answers_per_s": len(answered) / run.seconds,
@@ -74,6 +79,7 @@ def run_figures(run: Run, scores: Sequence[float], rate_per_s: float, slo_s: flo
 MEASURED = (
     "accuracy",
     "quality",
+    "judge_score",
     "attained",
     "goodput_per_s",
     "answers_per_s",

@@ -44,9 +44,10 @@ LEAST_REQUESTS = 20  # of a run
 class Setup:
     """What is measured.
 
-    loads: shares of what the largest model alone sustains on all workers. below_largest: quality targets, in points of the
-    judge's score below the largest model's mean. questions: a file of prompts, of which `measured` are judged for the planner
-    and the others replayed; without one, so many prompts more are drawn for the shipped family.
+    loads: shares of what the largest model alone sustains on all workers. below_largest: quality targets, in points of
+    accuracy below the largest model's, or of the judge's score where not all right answers are known. questions: a file of
+    prompts, of which `measured` are judged for the planner and the others replayed; without one, so many prompts more are
+    drawn for the shipped family.
     """
 
     mesh_file: Path
@@ -91,9 +92,17 @@ class EndToEnd:
             "slo_times": SLO_TIMES,
             "judge_s": self._judge_s,
             "judged": {
-                tier: {"mean_score": float(score), "mean_output_tokens": float(tokens)}
-                for tier, score, tokens in zip(
-                    judged.tiers, judged.scores.mean(axis=0), judged.output_tokens.mean(axis=0), strict=True
+                tier: {
+                    "mean_quality": float(quality),
+                    "mean_score": float(score),
+                    "mean_output_tokens": float(tokens),
+                }
+                for tier, quality, score, tokens in zip(
+                    judged.tiers,
+                    judged.quality.mean(axis=0),
+                    judged.scores.mean(axis=0),
+                    judged.output_tokens.mean(axis=0),
+                    strict=True,
                 )
             },
             "layouts": {},

@@ -57,8 +57,8 @@ class System:
 class Forecast:
     """What the simulator predicts for one run.
 
-    quality: mean judge score. attained: share of the requests within the SLO. engine_s: engine time per request, judging
-    included. seconds: from the first arrival to the last answer.
+    quality: mean of the answers that stand. attained: share of the requests within the SLO. engine_s: engine time per
+    request, judging included. seconds: from the first arrival to the last answer.
     """
 
     p50_s: float
@@ -91,7 +91,7 @@ def of_plan(figures: dict[str, Any]) -> System:
 def random_router(site: Site, demand: Demand, cost_s: float, workers: int, seed: int) -> System:
     """The random router that costs at most `cost_s` of engine time per request."""
     judged = demand.judged
-    shares = mixture(engine_seconds(site, judged), judged.scores.mean(axis=0).tolist(), cost_s)
+    shares = mixture(engine_seconds(site, judged), judged.quality.mean(axis=0).tolist(), cost_s)
     skipped = (SKIPPED,) * (len(shares) - 1)
     candidates = [System("random", counts, skipped, shares) for counts in allocations(shares, workers)]
     return min(candidates, key=lambda system: _p95_s(simulated_s(site, demand, system, seed)))
@@ -158,7 +158,7 @@ def forecast(site: Site, demand: Demand, system: System, slo_s: float, seed: int
     quality = (
         system.routed(demand.judged).quality
         if system.shares is None
-        else sum(s * float(q) for s, q in zip(system.shares, demand.judged.scores.mean(axis=0), strict=True))
+        else sum(s * float(q) for s, q in zip(system.shares, demand.judged.quality.mean(axis=0), strict=True))
     )
     return Forecast(
         float(np.percentile(felt_s, 50)),

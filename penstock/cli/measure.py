@@ -217,9 +217,12 @@ def _show_checks(tier: str, fitted: dict[str, Any]) -> None:
 
 
 def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence[int]) -> None:
+    """Write the quality file. With the right answer of every prompt, an answer's quality is 100 if it is right, else 0."""
     columns = ["prompt_id", "input_tokens"]
     parts = [f"score_after_{tokens}" for tokens in after]
-    columns += [f"{tier}_{what}" for tier in scores for what in ("output_tokens", "judge_score", *parts)]
+    known = all(answer.question.answer is not None for answers in scores.values() for answer in answers)
+    own = ("output_tokens", "judge_score", *(("quality",) if known else ()), *parts)
+    columns += [f"{tier}_{what}" for tier in scores for what in own]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -227,6 +230,7 @@ def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence
             cells: list[object] = [f"p{i}", row[0].answered.reply.usage.prompt_tokens]
             for scored in row:
                 cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}"]
+                cells += [100 if scored.good else 0] if known else []
                 cells += ["" if score is None else f"{score:.6g}" for score in scored.beginnings]
             writer.writerow(cells)
 

@@ -61,12 +61,13 @@ def plan(
         Path | None,
         typer.Option(
             "--quality",
-            help="CSV file, may be gzipped: input_tokens, and {tier}_output_tokens, {tier}_judge_score of each tier.",
+            help="CSV file, may be gzipped: input_tokens, and {tier}_output_tokens, {tier}_judge_score of each tier; "
+            "{tier}_quality where that is known apart from the score.",
         ),
     ] = None,
     min_quality: Annotated[
         float | None,
-        options.number("--min-quality", help="Mean judge score of the answers that stand.", least=0, most=100),
+        options.number("--min-quality", help="Mean quality of the answers that stand.", least=0, most=100),
     ] = None,
     max_latency: Annotated[
         float | None,

@@ -28,7 +28,7 @@ def plot_frontiers(latencies: "Points", costs: "Points", plan: "CascadePlan", ou
         axes.step([q for q, _ in points], [y for _, y in points], where="pre", color=BEST, label="best plans")
         axes.plot([q for q, _ in points], [y for _, y in points], "o", color=BEST, markersize=4)
         axes.plot(plan.quality, own, "D", color=OWN, markersize=9, label="this plan")
-        axes.set_xlabel("quality: mean score of the answers that stand (0 to 100)")
+        axes.set_xlabel("quality: mean of the answers that stand (0 to 100)")
         axes.set_ylim(0, 1.1 * max(own, *(y for _, y in points)))
     left.set_ylabel("p95 latency of the slowest tier (s)")
     left.set_title("Least latency on these GPUs", fontsize=10)
@@ -104,7 +104,7 @@ def plot_sweep(axis: str, points: "Sequence[SweepPoint]", out: Path) -> list[Pat
     shown = (
         ("Latency", "p95 latency that the objective means (s)", [plan.felt_p95_s for _, plan in plans]),
         ("Cost", "dollars per hour" if priced else "GPUs", costs),
-        ("Quality", "mean score of the answers that stand (0 to 100)", [plan.quality for _, plan in plans]),
+        ("Quality", "mean of the answers that stand (0 to 100)", [plan.quality for _, plan in plans]),
     )
     missing = [point.value for point in points if point.plan is None]
     for axes, (title, label, figures) in zip(panels, shown, strict=True):

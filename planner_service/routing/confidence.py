@@ -27,9 +27,9 @@ LEAST_PROMPTS = 40
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """solution: thresholds whose mean score is at least the target with probability `confidence`.
+    """solution: thresholds whose mean quality is at least the target with probability `confidence`.
 
-    aimed_at: the target on the ladder that led to it. tested_quality: its mean score on the half that only tested it.
+    aimed_at: the target on the ladder that led to it. tested_quality: its mean on the half that only tested it.
     """
 
     solution: Solution
@@ -83,7 +83,7 @@ def promised(
             solution = solve(target, chosen_on)
         except Unreachable:
             continue
-        scores = answered_scores(tested_on, solution.thresholds)
+        scores = answered_quality(tested_on, solution.thresholds)
         if p_value(scores, min_quality) > 1 - confidence:
             break
         result = Promise(solution, confidence, target, float(scores.mean()), len(scores))
@@ -98,7 +98,7 @@ def promised(
     return result
 
 
-def answered_scores(sample: JudgedSample, thresholds: tuple[float, ...]) -> Floats:
-    """(N) the score of the answer that stands."""
+def answered_quality(sample: JudgedSample, thresholds: tuple[float, ...]) -> Floats:
+    """(N) the quality of the answer that stands."""
     answered = route(sample, thresholds).answered
-    return np.asarray(sample.scores[np.arange(len(sample)), answered])
+    return np.asarray(sample.quality[np.arange(len(sample)), answered])

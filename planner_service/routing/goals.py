@@ -33,7 +33,7 @@ MOST_TRIED = 100  # routings that a search for the highest rate tries at each
 def least_latency(
     deployer: Deployer, min_quality: float, judged: JudgedSample | None = None, most: int | None = None
 ) -> Solution:
-    """The routing with the least latency whose mean score over `judged` (else the deployer's sample) is at least min_quality.
+    """The routing with the least latency whose mean quality over `judged` (else the deployer's sample) is at least min_quality.
 
     most: routings that are tried of a large grid, see grid.search.
 
@@ -286,12 +286,12 @@ def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSa
     deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality
     if deployment is None or deployment.latency_s > max_latency_s:
         return _fastest_within(deployer, max_latency_s, judged)
-    gap = float(judged.scores.max(axis=1).mean()) - quality  # to the best answer to every prompt
+    gap = float(judged.quality.max(axis=1).mean()) - quality  # to the best answer to every prompt
     return Solution(thresholds, quality, deployment, Proof.SEARCHED, gap, deployer.evaluations)
 
 
 def _check_alone(judged: JudgedSample, min_quality: float) -> None:
-    best = float(judged.scores.mean(axis=0).max())
+    best = float(judged.quality.mean(axis=0).max())
     if judged.best < min_quality and judged.worst < min_quality:
         reason = f"no tier alone reaches quality {min_quality:g}: the best has {rounded_down(best)}"
         raise Unreachable(f"min quality binds: {reason}", best, Binds.MIN_QUALITY)

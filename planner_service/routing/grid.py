@@ -30,7 +30,7 @@ SPREAD = 6  # routings that a search begins with, for each choice of tiers to pa
 
 
 class Grid:
-    """Combinations of thresholds, each a point of one or two coordinates, with their mean scores."""
+    """Combinations of thresholds, each a point of one or two coordinates, with their mean qualities."""
 
     def __init__(self, judged: JudgedSample) -> None:
         self.levels, self.qualities = all_qualities(judged)

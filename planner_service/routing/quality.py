@@ -22,7 +22,8 @@ class JudgedSample:
     predicted (N, C): scores predicted from the prompts alone, by a model that has not seen them; None without any.
     passed_over (N, C): tiers that are not asked, see `skipping`; None if all are. parts: scores of unfinished answers; None
     without any. rejected_early (N, C): answers that are not finished, see `checking`; None if all are. least (C - 1): lower
-    thresholds are not tried; None if all are.
+    thresholds are not tried; None if all are. known_quality (N, C): what the answers are worth, from 0 to 100, where that is
+    known apart from their scores, as by comparison with references; None if the scores are the quality.
     """
 
     tiers: tuple[str, ...]
@@ -34,12 +35,13 @@ class JudgedSample:
     parts: PartScores | None = None
     rejected_early: Bools | None = None
     least: tuple[float, ...] | None = None
+    known_quality: Floats | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
         if self.scores.shape != shape or self.output_tokens.shape != shape:
             raise invalid("quality", f"scores and output tokens must be of shape {shape}")
-        for name in ("predicted", "passed_over", "rejected_early"):
+        for name in ("predicted", "passed_over", "rejected_early", "known_quality"):
             if (values := getattr(self, name)) is not None and values.shape != shape:
                 raise invalid("quality", f"{name} must be of shape {shape}")
         if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
@@ -48,19 +50,26 @@ class JudgedSample:
             raise invalid("quality", "no prompts")
         if not ((self.scores >= 0) & (self.scores <= 100)).all():
             raise invalid("quality", "scores must be from 0 to 100")
+        if not ((self.quality >= 0) & (self.quality <= 100)).all():
+            raise invalid("quality", "the quality of answers must be from 0 to 100")
 
     def __len__(self) -> int:
         return len(self.input_tokens)
 
     @property
+    def quality(self) -> Floats:
+        """(N, C) what the answers are worth: `known_quality`, or the scores. Thresholds are compared with the scores."""
+        return self.scores if self.known_quality is None else self.known_quality
+
+    @property
     def worst(self) -> float:
-        """Mean score where the first tier answers all: z2 of CASCADIA, section 3.3."""
-        return float(self.scores[:, 0].mean())
+        """Mean quality where the first tier answers all: z2 of CASCADIA, section 3.3."""
+        return float(self.quality[:, 0].mean())
 
     @property
     def best(self) -> float:
-        """Mean score where the last tier answers all: z1."""
-        return float(self.scores[:, -1].mean())
+        """Mean quality where the last tier answers all: z1."""
+        return float(self.quality[:, -1].mean())
 
     def subset(self, rows: Ints) -> "JudgedSample":
         return JudgedSample(
@@ -73,6 +82,7 @@ class JudgedSample:
             None if self.parts is None else self.parts.subset(rows),
             None if self.rejected_early is None else self.rejected_early[rows],
             self.least,
+            None if self.known_quality is None else self.known_quality[rows],
         )
 
     def only(self, tiers: Sequence[int]) -> "JudgedSample":
@@ -88,6 +98,7 @@ class JudgedSample:
             None if self.parts is None else self.parts.only(columns),
             None if self.rejected_early is None else self.rejected_early[:, columns],
             None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
+            None if self.known_quality is None else self.known_quality[:, columns],
         )
 
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
@@ -173,7 +184,7 @@ class JudgedSample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
-    """processed (C, N): who reaches each tier. answered (N): the tier whose answer stands. quality: mean score of those."""
+    """processed (C, N): who reaches each tier. answered (N): the tier whose answer stands. quality: mean of those."""
 
     processed: npt.NDArray[np.bool_]
     answered: Ints
@@ -223,7 +234,7 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
         answered[stands] = tier
         escalating = escalating & ~stands
     processed[-1] = escalating
-    quality = float(sample.scores[np.arange(len(sample)), answered].mean())
+    quality = float(sample.quality[np.arange(len(sample)), answered].mean())
     return Routed(processed, answered, quality)
 
 
@@ -261,22 +272,22 @@ def chebyshev_quality(
 
 
 def all_qualities(sample: JudgedSample) -> tuple[list[Floats], npt.NDArray[np.float64]]:
-    """(levels of each tier but the last, mean score at every combination of them): the whole grid, by sums.
+    """(levels of each tier but the last, mean quality at every combination of them): the whole grid, by sums.
 
-    Three tiers: Q[a, b] = mean(score_1 where s_1 >= h1_a) + (score_2 where s_1 < h1_a, s_2 >= h2_b) + (score_3 below both).
-    ValueError beyond three tiers.
+    Three tiers: Q[a, b] = mean((q_1 where s_1 >= h1_a) + (q_2 where s_1 < h1_a, s_2 >= h2_b) + (q_3 below both)), with
+    scores s and qualities q. ValueError beyond three tiers.
     """
     if len(sample.tiers) > 3:
         raise ValueError("the grid is for up to three tiers")
-    n, scores = len(sample), sample.scores
+    n, quality = len(sample), sample.quality
     levels = [sample.levels(tier) for tier in range(len(sample.tiers) - 1)]
     if not levels:
-        return [], np.array(scores[:, 0].mean())
+        return [], np.array(quality[:, 0].mean())
     compared = sample.comparable
     below: list[Bools] = [compared[None, :, t] < level[:, None] for t, level in enumerate(levels)]  # (levels, N)
-    first = (~below[0] * scores[:, 0]).sum(axis=1)
+    first = (~below[0] * quality[:, 0]).sum(axis=1)
     if len(levels) == 1:
-        return levels, (first + (below[0] * scores[:, 1]).sum(axis=1)) / n
-    second = below[0].astype(np.float64) @ (~below[1] * scores[:, 1]).T
-    third = below[0].astype(np.float64) @ (below[1] * scores[:, 2]).T
+        return levels, (first + (below[0] * quality[:, 1]).sum(axis=1)) / n
+    second = below[0].astype(np.float64) @ (~below[1] * quality[:, 1]).T
+    third = below[0].astype(np.float64) @ (below[1] * quality[:, 2]).T
     return levels, (first[:, None] + second + third) / n

@@ -1,7 +1,7 @@
 """Which tiers to pass over for which prompts, by predicted scores: the cheapest rule that costs no quality. No I/O.
 
 Sets: prompts n, tiers c but the last, limits L. Variables: one limit or none for each tier. Objective: the mean over prompts
-of what the answers of all tiers asked cost. Constraint: the mean score of the answers that stand is at least that asked
+of what the answers of all tiers asked cost. Constraint: the mean quality of the answers that stand is at least that asked
 for. All combinations of limits are tried.
 """
 
@@ -19,7 +19,7 @@ LIMITS: tuple[float | None, ...] = (None, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 
 
 @dataclass(frozen=True, slots=True)
 class SkipRule:
-    """limits (C - 1): the skip_below of each tier but the last. cost: the mean of a prompt. quality: the mean score."""
+    """limits (C - 1): the skip_below of each tier but the last. cost: the mean of a prompt. quality: the mean."""
 
     limits: tuple[float | None, ...]
     cost: float
@@ -33,7 +33,7 @@ def cheapest_rule(
     min_quality: float,
     limits: Sequence[float | None] = LIMITS,
 ) -> SkipRule:
-    """The cheapest rule whose mean score is at least min_quality; of equally cheap ones the better.
+    """The cheapest rule whose mean quality is at least min_quality; of equally cheap ones the better.
 
     cost_per_token (C): of each tier's output tokens, in any unit. Without a rule of that quality: the best one.
     """

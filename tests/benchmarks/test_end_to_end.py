@@ -235,7 +235,8 @@ def test_figures_of_a_run() -> None:
     row = figures.run_figures(run, [90.0, 30.0, 90.0], rate_per_s=2.0, slo_s=1.0)
     assert (row["requests"], row["failed"]) == (4, 1)
     assert row["accuracy"] == 0.5
-    assert row["quality"] == pytest.approx(70)
+    assert row["judge_score"] == pytest.approx(70)
+    assert row["quality"] == pytest.approx(200 / 3), "the right ones of those that were answered"
     assert row["goodput_per_s"] == pytest.approx(1.0)
     assert row["answers_per_s"] == pytest.approx(0.3)
     assert row["cpu_s_per_answer"] == pytest.approx(2.0)
@@ -245,6 +246,13 @@ def test_figures_of_a_run() -> None:
     assert row["first_visible_p50_s"] == pytest.approx(0.35)
     assert row["answered_by"] == {"large": pytest.approx(1 / 3), "small": pytest.approx(2 / 3)}
     assert row["errors"] == ["UNAVAILABLE: x"]
+
+
+def test_where_right_answers_are_not_known_the_score_is_the_quality() -> None:
+    answered = [outcome(0.5), outcome(0.5)]
+    unknown = [dataclasses.replace(one, question=Question("q", None)) for one in answered]
+    row = figures.run_figures(Run(unknown, 10.0, 6.0), [90.0, 30.0], rate_per_s=2.0, slo_s=1.0)
+    assert row["quality"] == row["judge_score"] == pytest.approx(60)
 
 
 def test_a_run_without_answers_has_figures() -> None:
@@ -271,10 +279,10 @@ def test_ours_is_compared_round_by_round() -> None:
 
 def test_forecast_errors_are_relative_to_what_was_measured() -> None:
     rows = [row(1.0, 1.0), row(1.0, 1.0)]
-    exact = Forecast(rows[0]["latency_p50_s"], rows[0]["latency_p95_s"], 1.0, rows[0]["answers_per_s"], 90.0, 1.0)
+    exact = Forecast(rows[0]["latency_p50_s"], rows[0]["latency_p95_s"], 1.0, rows[0]["answers_per_s"], 100.0, 1.0)
     errors = figures.system_summary(rows, [exact, exact])["forecast_error"]
     assert all(error["mean"] == pytest.approx(0) for error in errors.values())
-    twice = Forecast(2 * exact.p50_s, 2 * exact.p95_s, 1.0, exact.answers_per_s, 95.0, 1.0)
+    twice = Forecast(2 * exact.p50_s, 2 * exact.p95_s, 1.0, exact.answers_per_s, 105.0, 1.0)
     errors = figures.system_summary(rows, [twice, twice])["forecast_error"]
     assert errors["p95_s"]["mean"] == pytest.approx(1)
     assert errors["quality_points"]["mean"] == pytest.approx(5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner_service.deployment.search import Strategy
-from planner_service.routing.confidence import Promise, answered_scores, p_value, promised
+from planner_service.routing.confidence import Promise, answered_quality, p_value, promised
 from planner_service.routing.quality import JudgedSample, all_qualities
 from planner_service.routing.solution import Deployment, Proof, Solution, Unreachable
 from services.domain import InvalidRequest
@@ -55,13 +55,13 @@ def test_promises_are_kept_on_new_requests() -> None:
     for seed in range(60):
         sample = everyone.subset(rng.integers(0, len(everyone), 240))
         plain = cheapest(80.0, sample)
-        plainly_broken += answered_scores(everyone, plain.thresholds).mean() < 80.0
+        plainly_broken += answered_quality(everyone, plain.thresholds).mean() < 80.0
         try:
             promise = promised(sample, 80.0, 0.9, seed, cheapest)
         except Unreachable:
             continue
         made += 1
-        broken += answered_scores(everyone, promise.solution.thresholds).mean() < 80.0
+        broken += answered_quality(everyone, promise.solution.thresholds).mean() < 80.0
     assert made >= 50
     assert broken <= 0.1 * made + 2 * np.sqrt(made * 0.09)
     assert plainly_broken > 2 * max(1, broken)

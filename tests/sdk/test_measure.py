@@ -49,6 +49,8 @@ async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: Me
     assert [int(n) for n in sample.input_tokens] == [r.usage.prompt_tokens for r in replies]
     right = [r.text.rsplit("Answer:", 1)[-1].strip() == p["answer"] for r, p in zip(replies, PROMPTS, strict=True)]
     assert [score == 100 for score in sample.scores[:, 1]] == right
+    assert sample.known_quality is not None
+    assert sample.known_quality[:, 1].tolist() == [100 if good else 0 for good in right]
     samples = read_samples(labelled)
     assert samples.good[len(PROMPTS) :] == right
     last = samples.answers[-1]

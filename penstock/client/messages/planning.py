@@ -223,6 +223,7 @@ def _judged(prompt: plans.JudgedPrompt) -> planner_pb2.JudgedPrompt:
         judge_scores=prompt.judge_scores,
         predicted_scores=prompt.predicted_scores,
         unfinished=[planner_pb2.UnfinishedScores(scores=scores) for scores in prompt.unfinished_scores],
+        qualities=prompt.qualities,
     )
 
 

@@ -1494,6 +1494,7 @@ class JudgedPrompt(_message.Message):
     JUDGE_SCORES_FIELD_NUMBER: _builtins.int
     PREDICTED_SCORES_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
+    QUALITIES_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     @_builtins.property
     def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -1507,6 +1508,12 @@ class JudgedPrompt(_message.Message):
     def unfinished(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnfinishedScores]:
         """One per tier where the workload has early_after_tokens, else none."""
 
+    @_builtins.property
+    def qualities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What each tier's answer is worth, 0 to 100, where that is not its judge_score (known by a reference, for example). The
+        quality of a plan is the mean of these; thresholds are compared with judge_scores. All prompts have it or none has.
+        """
+
     def __init__(
         self,
         *,
@@ -1515,10 +1522,11 @@ class JudgedPrompt(_message.Message):
         judge_scores: _abc.Iterable[_builtins.float] | None = ...,
         predicted_scores: _abc.Iterable[_builtins.float] | None = ...,
         unfinished: _abc.Iterable[Global___UnfinishedScores] | None = ...,
+        qualities: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "unfinished", b"unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "qualities", b"qualities", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1569,7 +1577,7 @@ class PlanCascadeRequest(_message.Message):
     MIN_TIERS_FIELD_NUMBER: _builtins.int
     EARLY_ERROR_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
-    """Targets, one at least: the mean score of the answers that stand, and the p95 that `objective` means."""
+    """Targets, one at least: the mean quality of the answers that stand, and the p95 that `objective` means."""
     max_latency_s: _builtins.float
     objective: Global___Objective.ValueType
     confidence: _builtins.float

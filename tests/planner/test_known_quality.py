@@ -1,0 +1,122 @@
+"""Answers whose quality is known apart from their score: thresholds compare scores, targets are of the quality."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner_service.demand import demand_of, draw_demand, workload_digest
+from planner_service.files import FileError, read_quality
+from planner_service.imputation import imputed
+from planner_service.plan_cascade import plan_cascade
+from planner_service.planning_codec import inputs_from_proto
+from planner_service.routing.quality import JudgedSample, all_qualities, route
+from planner_service.simulator import Workload
+from services.domain import InvalidRequest
+from services.domain.workload import RequestRecord, TierVisit
+from tests.planner.test_solver_rpcs import inputs
+
+TIERS = ("small", "medium", "large")
+
+
+def sample_of(seed: int, count: int = 60, tiers: int = 3) -> JudgedSample:
+    """Right and wrong answers, more of them right in later tiers, and scores that tell them apart badly."""
+    rng = np.random.default_rng(seed)
+    right = rng.random((count, tiers)) < np.linspace(0.4, 0.9, tiers)
+    scores = np.clip(100 * right + rng.normal(0, 40, right.shape), 0, 100).round()
+    lengths = rng.integers(5, 60, count), rng.integers(2, 50, (count, tiers))
+    return JudgedSample(TIERS[:tiers], *lengths, scores, known_quality=100.0 * right)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.integers(2, 3))
+def test_the_grid_of_qualities_is_what_routing_gives(seed: int, tiers: int) -> None:
+    """Every combination of thresholds has the mean known quality of the answers that stand by the scores."""
+    sample = sample_of(seed, 12, tiers)
+    levels, qualities = all_qualities(sample)
+    for place in np.ndindex(qualities.shape):
+        thresholds = [float(of_tier[i]) for of_tier, i in zip(levels, place, strict=True)]
+        routed = route(sample, thresholds)
+        assert qualities[place] == pytest.approx(routed.quality)
+        assert sample.known_quality is not None
+        assert routed.quality == pytest.approx(sample.known_quality[np.arange(12), routed.answered].mean())
+
+
+def test_parts_of_a_sample_keep_the_quality() -> None:
+    sample = sample_of(1)
+    assert sample.known_quality is not None
+    rows = np.array([3, 5])
+    assert (sample.subset(rows).quality == sample.known_quality[rows]).all()
+    assert (sample.only([0, 2]).quality == sample.known_quality[:, [0, 2]]).all()
+    assert (sample.best, sample.worst) == (sample.known_quality[:, 2].mean(), sample.known_quality[:, 0].mean())
+    drawn = draw_demand(sample, np.arange(7.0), 3).requests
+    assert drawn.known_quality is not None
+    trace = Workload(np.arange(9.0), np.full(9, 8), np.full(9, 4))
+    by_trace = demand_of(trace, sample, requests=7, seed=3, lengths="trace", rate=None).requests
+    assert (by_trace.quality == drawn.quality).all()
+    bare = JudgedSample(sample.tiers, sample.input_tokens, sample.output_tokens, sample.scores)
+    assert workload_digest(draw_demand(bare, np.arange(7.0), 3)) != workload_digest(
+        draw_demand(sample, np.arange(7.0), 3)
+    )
+
+
+def test_requests_that_were_observed_borrow_the_quality_of_their_donor() -> None:
+    """A record has a score, but nobody knows what its answer is worth: that of stored prompts with such scores."""
+    scores = np.array([[10.0, 50.0], [90.0, 50.0]] * 10)
+    quality = np.array([[0.0, 100.0], [100.0, 100.0]] * 10)
+    profile = JudgedSample(("a", "b"), np.full(20, 9), np.full((20, 2), 4), scores, known_quality=quality)
+    records = [RequestRecord(0.0, 9, (TierVisit("a", 4, score),)) for score in (10.0, 90.0)]
+    result = imputed(profile, records, 40, 1)
+    assert result.known_quality is not None
+    assert (result.known_quality[:, 0] == np.where(result.scores[:, 0] == 10, 0, 100)).all()
+
+
+def test_a_plan_reaches_the_known_quality_where_the_score_would_not() -> None:
+    """A judge that flatters the small tier: by scores it answers all; by what the answers are worth it may not."""
+    made = inputs()
+    for i, prompt in enumerate(made.workload.judged):
+        prompt.judge_scores[:] = [95.0 if i % 2 else 60.0, 95.0, 95.0]
+    site, demand = inputs_from_proto(made)
+    flattered = plan_cascade(site, demand, min_quality=75, seed=1)
+    for i, prompt in enumerate(made.workload.judged):
+        prompt.qualities[:] = [100.0 if i % 4 == 1 else 0.0, 90.0, 95.0]
+    _, known = inputs_from_proto(made)
+    plan = plan_cascade(site, known, min_quality=75, seed=1)
+    assert flattered.quality == 77.5
+    assert route(known.judged, flattered.thresholds).quality < 75, "the case is one in which the score misleads"
+    assert plan.quality >= 75
+    assert plan.quality == pytest.approx(route(known.judged, plan.thresholds).quality)
+    with pytest.raises(InvalidRequest) as caught:
+        plan_cascade(site, known, min_quality=75, burst_floor=60, seed=1)
+    assert [problem.field for problem in caught.value.problems] == ["burst_floor"]
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [([5.0], "the cascade has 3 tiers, not 1"), ([5, 5, 500], "must be from 0 to 100"), ([], "must have them or none")],
+)
+def test_qualities_that_cannot_be_are_named(values: list[float], complaint: str) -> None:
+    made = inputs()
+    for prompt in made.workload.judged:
+        prompt.qualities[:] = [0, 50, 100]
+    made.workload.judged[4].qualities[:] = values
+    with pytest.raises(InvalidRequest) as caught:
+        inputs_from_proto(made)
+    (problem,) = caught.value.problems
+    assert problem.field == "inputs.workload.judged[4].qualities"
+    assert complaint in problem.problem
+
+
+def test_a_quality_file_may_say_what_answers_are_worth(tmp_path: Path) -> None:
+    head = "input_tokens,a_output_tokens,a_judge_score,a_quality,b_output_tokens,b_judge_score,b_quality\n"
+    file = tmp_path / "judged.csv"
+    file.write_text(head + "5,3,40,100,6,90,0\n7,3,80,0,6,95,100\n")
+    sample = read_quality(file, ("a", "b"))
+    assert sample.quality.tolist() == [[100, 0], [0, 100]]
+    assert sample.scores.tolist() == [[40, 90], [80, 95]]
+    assert route(sample, (50,)).quality == 0
+    file.write_text(head + "5,3,40,101,6,90,0\n")
+    with pytest.raises(FileError, match="line 2: a_quality must be from 0 to 100, not 101"):
+        read_quality(file, ("a", "b"))
