@@ -24,7 +24,7 @@ from benchmarks.end_to_end.site import Layout, layouts
 MESH_FILE = Path("mesh.yaml")
 LOADS = (0.5, 0.9, 1.6)
 BELOW_LARGEST = (1.0, 5.0)
-RUN_S, MEASURED, REPLAYED = 15.0, 500, 4000
+RUN_S, MEASURED, REPLAYED = 15.0, 1500, 4000
 QUICK_LOADS, QUICK_RUN_S, QUICK_MEASURED, QUICK_REPLAYED = (0.5, 1.6), 6.0, 100, 400
 
 

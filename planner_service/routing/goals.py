@@ -33,7 +33,7 @@ MOST_TRIED = 100  # routings that a search for the highest rate tries at each
 def least_latency(
     deployer: Deployer, min_quality: float, judged: JudgedSample | None = None, most: int | None = None
 ) -> Solution:
-    """The routing with the least latency whose mean quality over `judged` (else the deployer's sample) is at least min_quality.
+    """The routing with the least latency whose mean quality over `judged` (or the deployer's sample) is at least min_quality.
 
     most: routings that are tried of a large grid, see grid.search.
 
