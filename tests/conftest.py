@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from penstock.local import redis_server as local_redis
 from services.processes import free_port
 from services.testing import RedisProcess, redis_server
+from tests.support import cpu_limit
 
 if TYPE_CHECKING:
     from tests.support.sglang import SglangServers
@@ -67,9 +68,10 @@ NEEDS_AN_OPTION = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A console takes the width that COLUMNS has when it is made, and keeps it: commands are to follow each test's own."""
     os.environ.pop("COLUMNS", None)
+    cpu_limit.pytest_configure(config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,6 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compose", action="store_true", help="run the tests that need a container engine")
     parser.addoption("--compat", action="store_true", help="run the tests that need other projects' clients")
     parser.addoption("--all-faults", action="store_true", help="try every fault, not a sample: some minutes")
+    cpu_limit.pytest_addoption(parser)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

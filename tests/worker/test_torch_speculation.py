@@ -129,6 +129,7 @@ def test_replies_are_the_same_with_and_without_drafts(
     assert core.scheduler.pool.free == core.scheduler.pool.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_replies_are_the_same_with_a_chain_of_two_models(sampling: SamplingParams, prompts: list[list[int]]) -> None:
     """One at a time and eight together. The medium model hands on its own tokens only, most of which the large one draws."""
