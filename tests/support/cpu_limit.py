@@ -31,18 +31,25 @@ class CpuLimit:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._began_s = 0.0
+        self._began_s = self._called_s = 0.0
+        self._last = False
         self._over_s = dict[str, float]()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        self._began_s = _cpu_s()
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+        self._began_s = self._called_s = _cpu_s()
+        self._last = nextitem is None
         return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.when == "call":
+            self._called_s = _cpu_s()
         if call.when == "teardown" and item.get_closest_marker("slow") is None:
-            item.user_properties.append(("cpu_s", _cpu_s() - self._began_s))
+            ended_s = (
+                self._called_s if self._last else _cpu_s()
+            )  # what the whole session has started ends with the last test
+            item.user_properties.append(("cpu_s", ended_s - self._began_s))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
