@@ -20,15 +20,22 @@ def burn():
     while time.process_time() < end: pass
 
 @pytest.fixture
-def prepared():
+def prepared(): burn()
+
+@pytest.fixture(scope="session")
+def shared():
+    burn()
+    yield
     burn()
 
 def test_quick(): pass
+def test_first_of_the_session_to_use_it(shared): pass
 def test_costly(): burn()
 def test_costly_set_up(prepared): pass
 def test_costly_process(): subprocess.run([sys.executable, "-c", BURN], check=True)
 @pytest.mark.slow
 def test_costly_and_marked(): burn()
+def test_before_the_session_ends(): pass
 """
 
 

@@ -1,7 +1,8 @@
 """`--cpu-limit SECONDS`: name, at the end of the run, tests that use more CPU time than that and lack the mark `slow`.
 
 The time of a test is that of its set-up, call and teardown, in its own process and in those that it has waited for. What a
-fixture of a whole module starts counts for the test that ends it. Nothing fails by it: CPU time varies, if less than time.
+fixture of a whole module starts counts for the test that ends it; fixtures of the whole session count for none.
+Nothing fails by it: CPU time varies, if less than time.
 """
 
 import resource
@@ -40,6 +41,15 @@ class CpuLimit:
         self._began_s = self._called_s = _cpu_s()
         self._last = nextitem is None
         return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        began_s = _cpu_s()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope == "session":
+                self._began_s += _cpu_s() - began_s
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
