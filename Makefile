@@ -7,11 +7,16 @@ JOBS ?= 4
 KERNELS := $(shell grep -rl --include='*.py' 'numba\.njit' planner_service services worker_service)
 PIP := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test test-sglang test-compat mutants test-compose check format stubs settings-page compose-check bench models clean
+# Runs tests, `loadfile`: those of one file in one process, for they share what they start. Names those that should be marked slow.
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cpu-limit 2
+
+.PHONY: help install demo test test-slow test-all test-sglang test-compat mutants test-compose check format stubs settings-page compose-check bench models clean
 
 help:
 	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
-	@echo "make test           set up, run the tests"
+	@echo "make test           set up, run all tests but those marked slow; under four minutes on two cores; TESTS=... runs these, slow or not"
+	@echo "make test-slow      the slow tests: meshes of processes, training, long replays; about as long again"
+	@echo "make test-all       both, as CI does"
 	@echo "make test-sglang    install SGLang for CPUs in a folder of its own, run the tests against real servers"
 	@echo "make test-compat    install LangChain, LiteLLM and OpenAI's npm client in a folder of their own, run the tests with them"
 	@echo "make test-compose   build the images and run the tests in real containers (docker, or podman and podman-compose)"
@@ -47,7 +52,15 @@ $(VENV)/.kernels: $(VENV)/.dev $(KERNELS)
 	@touch $@
 
 test: $(VENV)/.kernels
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(PYTEST) $(or $(TESTS),-m "not slow")
+
+test-slow: $(VENV)/.kernels
+	$(PYTEST) -m slow
+
+# One after the other also with `make -j`.
+test-all:
+	$(MAKE) test
+	$(MAKE) test-slow
 
 test-sglang: $(VENV)/.dev
 	tests/support/sglang_cpu/install.sh

@@ -52,14 +52,15 @@ def simulators() -> None:
 
 
 def torch_engine() -> None:
-    """The engine's kernels: it calls them all while it measures its steps at the start."""
+    """The kernels of the engine and of a drafting model: all are called while the engine measures its steps at the start."""
     from pathlib import Path
 
     from services.clock import SystemClock
     from worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 
-    small = Path(__file__).resolve().parent.parent / "models" / "family" / "small"
-    torch_core(TorchEngineOptions(small, "small", kv_tokens=1024), SystemClock())
+    family = Path(__file__).resolve().parent.parent / "models" / "family"
+    options = TorchEngineOptions(family / "medium", "medium", drafters=(family / "small",), kv_tokens=1024)
+    torch_core(options, SystemClock())
 
 
 PARTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (slo_scheduler, simulators, torch_engine)}

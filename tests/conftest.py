@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from penstock.local import redis_server as local_redis
 from services.processes import free_port
 from services.testing import RedisProcess, redis_server
+from tests.support import cpu_limit
 
 if TYPE_CHECKING:
     from tests.support.sglang import SglangServers
@@ -37,28 +38,36 @@ FAMILY = ROOT / "models" / "family"
 TIERS = ("small", "medium", "large")
 
 FIRST = (
-    "planner/test_plan_cascade.py",
-    "domain/slo/test_guarantee.py",
     "local/test_demo.py",
     "local/test_local_mesh.py",
+    "models/test_judge.py",
     "faults/test_kills.py",
-    "local/test_router_processes.py",
-    "faults/test_thousand_streams.py",
-    "faults/test_stuck_router.py",
-    "faults/test_slo_kills.py",
-    "test_wheel.py",
-    "local/test_examples.py",
-    "local/test_up_and_down.py",
-    "services/test_process_group.py",
-    "faults/test_migration_kills.py",
-    "faults/test_malformed_requests.py",
-    "faults/test_drains.py",
     "planner/test_solver_rpcs.py",
+    "test_wheel.py",
+    "faults/test_thousand_streams.py",
+    "faults/test_slo_kills.py",
+    "faults/test_stuck_router.py",
+    "local/test_router_processes.py",
+    "services/test_process_group.py",
+    "local/test_up_and_down.py",
+    "worker/test_torch_speculation.py",
+    "planner/test_plan_cascade.py",
+    "planner/test_cascade_choice.py",
+    "cli/test_plan_command.py",
+    "planner/test_planning_goals.py",
+    "faults/test_malformed_requests.py",
+    "local/test_examples.py",
+    "faults/test_migration_kills.py",
+    "planner/test_grading.py",
+    "planner/test_goals.py",
+    "router/test_requests.py",
+    "cli/test_publishing.py",
     "router/test_slow_clients.py",
     "worker/test_torch_exactness.py",
     "sdk/test_failing_routers.py",
 )
-"""Files that take long, the longest first: started last, one of them would run alone at the end. For `-n` of pytest-xdist."""
+"""Files that take long, with the slow tests or without, the longest first. For `-n` of pytest-xdist: started last, one
+of them would run alone at the end."""
 
 NEEDS_AN_OPTION = {
     "sglang": "a real SGLang server: `make test-sglang` installs one and runs this",
@@ -67,9 +76,10 @@ NEEDS_AN_OPTION = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A console takes the width that COLUMNS has when it is made, and keeps it: commands are to follow each test's own."""
     os.environ.pop("COLUMNS", None)
+    cpu_limit.pytest_configure(config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,6 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compose", action="store_true", help="run the tests that need a container engine")
     parser.addoption("--compat", action="store_true", help="run the tests that need other projects' clients")
     parser.addoption("--all-faults", action="store_true", help="try every fault, not a sample: some minutes")
+    cpu_limit.pytest_addoption(parser)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 import penstock
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "penstock", "services", "worker_service", "router_service",
               "planner_service", "judge_service")  # fmt: skip

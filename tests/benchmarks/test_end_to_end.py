@@ -438,6 +438,7 @@ def test_rounds_have_other_prompts() -> None:
     assert [[q.prompt for q in part] for part in parts] == [list("0123"), list("4567"), list("8901")]
 
 
+@pytest.mark.slow
 def test_drawn_prompts_are_held_out_and_new_to_the_judge() -> None:
     questions = prompts.of_shipped_family(30, 1)
     assert len({repr(q.prompt) for q in questions}) == 30

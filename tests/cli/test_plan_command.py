@@ -32,6 +32,7 @@ def planned(*more: object, trace: Path = TRACE) -> Any:
     return run("plan", *FILES, "--trace", trace, "--min-quality", 80, "--runs", 1, *more)
 
 
+@pytest.mark.slow
 def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         done = planned("--requests", 60)
@@ -91,6 +92,7 @@ def test_a_short_trace_is_taken_whole_and_a_tiny_one_is_refused(tmp_path: Path) 
     assert run("simulate", "--plan", out, "--trace", tiny, "--requests", 3).exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_rate_beyond_the_cluster_is_refused_and_a_burst_is_planned_where_that_is_asked_for(tmp_path: Path) -> None:
     """What binds is said, with a rate that can be had; a plan for a burst says that it is one."""
     out = tmp_path / "plan.json"
@@ -110,6 +112,7 @@ def test_a_rate_beyond_the_cluster_is_refused_and_a_burst_is_planned_where_that_
     assert max(tier["utilisation"] for tier in plan["tiers"]) == pytest.approx(100_000 / plan["breaks_at_rate"])
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_within_the_utilisation_that_is_asked_for(tmp_path: Path) -> None:
     """A lower bound needs more GPUs for the same targets; JSON says what they cost, and which tier breaks first."""
     cluster, plans = tmp_path / "cluster.yaml", []

@@ -5,6 +5,7 @@ What each death costs stands in docs/faults.md; these tests hold the page to it.
 """
 
 import asyncio
+import functools
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -30,12 +31,19 @@ from penstock import (
 from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import FAMILY
 
-PROMPTS = [p.prompt for p in tasks.single_turns(300, seed=41) if len(p.reply) > 90][:12]
+pytestmark = pytest.mark.slow
+
 MAX_TOKENS = 250
 LONG = StructuredOutput(regex="[a-z ]{600}")  # no reply may end early, so that a kill falls into the middle of it
 SMALL = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 60}  # half a second
 SILENCE_S = 4.0
 TRIES = 5  # of kills that may come too early or too late
+
+
+@functools.cache
+def prompts() -> list[str]:
+    """Drawn when a test needs them: everyone who collects tests imports this module."""
+    return [p.prompt for p in tasks.single_turns(300, seed=41) if len(p.reply) > 90][:12]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +80,7 @@ Texts = dict[tuple[str, str], str]
 
 @pytest.fixture(scope="module")
 async def undisturbed(mesh: LocalMesh) -> Texts:
-    asked = [(tier, prompt) for tier in ("small", "large") for prompt in PROMPTS]
+    asked = [(tier, prompt) for tier in ("small", "large") for prompt in prompts()]
     async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
         replies = await asyncio.gather(
             *(client.generate(p, model=tier, temperature=0, max_tokens=MAX_TOKENS) for tier, p in asked)
@@ -83,7 +91,7 @@ async def undisturbed(mesh: LocalMesh) -> Texts:
 @pytest.fixture(scope="module")
 async def undisturbed_long(mesh: LocalMesh) -> Texts:
     async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
-        streams = await asyncio.gather(*(Stream(client, p, **OF_LARGE).run() for p in PROMPTS))
+        streams = await asyncio.gather(*(Stream(client, p, **OF_LARGE).run() for p in prompts()))
     assert min(stream.offset for stream in streams) > MAX_TOKENS // 2
     return {(stream.tier, stream.prompt): stream.text for stream in streams}
 
@@ -157,7 +165,7 @@ async def test_a_killed_worker_costs_no_token_of_its_streams(
     for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the kill
         await until(client, whole(mesh))
         streams = await kill_amid(
-            [Stream(client, prompt, **OF_LARGE) for prompt in PROMPTS],
+            [Stream(client, prompt, **OF_LARGE) for prompt in prompts()],
             lambda stream: kill(mesh, process_of(mesh, stream.instances[-1])),
         )
         assert_undisturbed(streams, undisturbed_long)
@@ -182,7 +190,7 @@ async def test_a_stuck_worker_is_left_for_another(
             stopped.append(process_of(mesh, stream.instances[-1]))
             kill(mesh, stopped[0], signal.SIGSTOP)
 
-        streams = await kill_amid([Stream(client, prompt, **OF_LARGE) for prompt in PROMPTS[:6]], stop)
+        streams = await kill_amid([Stream(client, prompt, **OF_LARGE) for prompt in prompts()[:6]], stop)
         kill(mesh, stopped[0], signal.SIGCONT)
         assert_undisturbed(streams, undisturbed_long)
         if (await client.status()).failovers > before:
@@ -196,12 +204,12 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
     mesh: LocalMesh, client: AsyncClient, undisturbed: Texts
 ) -> None:
     await until(client, whole(mesh))
-    usual = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
+    usual = await asyncio.gather(*(Stream(client, p).run() for p in prompts()[:6]))
     assert not any(isinstance(e, Escalated) and e.reason == "judge_unavailable" for s in usual for e in s.events)
     for _ in range(TRIES):  # it is started again at once: where the streams get less CPU than it, it judges them
         await until(client, whole(mesh))
         await killed(mesh, "judge-0")
-        streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
+        streams = await asyncio.gather(*(Stream(client, p).run() for p in prompts()[:6]))
         if "judge_unavailable" in {e.reason for s in streams for e in s.events if isinstance(e, Escalated)}:
             break
     else:
@@ -214,7 +222,7 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
             assert done.tier == "large"
             assert done.tiers[0].score is None
     await until(client, whole(mesh))
-    again = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
+    again = await asyncio.gather(*(Stream(client, p).run() for p in prompts()[:6]))
     for one, other in zip(usual, again, strict=True):
         first, second = one.events[-1], other.events[-1]
         assert isinstance(first, Finished)
@@ -226,7 +234,7 @@ async def test_a_killed_planner_leaves_the_plan_in_force(mesh: LocalMesh, client
     await until(client, whole(mesh))
     revision = (await client.status()).plan_revision
     await killed(mesh, "planner-0")
-    replies = await asyncio.gather(*(client.generate(p, temperature=0) for p in PROMPTS[:6]))
+    replies = await asyncio.gather(*(client.generate(p, temperature=0) for p in prompts()[:6]))
     assert len(replies) == 6
     await until(client, whole(mesh))
     planners = [i for i in (await client.status()).instances if i.role == "planner"]
@@ -244,12 +252,12 @@ async def test_without_redis_the_mesh_serves_on_its_last_picture(
     revision = (await client.status()).plan_revision
     kill(mesh, "redis", signal.SIGSTOP)  # away, and not even refusing connections
     await until(client, lambda s: not s.connected)
-    streams = await asyncio.gather(*(Stream(client, p).run() for p in PROMPTS[:6]))
+    streams = await asyncio.gather(*(Stream(client, p).run() for p in prompts()[:6]))
     assert_undisturbed(streams, undisturbed)
     await killed(mesh, "redis")
     await until(client, whole(mesh))
     assert (await client.status()).plan_revision == revision
-    assert_undisturbed([await Stream(client, PROMPTS[0]).run()], undisturbed)
+    assert_undisturbed([await Stream(client, prompts()[0]).run()], undisturbed)
 
 
 async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
@@ -259,7 +267,9 @@ async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
     victim = next(i for i in (await client.status()).instances if i.address == mesh.grpc_addresses[0])
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
     async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=400) as both:
-        streams = await kill_amid([Stream(both, prompt, **OF_LARGE) for prompt in PROMPTS], lambda _: kill(mesh, name))
+        streams = await kill_amid(
+            [Stream(both, prompt, **OF_LARGE) for prompt in prompts()], lambda _: kill(mesh, name)
+        )
     assert_undisturbed(streams, undisturbed_long)
 
 

@@ -29,6 +29,8 @@ from tests.support.malformed_grpc import LIMIT_S, MESH, GrpcCase, grpc_cases
 from tests.support.malformed_http import HttpCase, http_cases
 from tests.support.raw_http import exchange
 
+pytestmark = pytest.mark.slow
+
 SAMPLE, ALL = 1_000, 10_000
 AT_ONCE = 12
 ANSWER_S = 30.0  # what takes longer hangs

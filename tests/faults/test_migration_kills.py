@@ -27,6 +27,8 @@ from tests.conftest import ROOT
 from tests.support.mesh import TestMesh
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
+pytestmark = pytest.mark.slow
+
 SOURCE = (
     *("send:Opening", "receive:Accepted", "send:Chunk", "receive:Received", "send:RoundCopied", "send:Closing"),
     *("receive:Committed", "send:HandedOver", "send:MovedOut"),

@@ -17,6 +17,8 @@ from services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.mesh import TestMesh
 
+pytestmark = pytest.mark.slow
+
 POISON = "the poison"
 WORKERS = [f"worker-{i}" for i in range(4)]
 BYSTANDERS, TOKENS = 12, 400

@@ -28,6 +28,8 @@ from penstock import (
 from penstock.local import LocalMesh, MeshOptions
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
+pytestmark = pytest.mark.slow
+
 MAX_TOKENS = 1500  # of a reply: seven seconds and more, so that a kill falls into the middle
 EASY = Slo(500.0, time_per_output_token_s=50.0)
 PACED = Slo(500.0, time_per_output_token_s=0.5)  # a hundred times a step: it is promised on a busy machine, too

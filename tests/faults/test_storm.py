@@ -81,7 +81,7 @@ class Storm:
             self.refused_all.set()
 
 
-@pytest.mark.parametrize("channels", [10, STREAMS])
+@pytest.mark.parametrize("channels", [10, pytest.param(STREAMS, marks=pytest.mark.slow)])
 async def test_a_thousand_streams_at_once_are_served_or_refused_and_counted(mesh: TestMesh, channels: int) -> None:
     """None breaks. All that have no room are told so, with RetryInfo, while no reply has ended."""
     storm = Storm(mesh, channels)

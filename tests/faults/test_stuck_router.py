@@ -17,6 +17,8 @@ from penstock import AsyncClient, Client, InstanceChanged, RetryPolicy, Tokens
 from penstock.local import LocalMesh, MeshOptions
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
+pytestmark = pytest.mark.slow
+
 SILENCE_S = 2.0  # of the clients
 WORKER_SILENCE_S, LEASE_S = 5.0, 5.0  # more than a process waits for the CPU on a busy machine
 STOPPED_S = 6.5  # longer than both

@@ -13,6 +13,8 @@ from penstock import AsyncClient
 from penstock.local import LocalMesh, MeshOptions
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
+pytestmark = pytest.mark.slow
+
 STREAMS = 1000
 TOKENS = 12
 PACE = {"overhead_ms": 120.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}

@@ -70,6 +70,7 @@ async def test_the_grades_are_those_that_the_tier_gives(mesh: TestMesh) -> None:
             assert [t.tier for t in reply.tiers] == (["small"] if wanted >= THRESHOLD else ["small", "large"])
 
 
+@pytest.mark.slow
 async def test_grades_never_wait_behind_the_requests_that_wait_for_them(mesh: TestMesh) -> None:
     """The router takes two requests at a time; all of them are graded all the same."""
     async with mesh.client() as client:
@@ -79,6 +80,7 @@ async def test_grades_never_wait_behind_the_requests_that_wait_for_them(mesh: Te
     assert all(reply.tiers[0].score is not None for reply in replies)
 
 
+@pytest.mark.slow
 async def test_its_grades_are_calibrated_over_the_running_mesh(mesh: TestMesh, tmp_path: Path) -> None:
     """Not by the time limit of grades in service: all of a batch are asked for at once."""
     content = json.loads(mesh.mesh_file.read_text())

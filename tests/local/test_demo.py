@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import ROOT, TIERS
 
+pytestmark = pytest.mark.slow
+
 
 def processes_in(folder: Path) -> list[str]:
     """Command lines of processes that were given this folder's Redis data, or log there."""

@@ -5,9 +5,13 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from penstock import AsyncClient, AsyncPlannerClient, Judged
 from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = ROOT / "examples"
 

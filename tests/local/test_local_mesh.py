@@ -372,6 +372,7 @@ def test_down_stops_everything(running: Path) -> None:
     assert penstock("down", "--folder", str(running)).returncode == 1
 
 
+@pytest.mark.slow
 async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new plan's counts are followed, new workers first, and no request is dropped on the way.
 
@@ -425,6 +426,7 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
         assert names == {"worker-small-0", "worker-small-1", "worker-large-0"}
 
 
+@pytest.mark.slow
 async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> None:
     """Harder prompts: the planner sees it in sampled requests, plans again by itself, and workers move to the large tier."""
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))

@@ -24,6 +24,8 @@ from services.health import is_serving
 from services.processes import free_port
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
+pytestmark = pytest.mark.slow
+
 SLOW = {"overhead_ms": 20.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
 TOKENS = 100  # two seconds
 CLIENTS = 8

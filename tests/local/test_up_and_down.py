@@ -214,6 +214,7 @@ def stopped_process(file: Path) -> ProcessId | None:
     return ProcessId.of(pid) if state == "T" else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["down", "interrupt"])
 def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> None:
     """By `down`, which finds it by the lock, or by Ctrl-C of `up --detach`. A worker stops itself before it does anything:
@@ -255,6 +256,7 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     assert read_run_file(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_up_in_the_background_says_why_it_could_not(tmp_path: Path) -> None:
     """The reason is the end of the log of the process that ended; nothing is left."""
     file = simulated_mesh(tmp_path)

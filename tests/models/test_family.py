@@ -88,6 +88,7 @@ def test_every_claim_stands_in_the_cards(figures: Any) -> None:
         assert f"{figures['rows']['as they are']['auc'][tier]:.3f}" in card
 
 
+@pytest.mark.slow
 def test_a_sample_measured_again_is_what_was_claimed(answered: dict[str, list[Answered]], figures: Any) -> None:
     for tier in TIERS:
         claimed = figures["tiers"][tier]["right"][:SAMPLE]
@@ -146,6 +147,7 @@ def test_the_tokenizer_gives_back_every_text(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(TextPrompt(text))) == text
 
 
+@pytest.mark.slow
 def test_the_held_out_file_is_what_the_seed_gives(heldout: list[Problem], tmp_path: Path) -> None:
     measure.write_heldout(tmp_path / "heldout.jsonl", heldout)
     assert (tmp_path / "heldout.jsonl").read_text() == (ROOT / "models" / "heldout.jsonl").read_text()

@@ -52,6 +52,7 @@ def test_answers_keep_their_problems_and_their_order(folder: Path, monkeypatch: 
     assert all(0 < a.tokens <= answers.MAX_TOKENS for a in found)
 
 
+@pytest.mark.slow
 def test_processes_give_the_replies_of_one(folder: Path) -> None:
     problems = list(islice(tasks.stream(23), 5))
     one, two = (answers.answer_all(folder / "small", "small", problems, threads=n) for n in (1, 2))
@@ -119,6 +120,7 @@ def test_the_step_cost_grows_with_depth(folder: Path, tmp_path: Path) -> None:
     assert answers.step_cost_s(tmp_path) > 2 * answers.step_cost_s(folder / "small") > 0
 
 
+@pytest.mark.slow
 def test_calibration_and_figures_come_from_one_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`measure` writes figures, held-out prompts and calibration; the tier's figures agree with its own answers."""
     monkeypatch.setattr(measure, "TEST_COUNT", 6)
@@ -139,6 +141,7 @@ def test_calibration_and_figures_come_from_one_command(folder: Path, monkeypatch
     assert [row["answer"] for row in rows] == [p.answer for p in measure.heldout_problems()]
 
 
+@pytest.mark.slow
 def test_the_family_is_installed_whole_or_not_at_all(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -330,6 +330,7 @@ def test_only_replies_are_learnt_from() -> None:
         assert bytes(tokenizer.build().decode(learnt, skip_special_tokens=True), "utf-8") == "".join(said).encode()
 
 
+@pytest.mark.slow
 def test_training_learns_and_is_taken_up_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was broken off goes on at its checkpoint, and the loss falls."""
     shape = {"vocab_size": 264, "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True}

@@ -34,6 +34,7 @@ def tables(draw: st.DrawFn) -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=250)
 @given(tables())
 def test_all_three_find_the_optimum(found: list[list[float]]) -> None:

@@ -298,6 +298,7 @@ def run(*arguments: object) -> Any:
     return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladder: BurstLadder) -> None:
     """The plan file has it; `simulate` lets thresholds give way by it; `diff` shows both; a damaged one is named."""
     trace, one, other = EXAMPLES / "trace.csv", tmp_path / "one.json", tmp_path / "other.json"

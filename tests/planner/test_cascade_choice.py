@@ -283,6 +283,7 @@ def test_the_proof_is_over_all_cascades() -> None:
         assert (plan.solution.gap is not None) is known
 
 
+@pytest.mark.slow
 def test_what_the_searches_of_cascades_leave_open_is_in_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cascades are searched, not enumerated, by few tries: the plan is never further from the best than the gap says."""
     for module in (grid, cascade_choice):
@@ -491,6 +492,7 @@ def run(*arguments: object) -> Any:
     return CliRunner(env={"COLUMNS": "500"}).invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_the_example_chooses_and_its_plan_is_an_ordinary_plan(tmp_path: Path) -> None:
     """The tiers of the plan file are the chosen ones; it is simulated, rendered and compared as any other."""
     out = tmp_path / "plan.json"
@@ -528,6 +530,7 @@ def test_the_example_chooses_and_its_plan_is_an_ordinary_plan(tmp_path: Path) ->
     assert "tiers: the plan has gone" in done.output
 
 
+@pytest.mark.slow
 def test_a_sweep_names_the_tiers_of_each_plan() -> None:
     done = run("plan", *CANDIDATES, "--requests", 60, "--runs", 0, "--max-tiers", 2, "--objective", "largest-tier",
                "--min-quality", 80, "--sweep", "quality=60,85")  # fmt: skip

@@ -345,6 +345,7 @@ def test_parts_are_read_from_the_quality_file(files: dict[str, Path], tmp_path: 
         read_quality(bad, TIERS)
 
 
+@pytest.mark.slow
 def test_a_plan_file_has_the_checks_and_is_replayed_with_them(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     made = plan(files, "--early-error", "0.02", "--out", out)

@@ -57,7 +57,7 @@ def test_every_goal_tries_all_ways_to_share_out_the_gpus(seed: int, monkeypatch:
         planned(max_latency_s=limit_s, goal=Goal.COST)
 
 
-@pytest.mark.parametrize("rate", [30.0, 60.0, 120.0])
+@pytest.mark.parametrize("rate", [30.0, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (60.0, 120.0))])
 def test_no_way_to_share_out_the_gpus_beats_an_end_to_end_plan_by_much(rate: float) -> None:
     """Sixteen GPUs, three tiers, every split of them simulated whole: moves of GPUs one after another would miss some."""
     rng = np.random.default_rng(5)

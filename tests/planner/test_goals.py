@@ -81,6 +81,7 @@ def long_answers_of_few() -> tuple[JudgedSample, np.ndarray[tuple[int], np.dtype
     return sample.subset(order), np.cumsum(rng.exponential(1.0, count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "gpus", "gain"), [(60.0, 12, 1.15), (80.0, 8, 1.9)])
 def test_more_short_requests_may_make_a_tier_faster(rate: float, gpus: int, gain: float) -> None:
     """The larger tier is best asked by two in five: less than by all, and more than quality needs. Its p95 is over its
@@ -125,6 +126,7 @@ def test_latencies_do_not_depend_on_what_was_asked_before() -> None:
             assert up.least_gpus_within(limit, 8) == within
 
 
+@pytest.mark.slow
 def test_the_cheapest_cluster_is_brute_forces() -> None:
     """200 seeded instances: the fewest GPUs of all thresholds, splits and multisets of replicas that meet both targets."""
     for seed in range(200):

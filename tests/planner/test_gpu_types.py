@@ -107,6 +107,7 @@ def brute_force(
     return float(cost), float(latency)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_the_cheapest_cluster_of_two_types_is_brute_forces(part: int) -> None:
     """200 seeded instances: the least cost of all thresholds and of all replicas of either type, mixed or not."""

@@ -107,6 +107,7 @@ def test_published_plans_can_be_said_and_run(case: str, site: Site, data: tuple[
     assert (total_s > 0).all()
 
 
+@pytest.mark.slow
 def test_a_plan_from_files_to_files(data: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     found = planned(data, out, "--min-quality", 85, "--rate", 20, "--plot", *LARGEST_TIER)
@@ -145,6 +146,7 @@ def test_a_plan_from_files_to_files(data: tuple[Path, Path], tmp_path: Path) -> 
     assert "tier" in run("simulate", "--plan", out, "--trace", data[0]).output
 
 
+@pytest.mark.slow
 def test_the_other_target_and_the_other_lengths(data: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     trace = ("--rate", 20, "--lengths", "trace", *LARGEST_TIER)
@@ -159,6 +161,7 @@ def test_the_other_target_and_the_other_lengths(data: tuple[Path, Path], tmp_pat
     assert json.loads((tmp_path / "slow.json").read_text())["quality"] >= plan["quality"]
 
 
+@pytest.mark.slow
 def test_a_promise_is_shown_with_its_price(data: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     done = planned(data, out, "--min-quality", 78, "--rate", 20, "--confidence", 0.9, "--no-plot")
@@ -171,6 +174,7 @@ def test_a_promise_is_shown_with_its_price(data: tuple[Path, Path], tmp_path: Pa
     assert planned(data, out, "--min-quality", 86.5, "--confidence", 0.999).exit_code == 3
 
 
+@pytest.mark.slow
 def test_what_a_user_feels_is_an_objective_too(data: tuple[Path, Path], tmp_path: Path) -> None:
     """Planning for the end-to-end p95 makes it no worse than planning for the slowest tier, at the same quality."""
     plans = []
@@ -320,6 +324,7 @@ def test_measured_replicas_take_the_place_of_the_roofline(data: tuple[Path, Path
         read_site(CLUSTER, models)
 
 
+@pytest.mark.slow
 def test_a_sweep_and_the_move_between_two_plans(data: tuple[Path, Path], tmp_path: Path) -> None:
     files = ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1], *LARGEST_TIER)
     small = ("--requests", 100, "--runs", 0, "--min-quality", 70)

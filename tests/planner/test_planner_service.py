@@ -171,6 +171,7 @@ async def test_a_tiers_stages_go_through_plan_and_redis_and_must_hold_its_instan
                 await planner.set_plan(Plan((unsound, plan.tiers[1])))
 
 
+@pytest.mark.slow
 async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()
@@ -207,6 +208,7 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
             await planner.plan_stages("large", **given | {"qoe": ()})
 
 
+@pytest.mark.slow
 async def test_what_the_replay_favours_is_published_and_nothing_else(
     redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:

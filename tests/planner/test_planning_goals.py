@@ -53,6 +53,7 @@ def test_both_targets_mean_the_fewest_gpus(inputs: Inputs, objective: Objective)
     assert best.felt_p95_s <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", Objective)
 def test_the_highest_rate_is_one_that_a_plan_carries(inputs: Inputs, objective: Objective) -> None:
     """Above the rate that was given, where that leaves room; within both targets and the utilisation."""

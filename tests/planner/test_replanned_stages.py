@@ -180,6 +180,7 @@ class OnePlan:
         return self.current
 
 
+@pytest.mark.slow
 async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was being computed is dropped, and the next drift is planned for again."""
     cluster = tmp_path / "cluster.yaml"

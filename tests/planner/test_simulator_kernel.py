@@ -150,6 +150,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload((np.cumsum(gaps) * np.pi / 3).tolist(), prompts, outputs, priorities)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(
     workloads(),

@@ -193,6 +193,7 @@ def plan(files: dict[str, Path], quality: str, *more: object) -> Any:
     return run("plan", *site, *work, "--min-quality", 85, "--objective", "largest-tier", *more)
 
 
+@pytest.mark.slow
 def test_from_measured_prompts_to_a_plan_that_passes_tiers_over(files: dict[str, Path], tmp_path: Path) -> None:
     """`predictor` writes the file for routers and the columns for `plan --skip`, whose plan is no slower."""
     made = run(

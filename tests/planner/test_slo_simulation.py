@@ -72,6 +72,7 @@ def test_more_replicas_attain_more_and_classes_share_the_requests() -> None:
     assert sum(one.requests for one in many) < 600  # the rest has no class
 
 
+@pytest.mark.slow
 def test_the_fewest_gpus_are_the_fewest() -> None:
     """One GPU less misses the target; the capacity is no less than the trace's rate; a slower trace needs fewer."""
     work = trace(1500, 60.0)

@@ -86,6 +86,7 @@ def test_the_solver_answers_what_the_command_would() -> None:
     assert proto_codec.qoe_from_proto(response.qoe) == QOE
 
 
+@pytest.mark.slow
 def test_what_serves_stays_unless_the_change_pays() -> None:
     """Stages that the replay favours stay when they serve already; stages that cost more than they bring go."""
     work, slow = mixed(), replica(gap_s=5e-7)

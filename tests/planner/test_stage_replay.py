@@ -146,6 +146,7 @@ def test_the_verdict_is_what_the_replay_shows() -> None:
     assert verdict.sentence.startswith(f"Use {len(layout.stages)} stages")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_runs")
 def test_what_helps_now_is_not_chosen_where_it_would_have_done_harm_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layout is for long prompts: on requests that are all short, most instances had nothing to do."""

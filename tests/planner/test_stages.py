@@ -237,6 +237,7 @@ def test_unlike_lengths_in_a_batch_cost_what_was_measured() -> None:
     assert finish[1] - finish[0] == pytest.approx(np.full(2, 4 * 100 * 1e-5))
 
 
+@pytest.mark.slow
 def test_stages_from_the_command_line(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     trace, out = tmp_path / "trace.csv", tmp_path / "layout.json"

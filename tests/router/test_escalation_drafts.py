@@ -204,7 +204,7 @@ class TestFailover:
             scene.hear(worker)
         scene.policy = type(scene.policy)(tier_wait_s=0.0, max_attempts=8, max_refusals=8, max_deaths=8)
         draft = Draft("the text", (1, 2, 3), "t")
-        await scene.reply(draft=draft)
+        assert (await scene.reply(draft=draft)).instances == ["a", "b", "c", "d"]
         sent = {name: worker.asked[0] for name, worker in scene.workers.items()}
         assert {name: len(request.resume_token_ids) for name, request in sent.items()} == {
             "a": 0,

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import re
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
@@ -17,9 +18,15 @@ from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
-PROMPTS = [p.prompt for p in tasks.single_turns(300, seed=43) if len(p.prompt) < 60 and len(p.reply) > 100][:8]
 STAGES = (Stage(0, 110, 2), Stage(110, 100_000, 1))
 QOE = (0.0, 0.0, 0.0, 0.0, 1e-6)
+TRIES = 10  # of replies that may all be over before a worker has looked at them, where others take the cores
+
+
+@functools.cache
+def prompts() -> list[str]:
+    """Drawn when a test needs them: everyone who collects tests imports this module."""
+    return [p.prompt for p in tasks.single_turns(300, seed=43) if len(p.prompt) < 60 and len(p.reply) > 100][:8]
 
 
 @pytest.fixture
@@ -67,18 +74,22 @@ async def read(client: AsyncClient, prompt: str, number: int) -> Seen:
 
 async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: TestMesh) -> None:
     async with mesh.client() as client:
-        still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
+        still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(prompts())))
         assert not any(seen.changes for seen in still), "without stages nothing moves"
         await lay_out(mesh, STAGES)
         places = {i.instance_id: i.place for i in (await client.status()).instances if i.place is not None}
         last = max(places, key=lambda name: places[name].from_tokens)
-        moved = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
-        assert [seen.text for seen in moved] == [seen.text for seen in still]
-        onward = [c for seen in moved for c in seen.changes if c.reason == "range_crossed"]
+        changes, onward = list[InstanceChanged](), list[InstanceChanged]()
+        for _ in range(TRIES):
+            moved = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(prompts())))
+            assert [seen.text for seen in moved] == [seen.text for seen in still]
+            changes += [c for seen in moved for c in seen.changes]
+            if onward := [c for seen in moved for c in seen.changes if c.reason == "range_crossed"]:
+                break
         assert onward, "replies outgrow the first stage"
         assert {c.to_instance_id for c in onward} == {last}
         status = await client.status()
-        assert status.migrations == sum(len(seen.changes) for seen in moved)
+        assert status.migrations == len(changes)
         assert status.failovers == 0
         trace_id = next(seen.trace_id for seen in moved if any(c.reason == "range_crossed" for c in seen.changes))
         migration = await migration_span(client, trace_id)
@@ -120,9 +131,9 @@ async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it
     slow = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
     tier = {"name": "only", "model": "sim", "workers": 3, "simulated": slow}
     async with running_mesh(mesh_file([tier], stages={"look_s": 0.05}), redis.url) as mesh, mesh.client() as client:
-        still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(PROMPTS)))
+        still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(prompts())))
         await lay_out(mesh, STAGES)
-        running = [asyncio.create_task(read(client, p, i)) for i, p in enumerate(PROMPTS)]
+        running = [asyncio.create_task(read(client, p, i)) for i, p in enumerate(prompts())]
         await mesh.until(lambda s: any(i.running > 1 and i.place and i.place.stage == 0 for i in s.instances))
         places = {i.instance_id: i.place for i in (await client.status()).instances if i.place is not None}
         first = min(name for name, place in places.items() if place.stage == 0)

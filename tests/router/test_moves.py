@@ -1,6 +1,7 @@
 """A running reply is moved to another worker: real router, real workers, in the test's event loop."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,12 +13,16 @@ from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
-PROMPTS = [p.prompt for p in tasks.single_turns(300, seed=41) if len(p.reply) > 120][:6]
-
 LONG: Any = {"temperature": 0.9, "max_tokens": 300, "ignore_eos": True}
 
 
-@pytest.fixture(params=["torch", "simulated"])
+@functools.cache
+def prompts() -> list[str]:
+    """Drawn when a test needs them: everyone who collects tests imports this module."""
+    return [p.prompt for p in tasks.single_turns(300, seed=41) if len(p.reply) > 120][:6]
+
+
+@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.slow), "simulated"])
 async def mesh(
     request: pytest.FixtureRequest, redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> AsyncIterator[TestMesh]:
@@ -61,13 +66,13 @@ class Stream:
 
 async def test_replies_move_to_and_fro_and_clients_see_one_reply(mesh: TestMesh) -> None:
     async with mesh.client() as client:
-        still = await asyncio.gather(*(Stream(client, p, i, ()).run() for i, p in enumerate(PROMPTS)))
-        streams = [Stream(client, p, i, (20, 80, 140)) for i, p in enumerate(PROMPTS)]
+        still = await asyncio.gather(*(Stream(client, p, i, ()).run() for i, p in enumerate(prompts())))
+        streams = [Stream(client, p, i, (20, 80, 140)) for i, p in enumerate(prompts())]
         moved = await asyncio.gather(*(stream.run() for stream in streams))
         assert [s.text for s in moved] == [s.text for s in still]
         outcomes = [await move for stream in moved for move in stream.moves]
         done = [move for move in outcomes if move.refusal is None]
-        assert len(done) >= len(PROMPTS), [move.refusal for move in outcomes]
+        assert len(done) >= len(prompts()), [move.refusal for move in outcomes]
         assert all(move.sent_bytes > 0 or move.offset for move in done)
         assert sum(len(s.changes) for s in moved) == len(done)
         assert (await client.status()).failovers == 0
@@ -83,7 +88,7 @@ async def test_a_move_that_makes_no_sense_is_refused_and_costs_nothing(mesh: Tes
 
         async def read() -> int:
             tokens = 0
-            async for event in client.stream(PROMPTS[0], max_tokens=300, request_id="request-0"):
+            async for event in client.stream(prompts()[0], max_tokens=300, request_id="request-0"):
                 if isinstance(event, TierStarted):
                     started.set_result(event.instance_id)
                 if isinstance(event, Tokens):

@@ -201,6 +201,7 @@ ENDLESS_CHAT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMesh, stream: bool) -> None:
     """Its connection is closed, streamed or not; place and engine slot come free, and another request is served."""

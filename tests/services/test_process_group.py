@@ -158,6 +158,7 @@ def test_a_group_none_of_whose_processes_stays_up_ends_with_status_1(tmp_path: P
         assert min(crashes.count("0"), crashes.count("1")) >= MAX_CRASHES
 
 
+@pytest.mark.slow
 def test_unusable_settings_end_a_group_with_status_2_where_no_process_can_use_them(tmp_path: Path) -> None:
     """One alone may have read a file that was edited meanwhile: it is tried again, and the other serves on."""
     with group(tmp_path, UNUSABLE="01") as parent:
@@ -202,6 +203,7 @@ def test_none_stays_up_only_when_each_process_has_crashed_so_often() -> None:
     assert none_stays_up([MAX_CRASHES, MAX_CRASHES + 2])
 
 
+@pytest.mark.slow
 def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> None:
     """Another group has it: SO_REUSEPORT must not hide that."""
     with group(tmp_path) as first:

@@ -92,7 +92,9 @@ def chi_square(rule: Rule, draws: int) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.parametrize("rule", [acceptance.rejection, accept_everything, no_residual])
+@pytest.mark.parametrize(
+    "rule", [pytest.param(acceptance.rejection, marks=pytest.mark.slow), accept_everything, no_residual]
+)
 def test_joint_triples_have_the_targets_distribution_and_planted_errors_are_noticed(rule: Rule) -> None:
     """At p = 0.001; the bound is Wilson and Hilferty's for the chi-square distribution."""
     freedom = TOKENS**LENGTH - 1

@@ -95,6 +95,7 @@ def test_missing_and_misshapen_weights_are_named(tmp_path: Path) -> None:
         load_model(tmp_path, TorchEngineOptions(tmp_path, "m"))
 
 
+@pytest.mark.slow
 def test_a_shipped_model_is_served_without_the_imports_of_transformers_models() -> None:
     code = """
 import sys

@@ -93,7 +93,7 @@ OF_EACH_ARCHITECTURE = ("batched", "chunked", "through_torch", "gathered_chunked
         *itertools.product(("small",), WAYS),
         *itertools.product(TINY, OF_EACH_ARCHITECTURE),
         ("medium", "batched"),
-        ("large", "batched"),
+        pytest.param("large", "batched", marks=pytest.mark.slow),
     ],
     indirect=["reference"],
 )
@@ -153,6 +153,7 @@ def test_export_and_import_change_nothing(reference: tuple[Path, list[list[int]]
         assert said == wanted[i]
 
 
+@pytest.mark.slow
 def test_bfloat16_blocks_survive_the_journey(tiny_models: dict[str, Path]) -> None:
     core = build(tiny_models["llama"], dtype="bfloat16")
     ids = list(range(1, 40))

@@ -129,6 +129,7 @@ def test_replies_are_the_same_with_and_without_drafts(
     assert core.scheduler.pool.free == core.scheduler.pool.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_replies_are_the_same_with_a_chain_of_two_models(sampling: SamplingParams, prompts: list[list[int]]) -> None:
     """One at a time and eight together. The medium model hands on its own tokens only, most of which the large one draws."""
@@ -146,6 +147,7 @@ def test_replies_are_the_same_with_a_chain_of_two_models(sampling: SamplingParam
     assert all(model.model._pool.free == model.model._pool.count for model in drafter.models)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: list[list[int]]) -> None:
     """Drafter and target draw with the same random number at the same position."""
     sampling = replace(SAMPLED, temperature=1.3, top_p=1.0, max_output_tokens=6)
@@ -159,6 +161,7 @@ def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: 
     assert core.proposals.of_drafter.accepted > 100
 
 
+@pytest.mark.slow
 def test_a_middle_model_that_fails_is_dropped_and_replies_go_on(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 
 from planner_service.simulator.attainment_kernel import Slos, new_judgement
 from planner_service.simulator.judged import NEVER_LATER
@@ -27,6 +28,7 @@ PACES_S = np.array([0.03, 0.05, 0.07, 0.1, np.inf])
 WORKLOADS = 10_000
 
 
+@pytest.mark.slow
 def test_no_admitted_request_misses_in_10_000_random_workloads() -> None:
     """Bursts and trickles, one pace and many, short and long, scarce and ample KV, with and without best effort and reserve.
 

@@ -87,7 +87,7 @@ def decided(
         False,
         accepted,
         release_s,
-        kv_tokens,
+        float(kv_tokens),  # as in the engine: the kernel would be compiled once more for whole numbers
         0,
         most_held,
     )
@@ -264,7 +264,9 @@ def test_the_certificate_knows_the_most_kv_that_is_held_at_any_time() -> None:
         def keeps(kv_tokens: float, peak: F, counts: N = counts, times: F = times, model: StepModel = model) -> bool:
             n = counts.shape[1]
             copies, release_s = (counts.copy(), times.copy()), np.zeros(n)
-            return bool(replay.keeps_promises(0.0, *copies, n, model, False, False, release_s, kv_tokens, 0, peak))
+            return bool(
+                replay.keeps_promises(0.0, *copies, n, model, False, False, release_s, float(kv_tokens), 0, peak)
+            )
 
         peak = np.zeros(1)
         if not keeps(np.inf, peak):
@@ -390,7 +392,7 @@ def test_kv_is_checked_over_time_and_what_ends_makes_room() -> None:
     for kv_tokens, fits in ((whole, True), (80, True), (70, False)):
         peak = np.zeros(1)
         passes = replay.keeps_promises(
-            0.0, counts.copy(), times.copy(), 2, SIX_PER_UNIT, False, False, np.zeros(2), kv_tokens, 0, peak
+            0.0, counts.copy(), times.copy(), 2, SIX_PER_UNIT, False, False, np.zeros(2), float(kv_tokens), 0, peak
         )
         assert passes is fits
         assert not fits or peak[0] < whole
