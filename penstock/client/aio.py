@@ -352,17 +352,18 @@ class AsyncPlannerClient:
         max_tiers: int | None = None,
         min_tiers: int | None = None,
         early_error: float | None = None,
+        percentile: float | None = None,
     ) -> AsyncIterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
-        Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
-        (at-most) or the number to use (exact). goal: latency, quality, cost or rate; default: cost if both targets are given,
-        else the one without a target. max_utilisation: largest allowed utilisation of each tier; None for no limit. skip:
-        also choose below which predicted score each tier is passed over; the prompts need `predicted_scores`. burst_floor:
-        also compute a burst ladder, whose steps have at least this quality. burst_mean: that its mean holds; default:
-        min_quality. max_tiers: the tiers are candidates, of which a cascade has so many at most; min_tiers: at least.
-        early_error: also fit early checks, which may reject this share of the answers that would stand; the prompts need
-        `unfinished_scores`.
+        Leaving the iteration stops the computation. objective: which latency is meant, largest-tier, end-to-end, first-token
+        or pace, at `percentile`; default: 95. budget: whether `gpus` is a limit (at-most) or the number to use (exact). goal:
+        latency, quality, cost or rate; default: cost if both targets are given, else the one without a target.
+        max_utilisation: largest allowed utilisation of each tier; None for no limit. skip: also choose below which predicted
+        score each tier is passed over; the prompts need `predicted_scores`. burst_floor: also compute a burst ladder, whose
+        steps have at least this quality. burst_mean: that its mean holds; default: min_quality. max_tiers: the tiers are
+        candidates, of which a cascade has so many at most; min_tiers: at least. early_error: also fit early checks, which may
+        reject this share of the answers that would stand; the prompts need `unfinished_scores`.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -385,6 +386,7 @@ class AsyncPlannerClient:
                 max_tiers,
                 min_tiers,
                 early_error,
+                percentile,
             )
         )
         try:

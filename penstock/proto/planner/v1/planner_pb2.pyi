@@ -68,18 +68,26 @@ class _ObjectiveEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Objective.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     OBJECTIVE_UNSPECIFIED: _Objective.ValueType  # 0
     OBJECTIVE_LARGEST_TIER: _Objective.ValueType  # 1
-    """p95 of the slowest tier; the default."""
+    """Of the slowest tier; the default."""
     OBJECTIVE_END_TO_END: _Objective.ValueType  # 2
-    """p95 over all tiers that a request visits, judging included."""
+    """Over all tiers that a request visits, judging included."""
+    OBJECTIVE_FIRST_TOKEN: _Objective.ValueType  # 3
+    """To the first token that the user sees: a held answer is seen when it has been accepted, the last tier is streamed."""
+    OBJECTIVE_PACE: _Objective.ValueType  # 4
+    """Seconds per token after the first, of the answer that stands, as its tier writes it."""
 
 class Objective(_Objective, metaclass=_ObjectiveEnumTypeWrapper):
-    """The latency that a plan minimises."""
+    """The latency that is meant, at the percentile of the request."""
 
 OBJECTIVE_UNSPECIFIED: Objective.ValueType  # 0
 OBJECTIVE_LARGEST_TIER: Objective.ValueType  # 1
-"""p95 of the slowest tier; the default."""
+"""Of the slowest tier; the default."""
 OBJECTIVE_END_TO_END: Objective.ValueType  # 2
-"""p95 over all tiers that a request visits, judging included."""
+"""Over all tiers that a request visits, judging included."""
+OBJECTIVE_FIRST_TOKEN: Objective.ValueType  # 3
+"""To the first token that the user sees: a held answer is seen when it has been accepted, the last tier is streamed."""
+OBJECTIVE_PACE: Objective.ValueType  # 4
+"""Seconds per token after the first, of the answer that stands, as its tier writes it."""
 Global___Objective: _TypeAlias = Objective  # noqa: Y015
 
 class _Goal:
@@ -1568,8 +1576,9 @@ class PlanCascadeRequest(_message.Message):
     MAX_TIERS_FIELD_NUMBER: _builtins.int
     MIN_TIERS_FIELD_NUMBER: _builtins.int
     EARLY_ERROR_FIELD_NUMBER: _builtins.int
+    PERCENTILE_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
-    """Targets, one at least: the mean score of the answers that stand, and the p95 that `objective` means."""
+    """Targets, one at least: the mean score of the answers that stand, and the latency that `objective` means."""
     max_latency_s: _builtins.float
     objective: Global___Objective.ValueType
     confidence: _builtins.float
@@ -1601,6 +1610,8 @@ class PlanCascadeRequest(_message.Message):
     """Also fit early checks, which may reject this share of the answers that would stand: over 0 and under 1. Needs
     early_after_tokens of the workload; goes without confidence and max_tiers. Unset: none.
     """
+    percentile: _builtins.float
+    """Of the latency: 50 to less than 100. [95]"""
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1622,10 +1633,11 @@ class PlanCascadeRequest(_message.Message):
         max_tiers: _builtins.int | None = ...,
         min_tiers: _builtins.int | None = ...,
         early_error: _builtins.float | None = ...,
+        percentile: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "percentile", b"percentile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "percentile", b"percentile", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
     _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
@@ -1647,6 +1659,8 @@ class PlanCascadeRequest(_message.Message):
     _WhichOneofArgType__min_quality: _TypeAlias = _typing.Literal["_min_quality", b"_min_quality"]  # noqa: Y015
     _WhichOneofReturnType__min_tiers: _TypeAlias = _typing.Literal["min_tiers"]  # noqa: Y015
     _WhichOneofArgType__min_tiers: _TypeAlias = _typing.Literal["_min_tiers", b"_min_tiers"]  # noqa: Y015
+    _WhichOneofReturnType__percentile: _TypeAlias = _typing.Literal["percentile"]  # noqa: Y015
+    _WhichOneofArgType__percentile: _TypeAlias = _typing.Literal["_percentile", b"_percentile"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
     @_typing.overload
@@ -1667,6 +1681,8 @@ class PlanCascadeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_quality) -> _WhichOneofReturnType__min_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tiers) -> _WhichOneofReturnType__min_tiers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__percentile) -> _WhichOneofReturnType__percentile | None: ...
 
 Global___PlanCascadeRequest: _TypeAlias = PlanCascadeRequest  # noqa: Y015
 
@@ -1756,18 +1772,22 @@ class Unreachable(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    BINDS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     best: _builtins.float
-    """The nearest that can be had: a quality, a latency in seconds, or a rate; `reason` says which target binds."""
+    """The nearest that can be had of what binds: a quality, a latency in seconds, or a rate."""
+    binds: _builtins.str
+    """What is in the way: min_quality, max_latency_s, rate_per_s or gpus."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         best: _builtins.float = ...,
+        binds: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "binds", b"binds", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1800,6 +1820,10 @@ class CascadePlan(_message.Message):
     GRADING_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     EARLY_REASON_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    PERCENTILE_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    USER_LATENCY_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1831,6 +1855,10 @@ class CascadePlan(_message.Message):
     """Why there is no ladder, where one was asked for; else empty."""
     early_reason: _builtins.str
     """Why there are no early checks, where they were asked for; else empty."""
+    objective: Global___Objective.ValueType
+    percentile: _builtins.float
+    latency_s: _builtins.float
+    """That `objective` means, at `percentile`."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
@@ -1847,6 +1875,8 @@ class CascadePlan(_message.Message):
     def choice(self) -> Global___CascadeChoice:
         """With max_tiers. `tiers` are then those that were chosen."""
 
+    @_builtins.property
+    def user_latency(self) -> Global___UserLatency: ...
     def __init__(
         self,
         *,
@@ -1873,10 +1903,14 @@ class CascadePlan(_message.Message):
         grading: Global___Grading | None = ...,
         choice: Global___CascadeChoice | None = ...,
         early_reason: _builtins.str = ...,
+        objective: Global___Objective.ValueType = ...,
+        percentile: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        user_latency: Global___UserLatency | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took", "user_latency", b"user_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "latency_s", b"latency_s", "objective", b"objective", "percentile", b"percentile", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "user_latency", b"user_latency", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -1900,6 +1934,38 @@ class CascadePlan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tested_quality) -> _WhichOneofReturnType__tested_quality | None: ...
 
 Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+
+@_typing.final
+class UserLatency(_message.Message):
+    """What users feel, over all tiers that a request visits; see Objective."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_TO_END_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def end_to_end(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def first_token(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def pace(self) -> Global___Percentiles:
+        """Of the answers with several tokens."""
+
+    def __init__(
+        self,
+        *,
+        end_to_end: Global___Percentiles | None = ...,
+        first_token: Global___Percentiles | None = ...,
+        pace: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "first_token", b"first_token", "pace", b"pace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "first_token", b"first_token", "pace", b"pace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserLatency: _TypeAlias = UserLatency  # noqa: Y015
 
 @_typing.final
 class CascadeChoice(_message.Message):
@@ -1977,7 +2043,7 @@ class RunnerUp(_message.Message):
     RATE_PER_S_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
-    """That `objective` means."""
+    """That `objective` means, at the percentile of the request."""
     gpus: _builtins.int
     dollars_per_hour: _builtins.float
     """Unset where no price was given."""
@@ -2486,12 +2552,15 @@ class SimulateDeploymentResponse(_message.Message):
     END_TO_END_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    USER_LATENCY_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     requests: _builtins.int
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierReport]: ...
     @_builtins.property
     def end_to_end(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def user_latency(self) -> Global___UserLatency: ...
     def __init__(
         self,
         *,
@@ -2499,10 +2568,11 @@ class SimulateDeploymentResponse(_message.Message):
         end_to_end: Global___Percentiles | None = ...,
         quality: _builtins.float = ...,
         requests: _builtins.int = ...,
+        user_latency: Global___UserLatency | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "user_latency", b"user_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers", "user_latency", b"user_latency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
