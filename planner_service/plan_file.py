@@ -24,6 +24,7 @@ from planner_service.repeated_runs import Interval
 from planner_service.routing.quality import SKIPPED
 from planner_service.simulator import Dispatch, Percentiles, Report
 from planner_service.site import Site
+from planner_service.step_times import step_times
 from services.domain.bursts import BurstLadder, ladder_problems
 from services.domain.early_checks import EarlyCheck, early_check_problems
 from services.domain.errors import invalid
@@ -98,6 +99,7 @@ def plan_json(
                 "share_processed": tier.share_processed,
                 "share_answered": tier.share_answered,
                 "p95_s": tier.p95_s,
+                "step_times": asdict(step_times(site, i, (replica.shape for replica, _ in tier.strategy.replicas))),
                 **report_json(tier.report),
                 "busy": tier.report.utilisation,
                 "utilisation": utilisation,

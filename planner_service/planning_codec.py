@@ -36,6 +36,7 @@ from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Repli
 from planner_service.simulator.felt import Objective
 from planner_service.simulator.remote import RemoteTier
 from planner_service.site import Demand, Site, TierSpeculation
+from planner_service.step_times import step_times
 from services.domain.early_checks import MAX_EARLY_CHECKS, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
@@ -286,6 +287,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                 skip_below=limit,
                 remote_dollars_per_hour=None if tier.strategy.remote is None else tier.strategy.remote_dollars_per_hour,
                 early=None if outcome is None else _early_to_proto(outcome),
+                step_times=step_times(site, i, ()).source,
             )
             for i, (tier, threshold, utilisation, limit, outcome) in enumerate(
                 zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, early, strict=True)

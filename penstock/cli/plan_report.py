@@ -71,6 +71,7 @@ def show(
         *([f"no burst ladder: {plan.burst_reason}"] if plan.burst_reason else []),
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
+        f"step times: {_step_times_words(plan, site)}",
         f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
         *_promise_lines(plan, unguaranteed),
         *_choice_lines(plan),
@@ -119,6 +120,15 @@ def _rule(score: float, tie_share: float) -> str:
 def _strategy_words(strategy: "Strategy") -> str:
     dollars = strategy.remote_dollars_per_hour
     return f"remote, {dollars:,.2f} dollars/hour for tokens" if strategy.remote is not None else str(strategy)
+
+
+def _step_times_words(plan: "CascadePlan", site: "Site") -> str:
+    """Where the step times of each used tier are from: `small estimated in 16bit, large profiled`."""
+    from planner_service.step_times import step_times
+
+    used = [(i, tier) for i, tier in enumerate(plan.tiers) if tier.strategy.used]
+    sources = ((tier.name, step_times(site, i, (r.shape for r, _ in tier.strategy.replicas))) for i, tier in used)
+    return "; ".join(f"{name} {source}" for name, source in sources)
 
 
 def _title(plan: "CascadePlan", site: "Site") -> str:

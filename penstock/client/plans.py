@@ -224,7 +224,7 @@ class PlannedTier:
     utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
     skip_below: the tier is passed over for prompts whose predicted score is lower; None: never.
     remote_dollars_per_hour: what the tokens of a remote tier cost; None for other tiers and where it is not used.
-    early: None without early checks.
+    early: None without early checks. step_times: where they are from, estimated by data sheets, profiled or stated.
     """
 
     name: str
@@ -241,6 +241,7 @@ class PlannedTier:
     skip_below: float | None = None
     remote_dollars_per_hour: float | None = None
     early: PlannedEarlyChecks | None = None
+    step_times: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,7 @@ def plan_event_from_proto(
             t.skip_below if t.HasField("skip_below") else None,
             t.remote_dollars_per_hour if t.HasField("remote_dollars_per_hour") else None,
             _planned_early(t.early) if t.HasField("early") else None,
+            t.step_times,
         )
         for t in plan.tiers
     )

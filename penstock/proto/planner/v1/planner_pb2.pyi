@@ -867,6 +867,10 @@ class Gpu(_message.Message):
     LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
     COMPUTE_EFFICIENCY_FIELD_NUMBER: _builtins.int
     MEMORY_EFFICIENCY_FIELD_NUMBER: _builtins.int
+    FP8_TFLOPS_FIELD_NUMBER: _builtins.int
+    INT8_TOPS_FIELD_NUMBER: _builtins.int
+    FP4_TFLOPS_FIELD_NUMBER: _builtins.int
+    INT4_TOPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     memory_gb: _builtins.float
     memory_gb_per_s: _builtins.float
@@ -877,6 +881,11 @@ class Gpu(_message.Message):
     compute_efficiency: _builtins.float
     """Fraction of the sheet's figures that kernels reach. [0.6 and 0.8]"""
     memory_efficiency: _builtins.float
+    fp8_tflops: _builtins.float
+    """Dense, in narrower numbers. [none: engines compute in 16 bit instead]"""
+    int8_tops: _builtins.float
+    fp4_tflops: _builtins.float
+    int4_tops: _builtins.float
     def __init__(
         self,
         *,
@@ -887,17 +896,37 @@ class Gpu(_message.Message):
         link_gb_per_s: _builtins.float = ...,
         compute_efficiency: _builtins.float | None = ...,
         memory_efficiency: _builtins.float | None = ...,
+        fp8_tflops: _builtins.float | None = ...,
+        int8_tops: _builtins.float | None = ...,
+        fp4_tflops: _builtins.float | None = ...,
+        int4_tops: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "memory_efficiency", b"memory_efficiency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "memory_efficiency", b"memory_efficiency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "link_gb_per_s", b"link_gb_per_s", "memory_efficiency", b"memory_efficiency", "memory_gb", b"memory_gb", "memory_gb_per_s", b"memory_gb_per_s", "name", b"name", "tflops", b"tflops"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "link_gb_per_s", b"link_gb_per_s", "memory_efficiency", b"memory_efficiency", "memory_gb", b"memory_gb", "memory_gb_per_s", b"memory_gb_per_s", "name", b"name", "tflops", b"tflops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__compute_efficiency: _TypeAlias = _typing.Literal["compute_efficiency"]  # noqa: Y015
     _WhichOneofArgType__compute_efficiency: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency"]  # noqa: Y015
+    _WhichOneofReturnType__fp4_tflops: _TypeAlias = _typing.Literal["fp4_tflops"]  # noqa: Y015
+    _WhichOneofArgType__fp4_tflops: _TypeAlias = _typing.Literal["_fp4_tflops", b"_fp4_tflops"]  # noqa: Y015
+    _WhichOneofReturnType__fp8_tflops: _TypeAlias = _typing.Literal["fp8_tflops"]  # noqa: Y015
+    _WhichOneofArgType__fp8_tflops: _TypeAlias = _typing.Literal["_fp8_tflops", b"_fp8_tflops"]  # noqa: Y015
+    _WhichOneofReturnType__int4_tops: _TypeAlias = _typing.Literal["int4_tops"]  # noqa: Y015
+    _WhichOneofArgType__int4_tops: _TypeAlias = _typing.Literal["_int4_tops", b"_int4_tops"]  # noqa: Y015
+    _WhichOneofReturnType__int8_tops: _TypeAlias = _typing.Literal["int8_tops"]  # noqa: Y015
+    _WhichOneofArgType__int8_tops: _TypeAlias = _typing.Literal["_int8_tops", b"_int8_tops"]  # noqa: Y015
     _WhichOneofReturnType__memory_efficiency: _TypeAlias = _typing.Literal["memory_efficiency"]  # noqa: Y015
     _WhichOneofArgType__memory_efficiency: _TypeAlias = _typing.Literal["_memory_efficiency", b"_memory_efficiency"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__compute_efficiency) -> _WhichOneofReturnType__compute_efficiency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fp4_tflops) -> _WhichOneofReturnType__fp4_tflops | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fp8_tflops) -> _WhichOneofReturnType__fp8_tflops | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__int4_tops) -> _WhichOneofReturnType__int4_tops | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__int8_tops) -> _WhichOneofReturnType__int8_tops | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_efficiency) -> _WhichOneofReturnType__memory_efficiency | None: ...
 
@@ -1224,6 +1253,7 @@ class ModelShape(_message.Message):
     BYTES_PER_PARAMETER_FIELD_NUMBER: _builtins.int
     KV_PER_LAYER_BYTES_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
     layers: _builtins.int
     hidden: _builtins.int
     heads: _builtins.int
@@ -1239,6 +1269,8 @@ class ModelShape(_message.Message):
     """[two values per KV head in 16 bit]"""
     name: _builtins.str
     """The model's name. [the tier's]"""
+    arithmetic: _builtins.str
+    """Of the products with weights: 16bit, fp8, int8, fp4 or int4. All but 16bit need bytes_per_parameter. [16bit]"""
     def __init__(
         self,
         *,
@@ -1252,19 +1284,24 @@ class ModelShape(_message.Message):
         bytes_per_parameter: _builtins.float | None = ...,
         kv_per_layer_bytes: _builtins.float | None = ...,
         name: _builtins.str = ...,
+        arithmetic: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "bytes_per_parameter", b"bytes_per_parameter", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active: _TypeAlias = _typing.Literal["active"]  # noqa: Y015
     _WhichOneofArgType__active: _TypeAlias = _typing.Literal["_active", b"_active"]  # noqa: Y015
+    _WhichOneofReturnType__arithmetic: _TypeAlias = _typing.Literal["arithmetic"]  # noqa: Y015
+    _WhichOneofArgType__arithmetic: _TypeAlias = _typing.Literal["_arithmetic", b"_arithmetic"]  # noqa: Y015
     _WhichOneofReturnType__bytes_per_parameter: _TypeAlias = _typing.Literal["bytes_per_parameter"]  # noqa: Y015
     _WhichOneofArgType__bytes_per_parameter: _TypeAlias = _typing.Literal["_bytes_per_parameter", b"_bytes_per_parameter"]  # noqa: Y015
     _WhichOneofReturnType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["kv_per_layer_bytes"]  # noqa: Y015
     _WhichOneofArgType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["_kv_per_layer_bytes", b"_kv_per_layer_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__active) -> _WhichOneofReturnType__active | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__arithmetic) -> _WhichOneofReturnType__arithmetic | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_parameter) -> _WhichOneofReturnType__bytes_per_parameter | None: ...
     @_typing.overload
@@ -2129,6 +2166,7 @@ class PlannedTier(_message.Message):
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     REMOTE_DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     EARLY_FIELD_NUMBER: _builtins.int
+    STEP_TIMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -2145,6 +2183,8 @@ class PlannedTier(_message.Message):
     """The tier is passed over for prompts whose predicted score is lower; see TierPlan. Unset: never."""
     remote_dollars_per_hour: _builtins.float
     """What the tokens of a remote tier cost. Unset for other tiers and where it is not used."""
+    step_times: _builtins.str
+    """Where its step times are from: estimated (data sheets), profiled (measured) or stated (of a remote tier)."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     @_builtins.property
@@ -2175,10 +2215,11 @@ class PlannedTier(_message.Message):
         skip_below: _builtins.float | None = ...,
         remote_dollars_per_hour: _builtins.float | None = ...,
         early: Global___PlannedEarlyChecks | None = ...,
+        step_times: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["remote_dollars_per_hour"]  # noqa: Y015
     _WhichOneofArgType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour"]  # noqa: Y015
