@@ -84,7 +84,7 @@ def base_s(name: str, gpu: str, tokens: int) -> float:
 
 
 def test_fp8_halves_reading_and_arithmetic_where_the_gpu_has_it() -> None:
-    """Prefills of 8,192 tokens take the arithmetic of the sheet, decodes the reading of the weights, at the same efficiencies."""
+    """Prefills of 8,192 tokens take the arithmetic of the sheet, decodes the reading of the weights."""
     assert base_s("llama-3.1-8b-fp8", "h100", 8192) == pytest.approx(2 * 8.03e9 * 8192 / (0.6 * 1979e12))
     assert base_s("llama-3.1-8b", "h100", 8192) == pytest.approx(2 * 8.03e9 * 8192 / (0.6 * 989e12))
     assert base_s("llama-3.1-8b-fp8", "h100", 1) == pytest.approx(8.03e9 * 1.131 / (0.8 * 3350e9))
@@ -131,7 +131,7 @@ def test_every_arithmetic_is_computed_at_its_own_peak(arithmetic: str, field: st
 
 
 def test_a_narrow_arithmetic_needs_what_its_weights_take() -> None:
-    shape = {name: value for name, value in catalogue("models")["llama-3.1-8b"].items()}
+    shape = catalogue("models")["llama-3.1-8b"]
     with pytest.raises(ValidationError, match="bytes_per_parameter"):
         ModelEntry.model_validate({**shape, "arithmetic": "fp8"})
     with pytest.raises(ValidationError, match="arithmetic"):
