@@ -200,6 +200,18 @@ class AsyncClient:
         )
         return [mesh.served_request_from_proto(each) for each in response.requests], response.next_page_token
 
+    async def sampled_prompts(self, page_token: str = "") -> tuple[list[list[types.Message]], str]:
+        """(the messages of each prompt of a page of the mesh's sampled prompts, the token of the next page), newest first.
+
+        page_token: of the page before; empty for the first page. An empty next token: there are no further pages.
+        """
+        request = pb.ListSampledPromptsRequest(page_token=page_token)
+        response = await self._call(
+            lambda router: self._mesh(router).ListSampledPrompts(request, timeout=connection.CALL_TIMEOUT_S),
+            self._admin_routers,
+        )
+        return [mesh.sampled_prompt_from_proto(each) for each in response.prompts], response.next_page_token
+
     async def move(self, request_id: str, instance_id: str) -> mesh_status.Move:
         """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
