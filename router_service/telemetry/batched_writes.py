@@ -4,9 +4,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from services.background import end, supervise
 from services.state import StateUnavailable
@@ -18,7 +17,7 @@ WRITE_S = 1.0  # between two writes
 Entry = TypeVar("Entry")
 
 
-class BatchedWrites(AbstractAsyncContextManager["BatchedWrites[Entry]"], Generic[Entry]):
+class BatchedWrites(Generic[Entry]):
     """Entries on their way to Redis. No entry is logged.
 
     name: of the task. what: of the entries, for the log. batch: entries per write. held: entries that are held while Redis is
@@ -33,7 +32,7 @@ class BatchedWrites(AbstractAsyncContextManager["BatchedWrites[Entry]"], Generic
         self._batch: tuple[Entry, ...] = ()  # being written
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "BatchedWrites[Entry]":
+    async def __aenter__(self) -> Self:
         self._task = supervise(self._name, self._write)
         return self
 

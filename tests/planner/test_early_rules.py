@@ -174,6 +174,7 @@ def test_no_plan_is_faster_than_the_bound() -> None:
                 felt = simulate_cascade(
                     site(), demand(judged, 1.0), grid.thresholds(point), STRATEGIES, Dispatch.CAPACITY
                 )
+                assert bound is not None
                 assert bound <= np.percentile(felt[1], 95) + 1e-9
 
 
