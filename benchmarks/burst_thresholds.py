@@ -178,7 +178,7 @@ def _with_ladder(
     demand = draw_demand(judged, arrival_s, seed)
     run = simulate_bursts(site, demand, ladder, strategies, Dispatch.CAPACITY, window_s=WINDOW_S, seed=seed)
     planned = np.array([step.quality for step in ladder.steps])[run.steps]
-    figures = _figures(arrival_s, float(np.percentile(run.total_s, 95)), run.scores, planned)
+    figures = _figures(arrival_s, float(np.percentile(run.cascade.total_s, 95)), run.scores, planned)
     given_way: Ints = (run.steps > 0).astype(np.int64)
     return figures | {"changes": run.changes, "share_given_way": float(given_way.mean())}
 

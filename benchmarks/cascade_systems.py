@@ -19,10 +19,10 @@ import numpy as np
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.search import NOTHING, Strategy
 from planner_service.plan_cascade import deployer_for, plan_cascade
-from planner_service.planning_options import Objective
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
 from planner_service.simulator import Dispatch, Replica, Workload, serve
+from planner_service.simulator.felt import Objective
 from planner_service.simulator.workload import Floats
 from planner_service.site import Demand, Site, replica_kinds
 

@@ -59,6 +59,7 @@ from penstock.client.plans import (
     StagesVerdict,
     TierPlan,
     Unreachable,
+    UserLatency,
 )
 from penstock.client.retries import RetryPolicy
 from penstock.client.sync import Client, PlannerClient
@@ -178,4 +179,5 @@ __all__ = [
     "UnavailableError",
     "Unreachable",
     "Usage",
+    "UserLatency",
 ]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.burst_ladder import draws, tie_rule
-from planner_service.cascade_simulation import simulate_routed
+from planner_service.cascade_simulation import CascadeRun, run_routed
 from planner_service.deployment.search import Strategy
 from planner_service.routing.quality import JudgedSample, route
-from planner_service.simulator import Dispatch, Report
+from planner_service.simulator import Dispatch
 from planner_service.simulator.workload import Bools, Floats, Ints
 from planner_service.site import Demand, Site
 from services.domain.burst_control import ArrivalRate, BurstController
@@ -26,13 +26,12 @@ OBSERVE_S = 0.1  # between two looks at the load, as routers do it
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BurstRun:
-    """reports: by tier. total_s (N): from a request's arrival to its answer. steps (N): of the ladder, by request.
+    """cascade: the requests as they were served. steps (N): of the ladder, by request.
 
     scores (N): of the answers that stand. changes: of the step.
     """
 
-    reports: list[Report]
-    total_s: Floats
+    cascade: CascadeRun
     steps: Ints
     scores: Floats
     changes: int
@@ -55,8 +54,7 @@ def simulate_bursts(
     """
     steps, changes = steps_taken(ladder, demand.arrival_s, window_s)
     processed, scores = route_by_steps(demand.requests, ladder, steps, seed)
-    reports, total_s = simulate_routed(site, demand, processed, strategies, dispatch)
-    return BurstRun(reports, total_s, steps, scores, changes)
+    return BurstRun(run_routed(site, demand, processed, strategies, dispatch), steps, scores, changes)
 
 
 def steps_taken(ladder: BurstLadder, arrival_s: Floats, window_s: float) -> tuple[Ints, int]:

@@ -17,13 +17,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner_service.cascade_plan import CascadeChoice, CascadePlan, LeftOut, RunnerUp
-from planner_service.planning_options import Goal, Objective, Options
+from planner_service.planning_options import Goal, Options
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import least_felt_s
 from planner_service.routing.goals import rounded_down
 from planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
+from planner_service.simulator.felt import Objective, measured_at
+from planner_service.simulator.workload import Floats
 from planner_service.site import Demand, Site
 from services.domain.hardware import ReplicaShape
 
@@ -108,7 +112,7 @@ class _Choice:
     ) -> None:
         self.site, self.demand, self.options, self.unfit = site, demand, options, unfit
         self._plan, self._reaches, self._repeated = plan, reaches, repeated
-        self._alone_s, self._percentile = alone.alone_s(), alone.percentile
+        self._alone = alone
         self._kinds = alone.kinds
         self.all = cascades_of(len(site.tiers), options)
         self.left_out: dict[Tiers, LeftOut] = {}
@@ -192,18 +196,24 @@ class _Choice:
             self.bounds[tiers] = _Bounds(most, most, 0.0, least_cost, few)
             self.left_out[tiers] = LeftOut.MIN_QUALITY
             return
-        requests, alone_s = self.demand.requests.only(tiers), self._alone_s[list(tiers)]
+        requests, alone_s = self.demand.requests.only(tiers), self._alone_s(tiers)
         limit_s = math.inf if options.max_latency_s is None else options.max_latency_s
         quality = most
-        if options.objective is Objective.END_TO_END:
-            fastest = least_felt_s(grid, points, requests, alone_s, self.site.judge_s, self._percentile)
+        if options.objective is not Objective.LARGEST_TIER:
+            how = (self.site.judge_s, options.percentile, options.objective)
+            fastest = least_felt_s(grid, points, requests, alone_s, *how) or 0.0
         else:
-            bounds = grid.latency_bounds(requests, alone_s, self._percentile)
+            bounds = grid.latency_bounds(requests, alone_s, options.percentile)
             fastest = min(float(bounds[point]) for point in points)
             quality = max((float(grid.qualities[p]) for p in points if bounds[p] <= limit_s + EPSILON), default=most)
         self.bounds[tiers] = _Bounds(quality, most, fastest, least_cost, few)
         if fastest > limit_s + EPSILON:
             self.left_out[tiers] = LeftOut.MAX_LATENCY
+
+    def _alone_s(self, tiers: Tiers) -> Floats:
+        """(C, N) seconds of each request alone at each tier of a cascade, of what the tier is measured by there."""
+        measured = (measured_at(self.options.objective, is_last=tier == tiers[-1]) for tier in tiers)
+        return np.array([self._alone.tier_alone_s(tier, what) for tier, what in zip(tiers, measured, strict=True)])
 
     def _least_cost(self, tier: int) -> float:
         """Of a tier that serves at all, in the unit of CascadePlan.cost."""
@@ -341,4 +351,4 @@ def _distance(error: Unreachable) -> tuple[int, float]:
 
 def _runner_up(plan: CascadePlan) -> RunnerUp:
     names = tuple(tier.name for tier in plan.tiers)
-    return RunnerUp(names, plan.quality, plan.felt_p95_s, plan.gpus, plan.dollars_per_hour, plan.rate_per_s)
+    return RunnerUp(names, plan.quality, plan.felt_s, plan.gpus, plan.dollars_per_hour, plan.rate_per_s)

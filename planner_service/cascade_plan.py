@@ -4,20 +4,20 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
-import numpy as np
-
-from planner_service.cascade_simulation import GradingReport, run_cascade
+from planner_service.cascade_simulation import CascadeRun, GradingReport, run_cascade
 from planner_service.deployment.search import Strategy
 from planner_service.early_checks import EarlyRule
 from planner_service.early_rules import EarlyOutcome
-from planner_service.planning_options import Budget, Goal, Objective
+from planner_service.planning_options import Budget, Goal
 from planner_service.repeated_runs import Interval, repeated
 from planner_service.routing.confidence import Promise
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.quality import route
 from planner_service.routing.solution import Solution
-from planner_service.simulator import Dispatch, Report
+from planner_service.simulator import Dispatch, Percentiles, Report
+from planner_service.simulator.felt import Objective, latency_words
 from planner_service.site import Demand, Site
 from planner_service.sustained_load import SustainedLoad, sustained_load
 from services.domain.bursts import BurstLadder
@@ -25,7 +25,8 @@ from services.domain.bursts import BurstLadder
 
 @dataclass(frozen=True, slots=True)
 class TierOutcome:
-    """One tier of a plan. gpus: given to it. strategy: with the latency it was chosen for.
+    """One tier of a plan. gpus: given to it. strategy: with the latency it was chosen for. p95_s: of its own requests' whole
+    latencies, by itself.
 
     report: its requests as the cascade runs.
     """
@@ -37,6 +38,7 @@ class TierOutcome:
     share_processed: float
     share_answered: float
     report: Report
+    p95_s: float
 
 
 class LeftOut(enum.Enum):
@@ -56,11 +58,11 @@ class LeftOut(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The best plan of another cascade. latency_p95_s: that the objective means. Other fields: see CascadePlan."""
+    """The best plan of another cascade. latency_s: that the objective means. Other fields: see CascadePlan."""
 
     tiers: tuple[str, ...]
     quality: float
-    latency_p95_s: float
+    latency_s: float
     gpus: int
     dollars_per_hour: float | None
     rate_per_s: float | None
@@ -83,12 +85,28 @@ class CascadeChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class CascadePlan:
-    """latency_p95_s: the largest tier's (the paper's L). end_to_end_p95_s: what a user feels, over the tiers visited and
-    judging, each tier's requests arriving when the tier below has given them up. load: None where arrivals have no rate.
+class Felt:
+    """What users feel, in seconds; see felt.Objective."""
 
-    latency_interval, end_to_end_interval: both on other stretches of the trace with other prompts; None where none were
-    given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the one that was found.
+    end_to_end: Percentiles
+    first_token: Percentiles
+    pace: Percentiles
+
+    @classmethod
+    def of(cls, run: CascadeRun) -> Self:
+        kinds = (Objective.END_TO_END, Objective.FIRST_TOKEN, Objective.PACE)
+        return cls(*(Percentiles.of(run.felt_s(kind)) for kind in kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan:
+    """latency_p95_s: the largest tier's (the paper's L). felt: what users feel, over the tiers visited and judging, each
+    tier's requests arriving when the tier below has given them up. felt_s: the latency that the objective means, at its
+    percentile. load: None where arrivals have no rate.
+
+    latency_interval, end_to_end_interval: both p95 on other stretches of the trace with other prompts; felt_interval: of
+    felt_s; None where none were given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the
+    one that was found.
     skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. early: of the tiers but
     the last; empty without early checks, and then early_reason says why, where they were asked for. burst: the burst ladder,
     where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
@@ -100,7 +118,8 @@ class CascadePlan:
     thresholds: tuple[float, ...]
     quality: float
     latency_p95_s: float
-    end_to_end_p95_s: float
+    felt: Felt
+    felt_s: float
     solution: Solution
     dispatch: Dispatch
     binds: str
@@ -109,11 +128,13 @@ class CascadePlan:
     infeasible: dict[str, str] = field(default_factory=dict)
     promise: Promise | None = None
     objective: Objective = Objective.LARGEST_TIER
+    percentile: float = 95.0
     budget: Budget = Budget.AT_MOST
     load: SustainedLoad | None = None
     goal: Goal = Goal.LATENCY
     latency_interval: Interval | None = None
     end_to_end_interval: Interval | None = None
+    felt_interval: Interval | None = None
     requests: int = 0
     seconds: float = 0.0
     rate_per_s: float | None = None
@@ -143,12 +164,12 @@ class CascadePlan:
         """(what the goal makes least, what decides between equals): the better of two plans has the lower rank."""
         match goal:
             case Goal.COST:
-                return self.cost, self.felt_p95_s
+                return self.cost, self.felt_s
             case Goal.QUALITY:
-                return -self.quality, self.felt_p95_s
+                return -self.quality, self.felt_s
             case Goal.RATE:
-                return -(self.rate_per_s or 0.0), self.felt_p95_s
-        return self.felt_p95_s, self.gpus
+                return -(self.rate_per_s or 0.0), self.felt_s
+        return self.felt_s, self.gpus
 
     @property
     def utilisation(self) -> tuple[float, ...]:
@@ -156,13 +177,19 @@ class CascadePlan:
         return (0.0,) * len(self.tiers) if self.load is None else self.load.utilisation
 
     @property
-    def felt_p95_s(self) -> float:
-        """The latency that the objective means."""
-        return self.end_to_end_p95_s if self.objective is Objective.END_TO_END else self.latency_p95_s
+    def end_to_end_p95_s(self) -> float:
+        return self.felt.end_to_end.p95
 
     @property
-    def felt_interval(self) -> Interval | None:
-        return self.end_to_end_interval if self.objective is Objective.END_TO_END else self.latency_interval
+    def stay_s(self) -> float:
+        """How long requests stay, by which a stretch of the trace is short or long: p95 of the slowest tier, if that is the
+        objective, else end to end."""
+        return self.latency_p95_s if self.objective is Objective.LARGEST_TIER else self.end_to_end_p95_s
+
+    @property
+    def latency_words(self) -> str:
+        """The latency that the objective means."""
+        return latency_words(self.objective, self.percentile)
 
 
 def outcome(
@@ -178,8 +205,8 @@ def outcome(
     run = run_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
     processed = route(demand.judged, solution.thresholds)
     tiers = tuple(
-        TierOutcome(name, model.name, gpus, strategy, reaching, answering, report)
-        for name, model, gpus, strategy, reaching, answering, report in zip(
+        TierOutcome(name, model.name, gpus, strategy, reaching, answering, report, p95_s)
+        for name, model, gpus, strategy, reaching, answering, report, p95_s in zip(
             site.tiers,
             site.models,
             solution.deployment.gpus,
@@ -187,10 +214,12 @@ def outcome(
             processed.share_processed(),
             processed.share_answered(),
             run.reports,
+            deployer.tier_latencies_s(solution.thresholds, strategies, 95.0),
             strict=True,
         )
     )
-    slowest = max(range(len(tiers)), key=lambda i: strategies[i].latency_s)
+    slowest = max(range(len(tiers)), key=lambda i: tiers[i].p95_s)
+    largest = deployer.objective is Objective.LARGEST_TIER
     used = sum(s.gpus for s in strategies)
     how = (deployer.dispatch, site.grading)
     load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, *how)
@@ -199,8 +228,9 @@ def outcome(
         tiers,
         solution.thresholds,
         processed.quality,
-        solution.deployment.latency_s,
-        float(np.percentile(run.total_s, 95)),
+        tiers[slowest].p95_s,
+        Felt.of(run),
+        solution.deployment.latency_s if largest else run.latency_s(deployer.objective, deployer.percentile),
         solution,
         deployer.dispatch,
         binds if load is None else f"{binds}; {load}",
@@ -208,6 +238,8 @@ def outcome(
         deployer.gpu_step,
         reasons,
         promise,
+        objective=deployer.objective,
+        percentile=deployer.percentile,
         load=load,
         requests=len(demand.arrival_s),
         seconds=demand.seconds,
@@ -228,5 +260,6 @@ def with_runs(site: Site, plan: CascadePlan, runs: Sequence[Demand]) -> CascadeP
     if not runs:
         return plan
     strategies = [tier.strategy for tier in plan.tiers]
-    largest, felt = repeated(site, runs, plan.thresholds, strategies, plan.dispatch)
-    return dataclasses.replace(plan, latency_interval=largest, end_to_end_interval=felt)
+    which = (Objective.LARGEST_TIER, 95.0), (Objective.END_TO_END, 95.0), (plan.objective, plan.percentile)
+    largest, whole, felt = repeated(site, runs, plan.thresholds, strategies, plan.dispatch, which)
+    return dataclasses.replace(plan, latency_interval=largest, end_to_end_interval=whole, felt_interval=felt)

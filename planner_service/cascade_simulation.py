@@ -14,7 +14,8 @@ from planner_service.deployment.search import Strategy
 from planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from planner_service.routing.quality import route
 from planner_service.simulator import Dispatch, Percentiles, Report, Served, Workload, report, serve
-from planner_service.simulator.workload import Bools, Floats
+from planner_service.simulator.felt import Objective, felt_s, percentile_s
+from planner_service.simulator.workload import Bools, Floats, Ints
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
 
@@ -37,12 +38,29 @@ class GradingReport:
 class CascadeRun:
     """reports: of each tier's own requests; busy time and steps include grading. works: these requests, as they reach the
     tier. total_s (N): from a request's arrival to its final answer. grading: None where that loads nothing.
+
+    processed (C, N): the requests that reach each tier. written_s (C, N): from the first to the last token of each tier's
+    answer. output_tokens (N, C). latencies_s: of each tier's own requests, in the order of `works`.
     """
 
     reports: tuple[Report, ...]
     works: tuple[Workload, ...]
     total_s: Floats
     grading: GradingReport | None
+    processed: Bools
+    written_s: Floats
+    output_tokens: Ints
+    latencies_s: tuple[Floats, ...]
+
+    def felt_s(self, objective: Objective) -> Floats:
+        """The latency of each request that an objective other than the largest tier's means; see felt.felt_s."""
+        return felt_s(objective, self.processed, self.total_s, self.written_s, self.output_tokens)
+
+    def latency_s(self, objective: Objective, percentile: float) -> float:
+        """The percentile of the latency that an objective means."""
+        if objective is Objective.LARGEST_TIER:
+            return max(percentile_s(each, percentile) for each in self.latencies_s)
+        return percentile_s(self.felt_s(objective), percentile)
 
 
 def simulate_cascade(
@@ -53,15 +71,15 @@ def simulate_cascade(
     Raises:
         InvalidRequest: requests reach a tier that has no GPUs.
     """
-    return simulate_routed(site, demand, route(demand.requests, thresholds).processed, strategies, dispatch)
-
-
-def simulate_routed(
-    site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch
-) -> tuple[list[Report], Floats]:
-    """As `simulate_cascade`. processed (C, N): the requests that reach each tier."""
-    run = _run(site, demand, processed, strategies, dispatch, ROUNDS)
+    run = run_cascade(site, demand, thresholds, strategies, dispatch)
     return list(run.reports), run.total_s
+
+
+def run_routed(
+    site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch
+) -> CascadeRun:
+    """As `run_cascade`. processed (C, N): the requests that reach each tier."""
+    return _run(site, demand, processed, strategies, dispatch, ROUNDS)
 
 
 def run_cascade(
@@ -98,7 +116,8 @@ def _run(
 class _Simulation:
     """The requests of a cascade, in rounds. ends_s (C, N): when each tier's answer was complete; NaN before that is known.
 
-    waits_s (C, N): from then to its grade. done_s (N): when the final answer was there.
+    first_s (C, N): when its first token was there. waits_s (C, N): from its end to its grade. done_s (N): when the final
+    answer was there.
     """
 
     def __init__(
@@ -107,20 +126,31 @@ class _Simulation:
         self._site, self._demand, self._dispatch = site, demand, dispatch
         self._processed, self._strategies = processed, strategies
         self.ends_s: Floats = np.full(processed.shape, np.nan)
+        self.first_s: Floats = np.full(processed.shape, np.nan)
         self.waits_s: Floats = np.zeros(processed.shape)
         self._judged = demand.requests.judged_answers(processed)
         self._judged_s = demand.requests.judged_s(site.judge_s)
         self.done_s: Floats = np.zeros(len(demand.requests))
         self._works: list[Workload] = []
+        self._latencies_s: list[Floats] = []
 
     def run(self, reports: Sequence[Report], grading: GradingReport | None) -> CascadeRun:
         """What the last round shows."""
-        return CascadeRun(tuple(reports), tuple(self._works), self.done_s - self._demand.arrival_s, grading)
+        return CascadeRun(
+            tuple(reports),
+            tuple(self._works),
+            self.done_s - self._demand.arrival_s,
+            grading,
+            self._processed,
+            np.where(self._processed, self.ends_s - self.first_s, 0.0),
+            self._demand.requests.output_tokens,
+            tuple(self._latencies_s),
+        )
 
     def simulate_round(self) -> list[Report]:
         """One round: every tier from the first to the last."""
         at_s, reports = self._demand.arrival_s.copy(), []  # when each request reaches the tier at hand
-        self._works = []
+        self._works, self._latencies_s = [], []
         for tier, strategy in enumerate(self._strategies):
             reports.append(self._serve(tier, strategy, at_s))
             chosen = self._processed[tier]
@@ -142,7 +172,7 @@ class _Simulation:
             raise invalid("thresholds", f"{what} tier {self._site.tiers[tier]}, which has no GPUs")
         served = self._serve_all(load, strategy)
         own = np.flatnonzero(load.own)
-        self.ends_s[tier, load.row[own]] = served.finish_s[own]
+        self.first_s[tier, load.row[own]], self.ends_s[tier, load.row[own]] = served.first_s[own], served.finish_s[own]
         part = Served(
             served.first_s[own],
             served.finish_s[own],
@@ -152,6 +182,7 @@ class _Simulation:
             served.preemptions,
         )
         self._works.append(load.work.subset(own))
+        self._latencies_s.append(part.finish_s - self._works[-1].arrival_s)
         return report(self._works[-1], part)
 
     def _serve_all(self, load: TierLoad, strategy: Strategy) -> Served:

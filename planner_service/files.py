@@ -23,7 +23,7 @@ from planner_service.simulator.speculation import MAX_WINDOW
 from planner_service.site import Site, TierSpeculation
 from planner_service.stages import batches_of
 from services.domain.early_checks import MAX_EARLY_CHECKS
-from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.hardware import Arithmetic, ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from services.domain.latency import StepLatencyModel
 from services.domain.stages import QoeModel
 from services.mesh_schema import MAX_DRAFT_WINDOW, MAX_PROCESSES, MeshJudge
@@ -60,8 +60,18 @@ class GpuEntry(_Part):
     link_gb_per_s: Positive
     compute_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.6
     memory_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
+    fp8_tflops: Positive | None = None
+    int8_tops: Positive | None = None
+    fp4_tflops: Positive | None = None
+    int4_tops: Positive | None = None
 
     def spec(self, name: str) -> GpuSpec:
+        narrow = (
+            (Arithmetic.FP8, self.fp8_tflops),
+            (Arithmetic.INT8, self.int8_tops),
+            (Arithmetic.FP4, self.fp4_tflops),
+            (Arithmetic.INT4, self.int4_tops),
+        )
         return GpuSpec(
             name,
             self.memory_gb * 1e9,
@@ -70,6 +80,7 @@ class GpuEntry(_Part):
             self.link_gb_per_s * 1e9,
             self.compute_efficiency,
             self.memory_efficiency,
+            tuple((arithmetic, peak * 1e12) for arithmetic, peak in narrow if peak is not None),
         )
 
 
@@ -137,7 +148,10 @@ def cluster_types(content: Any) -> tuple[ClusterSpec, ...]:
 
 
 class ModelEntry(_Part):
-    """A model's shape; see ModelSpec. parameters and active: billions. name: the model's, where it is not the tier's."""
+    """A model's shape; see ModelSpec. parameters and active: billions. name: the model's, where it is not the tier's.
+
+    bytes_per_parameter: None for 2; an arithmetic other than 16bit needs it.
+    """
 
     name: str = ""
     layers: Count
@@ -147,8 +161,17 @@ class ModelEntry(_Part):
     head_dim: Count
     parameters: Positive
     active: Positive | None = None
-    bytes_per_parameter: Positive = 2.0
+    bytes_per_parameter: Positive | None = None
     kv_per_layer_bytes: Positive | None = None
+    arithmetic: Arithmetic = Arithmetic.BITS_16
+
+    @model_validator(mode="after")
+    def _stored(self) -> Self:
+        if self.arithmetic is not Arithmetic.BITS_16 and self.bytes_per_parameter is None:
+            raise ValueError(
+                f"bytes_per_parameter: is needed with arithmetic {self.arithmetic.value}: what weights take"
+            )
+        return self
 
     def spec(self, name: str) -> ModelSpec:
         per_layer = self.kv_per_layer_bytes or 2.0 * 2 * self.kv_heads * self.head_dim
@@ -161,8 +184,9 @@ class ModelEntry(_Part):
             self.head_dim,
             self.parameters * 1e9,
             (self.active or self.parameters) * 1e9,
-            self.bytes_per_parameter,
+            self.bytes_per_parameter or 2.0,
             per_layer * self.layers,
+            self.arithmetic,
         )
 
 

@@ -64,8 +64,8 @@ def plan_over_horizon(
         sample = drawn(short, 0)
         count = min(most, max(short, _requests_for(LOADED * _alone_s(site, sample), sample)))
     best = planned(count)
-    again = min(most, _requests_for(best[0].felt_p95_s, best[1]))
-    if best[1].seconds < ENOUGH_LATENCIES * best[0].felt_p95_s and again > count:
+    again = min(most, _requests_for(best[0].stay_s, best[1]))
+    if best[1].seconds < ENOUGH_LATENCIES * best[0].stay_s and again > count:
         best = planned(again)
     return best
 

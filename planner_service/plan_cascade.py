@@ -5,16 +5,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
-import numpy as np
-
 from planner_service.burst_ladder import NoLadder, burst_ladder
 from planner_service.cascade_choice import Tiers, best_cascade
 from planner_service.cascade_plan import CascadePlan, outcome, with_runs
-from planner_service.cascade_simulation import simulate_cascade
+from planner_service.cascade_simulation import run_cascade
 from planner_service.deployment.mixed import GpuTypes
 from planner_service.deployment.search import Strategy
 from planner_service.early_rules import NEEDS_PARTS, fitted_rules, outcomes_of
-from planner_service.planning_options import LEAST_REQUESTS, Budget, Goal, Objective, Options
+from planner_service.planning_options import Budget, Goal, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import EndToEnd
@@ -23,6 +21,7 @@ from planner_service.routing.grading import Grading
 from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from planner_service.simulator import Dispatch
+from planner_service.simulator.felt import Objective
 from planner_service.site import Demand, Site, replica_kinds
 from planner_service.skip_search import Limits, best_rule, rules_tried
 from planner_service.sustained_load import rate_text
@@ -52,14 +51,15 @@ def plan_cascade(
     is run when it is found; a latency target has to hold for their mean.
 
     Raises:
-        InvalidRequest: options that do not go together, one out of bounds, more GPUs than there are, or fewer than
-            LEAST_REQUESTS requests.
+        InvalidRequest: options that do not go together, one out of bounds, more GPUs than there are, or fewer requests
+            than the percentile needs.
         Unreachable: no plan meets the targets, or no tier that is needed fits; it says which target binds.
     """
     options = dataclasses.replace(options or Options(), **fields)  # type: ignore[arg-type]
     options.check(len(site.tiers))
-    if len(demand.arrival_s) < LEAST_REQUESTS:
-        raise invalid("requests", f"must be at least {LEAST_REQUESTS} to plan on, not {len(demand.arrival_s)}")
+    if len(demand.arrival_s) < options.least_requests:
+        least = options.least_requests
+        raise invalid("requests", f"must be at least {least} to plan on, not {len(demand.arrival_s)}")
     if options.budget is Budget.EXACT and (site.more or site.remotes):
         raise invalid("budget", EXACT_IS_FOR_ONE)
     if options.burst_floor is not None:
@@ -96,7 +96,9 @@ def _with_chosen_tiers(
 ) -> CascadePlan:
     """The best plan over the cascades of the candidates."""
     everything = dataclasses.replace(site, grading=None)
-    alone, unfit = deployer_for(everything, demand, gpus=options.gpus, dispatch=options.dispatch)
+    alone, unfit = deployer_for(
+        everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
+    )
     evaluations = 0
 
     def progress(total: int) -> None:
@@ -295,8 +297,8 @@ class _Planner:
             least_s = min(least_s, interval.mean)
             limit_s *= MARGIN * options.max_latency_s / interval.mean
         raise Unreachable(
-            f"max latency binds: no plan was found whose p95 is {options.max_latency_s:g} s on {len(runs)} other stretches "
-            f"of the trace: the least was {rounded_up(least_s)} s",
+            f"max latency binds: no plan was found whose {options.latency_words} is {options.max_latency_s:g} s on "
+            f"{len(runs)} other stretches of the trace: the least was {rounded_up(least_s)} s",
             least_s,
             Binds.MAX_LATENCY,
         )
@@ -313,6 +315,8 @@ class _Planner:
             demand,
             gpus=options.gpus,
             dispatch=options.dispatch,
+            objective=options.objective,
+            percentile=options.percentile,
             max_utilisation=options.max_utilisation,
             on_evaluation=progress,
         )
@@ -327,7 +331,7 @@ class _Planner:
         if options.budget is Budget.EXACT and (whole := deployer.spread(solution.thresholds)) is not None:
             solution = dataclasses.replace(solution, deployment=whole)
         plan = outcome(self.site, demand, solution, deployer, reasons, promise)
-        return dataclasses.replace(plan, objective=options.objective, budget=options.budget, goal=self.options.aim)
+        return dataclasses.replace(plan, budget=options.budget, goal=self.options.aim)
 
     def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> tuple[Promise | None, Solution]:
         """The solution for the largest tier; from there, where that is meant, the one for what users feel."""
@@ -338,10 +342,10 @@ class _Planner:
                 judged, min_quality, options.confidence, options.seed, lambda q, on: least_latency(deployer, q, on)
             )
             if limit_s is not None and promise.solution.deployment.latency_s > limit_s:
-                raise _latency_binds(promise.solution.deployment.latency_s, limit_s, min_quality, None)
+                raise _latency_binds(promise.solution.deployment.latency_s, options, min_quality, None)
             return promise, promise.solution
-        if options.objective is Objective.END_TO_END:
-            return None, self._end_to_end(demand, deployer, options, min_quality)
+        if options.objective is not Objective.LARGEST_TIER:
+            return None, self._felt(demand, deployer, options, min_quality)
         if aim is Goal.COST:
             assert limit_s is not None
             return None, cheapest(deployer, min_quality, limit_s, judged)
@@ -353,24 +357,24 @@ class _Planner:
             solution = most_quality(deployer, limit_s, judged)
             if solution.quality < min_quality:
                 least_s = least_latency(deployer, min_quality, judged).deployment.latency_s
-                raise _latency_binds(least_s, limit_s, min_quality, solution.quality)
+                raise _latency_binds(least_s, options, min_quality, solution.quality)
             return None, solution
         solution = least_latency(deployer, min_quality, judged)
         if limit_s is not None and solution.deployment.latency_s > limit_s:
-            raise _latency_binds(solution.deployment.latency_s, limit_s, min_quality, None)
+            raise _latency_binds(solution.deployment.latency_s, options, min_quality, None)
         return None, solution
 
-    def _end_to_end(self, demand: Demand, deployer: Deployer, options: Options, min_quality: float) -> Solution:
-        def total_s(thresholds: Sequence[float], strategies: Sequence[Strategy]) -> float:
-            seconds = simulate_cascade(self.site, demand, thresholds, strategies, options.dispatch)[1]
-            return float(np.percentile(seconds, deployer.percentile))
+    def _felt(self, demand: Demand, deployer: Deployer, options: Options, min_quality: float) -> Solution:
+        def felt_s(thresholds: Sequence[float], strategies: Sequence[Strategy]) -> float:
+            run = run_cascade(self.site, demand, thresholds, strategies, options.dispatch)
+            return run.latency_s(options.objective, options.percentile)
 
         if options.aim is Goal.RATE and options.max_latency_s is not None:
             # a tier may be slower than what most users feel: twice the limit leaves room for it
             start = any_within(deployer, min_quality, 2 * options.max_latency_s, demand.judged, self.begin[::-1])
         else:
             start = least_latency(deployer, min_quality, demand.judged, STARTED_FROM)
-        felt = EndToEnd(deployer, demand.judged, self.site.judge_s, total_s)
+        felt = EndToEnd(deployer, demand.judged, self.site.judge_s, felt_s)
         limit_s = options.max_latency_s
         if options.aim is Goal.COST:
             assert limit_s is not None
@@ -380,17 +384,18 @@ class _Planner:
             return felt.most_quality(limit_s, min_quality, start)
         solution = felt.least_latency(min_quality, start)
         if limit_s is not None:
-            seconds = total_s(solution.thresholds, solution.deployment.strategies)
+            seconds = felt_s(solution.thresholds, solution.deployment.strategies)
             if seconds > limit_s:
-                raise _latency_binds(seconds, limit_s, min_quality, None)
+                raise _latency_binds(seconds, options, min_quality, None)
         return solution
 
 
-def _latency_binds(least_s: float, limit_s: float, min_quality: float, quality: float | None) -> Unreachable:
+def _latency_binds(least_s: float, options: Options, min_quality: float, quality: float | None) -> Unreachable:
+    limit_s = options.max_latency_s
     within = "" if quality is None else f"; within {limit_s:g} s the most quality is {rounded_down(quality)}"
     return Unreachable(
-        f"max latency binds: at quality {min_quality:g} the least latency is {rounded_up(least_s)} s, not {limit_s:g} s"
-        f"{within}",
+        f"max latency binds: at quality {min_quality:g} the least {options.latency_words} is {rounded_up(least_s)} s, "
+        f"not {limit_s:g} s{within}",
         least_s,
         Binds.MAX_LATENCY,
     )
@@ -426,6 +431,8 @@ class DeployerOptions(TypedDict):
     """See Deployer."""
 
     dispatch: Dispatch
+    objective: Objective
+    percentile: float
     max_utilisation: float | None
     grading: Grading | None
     on_evaluation: Callable[[int], None]
@@ -437,6 +444,8 @@ def deployer_for(
     *,
     gpus: int | None,
     dispatch: Dispatch,
+    objective: Objective = Objective.LARGEST_TIER,
+    percentile: float = 95.0,
     max_utilisation: float | None = None,
     on_evaluation: Callable[[int], None] = lambda _: None,
 ) -> tuple[Deployer, dict[str, str]]:
@@ -458,6 +467,8 @@ def deployer_for(
     place = (demand.requests, demand.arrival_s, kinds)
     how: DeployerOptions = {
         "dispatch": dispatch,
+        "objective": objective,
+        "percentile": percentile,
         "max_utilisation": max_utilisation,
         "grading": site.grading,
         "on_evaluation": on_evaluation,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_service.burst_codec import ladder_from_json, ladder_to_json
-from planner_service.cascade_plan import CascadeChoice, CascadePlan, LeftOut
+from planner_service.cascade_plan import CascadeChoice, CascadePlan, Felt, LeftOut
 from planner_service.cascade_simulation import GradingReport
 from planner_service.deployment.search import Strategy
 from planner_service.early_checks import EarlyRule
@@ -24,6 +24,7 @@ from planner_service.repeated_runs import Interval
 from planner_service.routing.quality import SKIPPED
 from planner_service.simulator import Dispatch, Percentiles, Report
 from planner_service.site import Site
+from planner_service.step_times import step_times
 from services.domain.bursts import BurstLadder, ladder_problems
 from services.domain.early_checks import EarlyCheck, early_check_problems
 from services.domain.errors import invalid
@@ -97,7 +98,8 @@ def plan_json(
                 "speculation": _speculation_json(planned_speculation(site, i, tier.strategy.replicas)),
                 "share_processed": tier.share_processed,
                 "share_answered": tier.share_answered,
-                "p95_s": tier.strategy.latency_s,
+                "p95_s": tier.p95_s,
+                "step_times": asdict(step_times(site, i, (replica.shape for replica, _ in tier.strategy.replicas))),
                 **report_json(tier.report),
                 "busy": tier.report.utilisation,
                 "utilisation": utilisation,
@@ -116,10 +118,17 @@ def plan_json(
         "end_to_end_p95_s": plan.end_to_end_p95_s,
         "latency_p95_interval_s": _interval(plan.latency_interval),
         "end_to_end_p95_interval_s": _interval(plan.end_to_end_interval),
+        "user_latency_s": felt_json(plan.felt),
+        "latency": {
+            "objective": plan.objective.value,
+            "percentile": plan.percentile,
+            "seconds": plan.felt_s,
+            "interval_s": _interval(plan.felt_interval),
+        },
         "horizon": {
             "requests": plan.requests,
             "seconds": plan.seconds,
-            "latencies": plan.seconds / plan.felt_p95_s if plan.felt_p95_s > 0 else None,
+            "latencies": plan.seconds / plan.stay_s if plan.stay_s > 0 else None,
         },
         "cost": {"gpus": plan.gpus, "dollars_per_hour": plan.dollars_per_hour},
         "goal": plan.goal.value,
@@ -162,7 +171,8 @@ def _over(plan: CascadePlan) -> str:
 
 
 def _choice_json(choice: CascadeChoice | None) -> dict[str, Any] | None:
-    """left_out: how many cascades have no plan, by why, see LeftOut. latency_p95_s: that the objective means."""
+    """left_out: how many cascades have no plan, by why, see LeftOut. latency_p95_s: that the objective means, at its
+    percentile."""
     if choice is None:
         return None
     other = choice.runner_up
@@ -178,7 +188,7 @@ def _choice_json(choice: CascadeChoice | None) -> dict[str, Any] | None:
         else {
             "tiers": list(other.tiers),
             "quality": other.quality,
-            "latency_p95_s": other.latency_p95_s,
+            "latency_p95_s": other.latency_s,
             "cost": {"gpus": other.gpus, "dollars_per_hour": other.dollars_per_hour},
             "rate_per_s": other.rate_per_s,
         },
@@ -192,6 +202,15 @@ def _grading_json(site: Site, grading: GradingReport | None) -> dict[str, Any] |
     by = site.tiers[site.grading.tier] if site.grading.by_tier else site.grading.model
     wait = _spread(grading.wait)
     return {"by": by, "requests": grading.requests, "requests_per_s": grading.per_s, "wait_s": wait}
+
+
+def felt_json(felt: Felt) -> dict[str, dict[str, float]]:
+    """What users feel, in seconds."""
+    return {
+        "end_to_end": _spread(felt.end_to_end),
+        "first_token": _spread(felt.first_token),
+        "pace": _spread(felt.pace),
+    }
 
 
 def _spread(p: Percentiles) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.burst_codec import ladder_to_proto
-from planner_service.cascade_plan import CascadeChoice, CascadePlan
+from planner_service.cascade_plan import CascadeChoice, CascadePlan, Felt
 from planner_service.demand import demand_of, workload_digest
 from planner_service.early_checks import EarlyRule, PartScores
 from planner_service.early_rules import EarlyOutcome, meanwhile_tokens
@@ -29,13 +29,15 @@ from planner_service.files import (
     TierEntry,
 )
 from planner_service.planned_drafts import PlannedSpeculation, planned_speculation
-from planner_service.planning_options import Budget, Goal, Objective, Options
+from planner_service.planning_options import PERCENTILE, Budget, Goal, Options
 from planner_service.proto_codec import early_checks_from_proto, early_checks_to_proto
 from planner_service.routing.quality import SKIPPED, JudgedSample
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
+from planner_service.simulator.felt import Objective
 from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.workload import Floats
 from planner_service.site import Demand, Site, TierSpeculation
+from planner_service.step_times import step_times
 from services.domain.early_checks import MAX_EARLY_CHECKS, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
@@ -51,6 +53,8 @@ _OBJECTIVES = {
     pb.OBJECTIVE_UNSPECIFIED: Objective.LARGEST_TIER,
     pb.OBJECTIVE_LARGEST_TIER: Objective.LARGEST_TIER,
     pb.OBJECTIVE_END_TO_END: Objective.END_TO_END,
+    pb.OBJECTIVE_FIRST_TOKEN: Objective.FIRST_TOKEN,
+    pb.OBJECTIVE_PACE: Objective.PACE,
 }
 _GOALS = {
     pb.GOAL_UNSPECIFIED: None,
@@ -106,6 +110,7 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         max_tiers=request.max_tiers if request.HasField("max_tiers") else None,
         min_tiers=request.min_tiers if request.HasField("min_tiers") else None,
         early_error=request.early_error if request.HasField("early_error") else None,
+        percentile=request.percentile if request.HasField("percentile") else PERCENTILE,
     )
 
 
@@ -276,13 +281,14 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                 used=tier.strategy.used,
                 share_processed=tier.share_processed,
                 share_answered=tier.share_answered,
-                latency_p95_s=tier.strategy.latency_s,
+                latency_p95_s=tier.p95_s,
                 report=report_to_proto(tier.report),
                 utilisation=utilisation,
                 speculation=_speculation_to_proto(planned_speculation(site, i, tier.strategy.replicas)),
                 skip_below=limit,
                 remote_dollars_per_hour=None if tier.strategy.remote is None else tier.strategy.remote_dollars_per_hour,
                 early=None if outcome is None else _early_to_proto(outcome),
+                step_times=step_times(site, i, ()).source,
             )
             for i, (tier, threshold, utilisation, limit, outcome) in enumerate(
                 zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, early, strict=True)
@@ -306,6 +312,10 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
         burst_reason=plan.burst_reason,
         early_reason=plan.early_reason,
         choice=None if plan.choice is None else _choice_to_proto(plan.choice),
+        objective=next(value for value, objective in _OBJECTIVES.items() if value and objective is plan.objective),
+        percentile=plan.percentile,
+        latency_s=plan.felt_s,
+        user_latency=user_latency_to_proto(plan.felt),
     )
     created.goal = next(value for value, goal in _GOALS.items() if goal is plan.goal)
     if plan.load is not None:
@@ -348,7 +358,7 @@ def _choice_to_proto(choice: CascadeChoice) -> pb.CascadeChoice:
         else pb.RunnerUp(
             tiers=other.tiers,
             quality=other.quality,
-            latency_p95_s=other.latency_p95_s,
+            latency_p95_s=other.latency_s,
             gpus=other.gpus,
             dollars_per_hour=other.dollars_per_hour,
             rate_per_s=other.rate_per_s,
@@ -469,6 +479,14 @@ def report_to_proto(report: Report) -> pb.TierReport:
 
 def percentiles_to_proto(p: Percentiles) -> pb.Percentiles:
     return pb.Percentiles(p50=p.p50, p95=p.p95, p99=p.p99, mean=p.mean)
+
+
+def user_latency_to_proto(felt: Felt) -> pb.UserLatency:
+    return pb.UserLatency(
+        end_to_end=percentiles_to_proto(felt.end_to_end),
+        first_token=percentiles_to_proto(felt.first_token),
+        pace=percentiles_to_proto(felt.pace),
+    )
 
 
 def trace_from_proto(trace: pb.Trace, at: str) -> Workload:

@@ -8,18 +8,13 @@ import numpy as np
 
 from planner_service.routing.grid import MOST_TIERS
 from planner_service.simulator import Dispatch
+from planner_service.simulator.felt import Objective, latency_words, least_requests
 from services.domain.errors import invalid
 
 LEAST_REQUESTS = 20  # to plan on: with fewer, the 95th percentile is the slowest request
 MOST_CASCADES = 1000  # that are chosen from
+LEAST_PERCENTILE, PERCENTILE = 50.0, 95.0
 MAX_UTILISATION = 0.75  # the usual: leaves room for a third more than the trace's rate
-
-
-class Objective(enum.Enum):
-    """Which latency is meant: p95 of the slowest tier (the paper's L), or of what a user feels."""
-
-    LARGEST_TIER = "largest-tier"
-    END_TO_END = "end-to-end"
 
 
 class Goal(enum.Enum):
@@ -43,7 +38,8 @@ class Options:
     """What a plan is to reach, and how it is looked for.
 
     gpus: at most so many of the cluster's; None for all. min_quality: mean quality of the answers that stand.
-    max_latency_s: of the objective's latency. goal: None for cost where both targets are given, else for what has none.
+    max_latency_s: of the objective's latency, at `percentile`. goal: None for cost where both targets are given, else for
+    what has none.
     confidence: min_quality holds for new requests with this probability, see routing.confidence; None for the sample's mean.
     seed: of the split that a confidence needs. budget: EXACT gives every GPU to a tier, which the MILP decides.
     max_utilisation: of what a tier sustains, the share that its requests may take; None lets a plan be overloaded.
@@ -60,6 +56,7 @@ class Options:
     max_latency_s: float | None = None
     goal: Goal | None = None
     objective: Objective = Objective.LARGEST_TIER
+    percentile: float = PERCENTILE
     confidence: float | None = None
     seed: int = 0
     dispatch: Dispatch = Dispatch.CAPACITY
@@ -78,6 +75,16 @@ class Options:
         return self.min_quality if self.burst_mean is None else self.burst_mean
 
     @property
+    def latency_words(self) -> str:
+        """The latency that is meant: `p95 end-to-end latency`."""
+        return latency_words(self.objective, self.percentile)
+
+    @property
+    def least_requests(self) -> int:
+        """To plan on."""
+        return max(LEAST_REQUESTS, least_requests(self.percentile))
+
+    @property
     def aim(self) -> Goal:
         if self.goal is not None:
             return self.goal
@@ -93,6 +100,8 @@ class Options:
             raise invalid("min_quality", f"must be from 0 to 100, not {self.min_quality:g}")
         if self.max_latency_s is not None and not 0 < self.max_latency_s < np.inf:
             raise invalid("max_latency_s", f"must be a number of seconds over 0, not {self.max_latency_s:g}")
+        if not LEAST_PERCENTILE <= self.percentile < 100:
+            raise invalid("percentile", f"must be from {LEAST_PERCENTILE:g} to less than 100, not {self.percentile:g}")
         if self.max_utilisation is not None and not 0 < self.max_utilisation <= 1:
             raise invalid("max_utilisation", f"must be over 0 and at most 1, not {self.max_utilisation:g}")
         if self.aim in (Goal.LATENCY, Goal.COST) and self.min_quality is None:
@@ -110,9 +119,12 @@ class Options:
         if self.confidence is not None and self.aim is not Goal.LATENCY:
             raise invalid("confidence", "goes with the goal latency")
         most = tiers if self.max_tiers is None else self.max_tiers
-        if self.objective is Objective.END_TO_END and (self.confidence is not None or most > MOST_TIERS):
-            raise invalid("objective", f"end-to-end goes without a confidence, and with up to {MOST_TIERS} tiers")
-        if self.budget is Budget.EXACT and (self.objective is Objective.END_TO_END or self.aim is Goal.COST):
+        felt = self.objective is not Objective.LARGEST_TIER
+        if felt and (self.confidence is not None or most > MOST_TIERS):
+            raise invalid(
+                "objective", f"{self.objective.value} goes without a confidence, and with up to {MOST_TIERS} tiers"
+            )
+        if self.budget is Budget.EXACT and (felt or self.aim is Goal.COST):
             raise invalid(
                 "budget", "exact goes with the largest tier's latency as objective, and not with the goal cost"
             )

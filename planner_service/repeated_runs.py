@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from planner_service.cascade_simulation import simulate_cascade
+from planner_service.cascade_simulation import run_cascade
 from planner_service.deployment.search import Strategy
 from planner_service.simulator import Dispatch
+from planner_service.simulator.felt import Objective
 from planner_service.site import Demand, Site
 
 CONFIDENCE = 0.95
@@ -33,12 +34,17 @@ class Interval:
 
 
 def repeated(
-    site: Site, runs: Sequence[Demand], thresholds: Sequence[float], strategies: Sequence[Strategy], dispatch: Dispatch
-) -> tuple[Interval, Interval]:
-    """(p95 of the slowest tier, p95 end to end) of a plan on each of `runs`, at least one."""
-    largest, felt = [], []
+    site: Site,
+    runs: Sequence[Demand],
+    thresholds: Sequence[float],
+    strategies: Sequence[Strategy],
+    dispatch: Dispatch,
+    latencies: Sequence[tuple[Objective, float]],
+) -> list[Interval]:
+    """The latencies of a plan, each an objective with a percentile, on each of `runs`, at least one."""
+    values: list[list[float]] = [[] for _ in latencies]
     for demand in runs:
-        reports, total_s = simulate_cascade(site, demand, thresholds, strategies, dispatch)
-        largest.append(max(report.latency.p95 for report in reports))
-        felt.append(float(np.percentile(total_s, 95)))
-    return Interval.of(largest), Interval.of(felt)
+        run = run_cascade(site, demand, thresholds, strategies, dispatch)
+        for known, (objective, percentile) in zip(values, latencies, strict=True):
+            known.append(run.latency_s(objective, percentile))
+    return [Interval.of(known) for known in values]

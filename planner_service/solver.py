@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
 from planner_service import stages_codec
-from planner_service.cascade_plan import CascadePlan
-from planner_service.cascade_simulation import run_cascade, simulate_cascade
+from planner_service.cascade_plan import CascadePlan, Felt
+from planner_service.cascade_simulation import run_cascade
 from planner_service.demand import demand_of
 from planner_service.files import FileError, read_quality, read_site, read_trace
 from planner_service.imputation import imputed
@@ -31,7 +31,6 @@ from planner_service.proto_codec import qoe_from_proto, qoe_to_proto, stage_to_p
 from planner_service.replan_job import ReplanJob
 from planner_service.routing.quality import route
 from planner_service.routing.solution import Unreachable
-from planner_service.simulator import Percentiles
 from planner_service.simulator.cluster import Moves
 from planner_service.site import Demand, Site
 from planner_service.stages import MoveCost, batches_of, choose, plan_stages, with_layout
@@ -66,7 +65,9 @@ def plan(payload: bytes, emit: Emit) -> None:
         site, demand = chosen_of(result, site, demand)
         finished = pb.PlanFinished(plan=codec.plan_to_proto(result, site, demand, time.monotonic() - began))
     except Unreachable as error:
-        finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
+        finished = pb.PlanFinished(
+            unreachable=pb.Unreachable(reason=str(error), best=error.best, binds=error.binds.value)
+        )
     emit(pb.PlanCascadeResponse(finished=finished))
 
 
@@ -77,13 +78,15 @@ def simulate(payload: bytes, emit: Emit) -> None:
     rules = codec.early_rules_from_proto(request, site, demand)
     demand = demand.under(codec.skip_rule_from_proto(request), rules)
     dispatch = codec.dispatch_from_proto(request.dispatch)
-    reports, total_s = simulate_cascade(site, demand, thresholds, strategies_of(shapes, site), dispatch)
+    run = run_cascade(site, demand, thresholds, strategies_of(shapes, site), dispatch)
+    felt = Felt.of(run)
     emit(
         pb.SimulateDeploymentResponse(
-            tiers=[codec.report_to_proto(one) for one in reports],
-            end_to_end=codec.percentiles_to_proto(Percentiles.of(total_s)),
+            tiers=[codec.report_to_proto(one) for one in run.reports],
+            end_to_end=codec.percentiles_to_proto(felt.end_to_end),
             quality=route(demand.requests, thresholds).quality,
-            requests=len(total_s),
+            requests=len(run.total_s),
+            user_latency=codec.user_latency_to_proto(felt),
         )
     )
 
@@ -117,7 +120,9 @@ def replan(payload: bytes, emit: Emit) -> None:
         finished = pb.PlanFinished(plan=codec.plan_to_proto(plan, site, demand, time.monotonic() - began))
         staged += _staged(site, demand, plan, job.staged)
     except Unreachable as error:
-        finished = pb.PlanFinished(unreachable=pb.Unreachable(reason=str(error), best=error.best))
+        finished = pb.PlanFinished(
+            unreachable=pb.Unreachable(reason=str(error), best=error.best, binds=error.binds.value)
+        )
     emit(pb.PlanCascadeResponse(finished=finished))
     for request in staged:
         emit(request)

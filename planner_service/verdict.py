@@ -53,7 +53,7 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
         quality,
         more.gpus - plan.gpus,
         None if dollars[0] is None or dollars[1] is None else dollars[0] - dollars[1],
-        more.felt_p95_s - plan.felt_p95_s,
+        more.felt_s - plan.felt_s,
         None if rates[0] is None or rates[1] is None else rates[0] - rates[1],
     )
 

@@ -30,6 +30,7 @@ from router_service.siblings.client import Siblings
 from router_service.siblings.servicer import RouterProcessServicer, start_server
 from router_service.status import MeshStatus
 from router_service.telemetry.late_traces import LateTraces
+from router_service.telemetry.prompt_sampler import PromptSampler
 from router_service.telemetry.request_recorder import RequestRecorder
 from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
 from router_service.telemetry.stats import RouterStats
@@ -46,7 +47,14 @@ from services.field_problems import SettingsError
 from services.health import Health
 from services.runtime import Chassis
 from services.score_predictor_file import read_score_predictor
-from services.state import MeshFeed, ServedRequestStore, TraceStore, WorkloadStore
+from services.state import (
+    MeshFeed,
+    PromptSampleStore,
+    ServedRequestStore,
+    StateUnavailable,
+    TraceStore,
+    WorkloadStore,
+)
 from services.state.limits import SharedLimits
 from services.state.usage import UsageStore
 from services.telemetry import observe_unusable_entries
@@ -102,6 +110,14 @@ async def compose(chassis: Chassis) -> None:
     if options.kept_requests:
         served = ServedRequestStore(chassis.redis, chassis.keys, options.kept_requests)
         recorder = await stack.enter_async_context(RequestRecorder(served, SystemClock()))
+    prompts = sampled_prompts = None
+    if options.sample_prompts.share:
+        sampled_prompts = _prompt_samples(chassis)
+        prompts = await stack.enter_async_context(
+            PromptSampler(sampled_prompts, options.sample_prompts.share, random.Random())
+        )
+    else:
+        await _delete_prompts(chassis)
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
     tenancy = await stack.enter_async_context(await _tenancy(chassis))
     if tenancy.needs_keys:
@@ -124,6 +140,7 @@ async def compose(chassis: Chassis) -> None:
         EarlyCheckCounter(chassis.telemetry.meter),
         recorder,
         bursts,
+        prompts,
     )
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
@@ -147,6 +164,7 @@ async def compose(chassis: Chassis) -> None:
             move,
             siblings,
             served,
+            sampled_prompts,
         ),
         chassis.admin,
     )
@@ -206,6 +224,19 @@ def _predictor(chassis: Chassis) -> ScorePredictor | None:
         if tier.skip_below is not None and tier.name not in predictor.tiers:
             raise SettingsError(f"tiers[{i}].skip_below: {path} predicts no scores of tier {tier.name}")
     return predictor
+
+
+def _prompt_samples(chassis: Chassis) -> PromptSampleStore:
+    limits = chassis.mesh.router.sample_prompts
+    return PromptSampleStore(chassis.redis, chassis.keys, limits.max_prompts, limits.max_age_s)
+
+
+async def _delete_prompts(chassis: Chassis) -> None:
+    """Delete prompts that were sampled while the mesh file asked for it."""
+    try:
+        await _prompt_samples(chassis).delete()
+    except StateUnavailable as error:
+        _log.warning("sampled prompts, if there are any, could not be deleted: %s", error)
 
 
 async def _tenancy(chassis: Chassis) -> Tenancy:

@@ -24,6 +24,7 @@ from router_service.domain.events import (
 )
 from services import proto_codec as common
 from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.prompt_samples import PromptSample
 from services.domain.requests import (
     MAX_PROMPT_CHARS,
     Slo,
@@ -239,6 +240,11 @@ def usage_to_proto(of: UsageOf, measures: Mapping[str, float]) -> pb.TenantUsage
         cost=measures.get("cost", 0.0),
         compute_seconds=measures.get("compute_seconds", 0.0),
     )
+
+
+def prompt_sample_to_proto(sample: PromptSample) -> pb.SampledPrompt:
+    messages = [common_pb2.ChatMessage(role=role, content=content) for role, content in sample.messages]
+    return pb.SampledPrompt(messages=messages)
 
 
 def served_request_to_proto(request: ServedRequest) -> pb.ServedRequest:

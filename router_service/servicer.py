@@ -31,7 +31,7 @@ from services.domain.mesh_view import MeshView
 from services.domain.slo.promises import Promise
 from services.grpc_types import Context
 from services.mesh_schema import MeshSlo
-from services.state import ServedRequestStore, TraceStore
+from services.state import PromptSampleStore, ServedRequestStore, TraceStore
 from services.state.usage import KEPT_DAYS, UsageStore
 from services.write_timeouts import write_deadline_s
 
@@ -41,6 +41,7 @@ MESH_SERVICE = pb.DESCRIPTOR.services_by_name["MeshService"].full_name
 MIN_INTERVAL_S = 0.1
 MAX_TRACES, USUAL_TRACES = 100, 10
 MAX_SERVED_PAGE = 10_000  # about 0.4 MB
+MAX_PROMPT_PAGE = 100  # under 1.7 MB
 NO_CLASSES = MeshSlo()
 
 
@@ -111,10 +112,11 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         move: Move,
         siblings: Siblings | None = None,
         served: ServedRequestStore | None = None,
+        prompts: PromptSampleStore | None = None,
     ) -> None:
-        """served: None if the mesh keeps no requests."""
+        """served, prompts: None if the mesh keeps no requests, or no prompts."""
         self._status, self._traces, self._move, self._siblings = status, traces, move, siblings
-        self._usage, self._served = usage, served
+        self._usage, self._served, self._prompts = usage, served, prompts
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=await self._status.read())
@@ -156,6 +158,19 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         requests, next_token = await self._served.page(request.page_token, size)
         return pb.ListServedRequestsResponse(
             requests=map(codec.served_request_to_proto, requests), next_page_token=next_token
+        )
+
+    async def ListSampledPrompts(
+        self, request: pb.ListSampledPromptsRequest, context: Context
+    ) -> pb.ListSampledPromptsResponse:
+        if self._prompts is None:
+            raise NotServed("no prompts are sampled: router.sample_prompts.share of the mesh file is 0")
+        size = request.page_size if request.HasField("page_size") else MAX_PROMPT_PAGE
+        if not 1 <= size <= MAX_PROMPT_PAGE:
+            raise invalid("page_size", f"must be from 1 to {MAX_PROMPT_PAGE}, not {size}")
+        samples, next_token = await self._prompts.page(request.page_token, size)
+        return pb.ListSampledPromptsResponse(
+            prompts=map(codec.prompt_sample_to_proto, samples), next_page_token=next_token
         )
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:

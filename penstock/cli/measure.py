@@ -19,7 +19,7 @@ from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, print_written
 from penstock.client.aio import AsyncClient
 from penstock.client.judging import Answered, AsyncJudge
-from penstock.client.types import Options
+from penstock.client.types import Message, Options
 
 MAX_EARLY_CHECKS = 16  # of a plan
 
@@ -39,8 +39,14 @@ class _Scored:
 @needs_extra("measure --early-after", "planner")
 def measure(
     prompts: Annotated[
-        Path, typer.Argument(help="JSONL file with prompt, or the messages of a chat, and, if known, answer.")
-    ],
+        Path | None, typer.Argument(help="JSONL file with prompt, or the messages of a chat, and, if known, answer.")
+    ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Use the prompts that the mesh has sampled (router.sample_prompts) instead of a file."
+        ),
+    ] = False,
     out: Annotated[Path, options.new_file("--out", help="The quality file to write, for `penstock plan`.")] = Path(
         "judged.csv"
     ),
@@ -79,10 +85,18 @@ def measure(
     json: targets.Json = False,
 ) -> None:
     """Measure the quality of each tier on your prompts: every tier answers all of them, and the judge scores every answer."""
-    try:
-        questions = read_questions(prompts)
-    except QuestionsError as error:
-        fail(str(error), 2)
+    if live == (prompts is not None):
+        fail("give either a file of prompts or --live", 2)
+    if live and labelled is not None:
+        fail("--labelled needs an answer with every prompt, which the prompts of --live do not have", 2)
+    routers, listeners = targets.resolve(target), targets.resolve_admin(admin)
+    if prompts is None:
+        questions = _live_questions(listeners)
+    else:
+        try:
+            questions = read_questions(prompts)
+        except QuestionsError as error:
+            fail(str(error), 2)
     if labelled is not None and any(question.answer is None for question in questions):
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     if labelled is not None and any(not isinstance(question.prompt, str) for question in questions):
@@ -90,7 +104,6 @@ def measure(
     after = _token_counts(early_after)
     if after:
         import planner_service.early_checks  # noqa: F401 - what is missing is said before anything is measured
-    routers, listeners = targets.resolve(target), targets.resolve_admin(admin)
     generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with cli_error_handling(routers):
         measured = _measure(routers, listeners, questions, generation, scorer, concurrency, after, quiet=json)
@@ -117,6 +130,21 @@ def measure(
         if fitted_checks is not None:
             _show_checks(tier, fitted_checks)
     print_written(out, labelled)
+
+
+def _live_questions(listeners: str) -> list[Question]:
+    """The prompts that the mesh has sampled, the oldest first, each once."""
+    sampled, token = list[list[Message]](), ""
+    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+        while True:
+            page, token = client.sampled_prompts(token)
+            sampled += page
+            if not token:
+                break
+    if not sampled:
+        fail("the mesh has sampled no prompts yet")
+    distinct = {json_module.dumps(messages): messages for messages in reversed(sampled)}
+    return [Question(messages) for messages in distinct.values()]
 
 
 async def _measure(

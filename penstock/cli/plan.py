@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_LATENCY_S = 86_400.0
 MAX_CONFIDENCE = 0.999999
+MAX_PERCENTILE = 99.99
 MAX_EARLY_ERROR = 0.5
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Publish the plan although it was made for other models.")]
@@ -73,7 +74,7 @@ def plan(
         float | None,
         options.number(
             "--max-latency",
-            help="p95 of the latency that --objective names, seconds.",
+            help="The latency that --objective names, at --percentile, seconds.",
             least=0,
             most=MAX_LATENCY_S,
             above=True,
@@ -89,10 +90,15 @@ def plan(
         str | None,
         typer.Option(
             "--objective",
-            help="Which latency: end-to-end, what a user feels; largest-tier, p95 of the slowest tier. Else end-to-end, "
-            "with up to three tiers and without --confidence and --budget exact.",
+            help="Which latency: end-to-end; first-token, to the first token that a user sees; pace, seconds per output "
+            "token; largest-tier, of the slowest tier. Else end-to-end, with up to three tiers and without --confidence and "
+            "--budget exact.",
         ),
     ] = None,
+    percentile: Annotated[
+        float,
+        options.number("--percentile", help="Percentile of that latency, such as 99.", least=50, most=MAX_PERCENTILE),
+    ] = 95.0,
     max_utilisation: Annotated[
         float,
         options.number(
@@ -266,6 +272,7 @@ def plan(
         max_latency=max_latency,
         goal=goal,
         objective=objective,
+        percentile=percentile,
         max_utilisation=None if allow_overload else max_utilisation,
         runs=runs,
         confidence=confidence,

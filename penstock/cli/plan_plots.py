@@ -102,7 +102,7 @@ def plot_sweep(axis: str, points: "Sequence[SweepPoint]", out: Path) -> list[Pat
     priced = bool(plans) and all(plan.dollars_per_hour is not None for _, plan in plans)
     costs = [float(plan.gpus) if not priced else float(plan.dollars_per_hour or 0.0) for _, plan in plans]
     shown = (
-        ("Latency", "p95 latency that the objective means (s)", [plan.felt_p95_s for _, plan in plans]),
+        ("Latency", "latency that the objective means (s)", [plan.felt_s for _, plan in plans]),
         ("Cost", "dollars per hour" if priced else "GPUs", costs),
         ("Quality", "mean of the answers that stand (0 to 100)", [plan.quality for _, plan in plans]),
     )

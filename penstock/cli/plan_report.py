@@ -11,7 +11,7 @@ from penstock.cli.output import console, print_written, seconds
 if TYPE_CHECKING:
     from penstock.client.plans import BurstLadder as ClientLadder
     from penstock.client.plans import BurstStep as ClientStep
-    from planner_service.cascade_plan import CascadePlan
+    from planner_service.cascade_plan import CascadePlan, Felt
     from planner_service.deployment.search import Strategy
     from planner_service.site import Demand, Site
     from planner_service.verdict import NextStep
@@ -55,7 +55,7 @@ def show(
             _strategy_words(tier.strategy),
             f"{tier.share_processed:.0%}",
             f"{tier.share_answered:.0%}",
-            seconds(tier.strategy.latency_s) if tier.strategy.used else "-",
+            seconds(tier.p95_s) if tier.strategy.used else "-",
             f"{utilisation:.0%}" if tier.strategy.used and plan.load is not None else "-",
             threshold,
         )
@@ -64,12 +64,14 @@ def show(
         ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
         f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
+        felt_line(plan.felt),
         *_grading_lines(plan, site),
         *_skip_lines(plan),
         *_early_lines(plan),
         *([f"no burst ladder: {plan.burst_reason}"] if plan.burst_reason else []),
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
+        f"step times: {_step_times_words(plan, site)}",
         f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
         *_promise_lines(plan, unguaranteed),
         *_choice_lines(plan),
@@ -80,6 +82,17 @@ def show(
         console.print(burst_table(plan.burst, site.tiers))
     if written:
         print_written(*written)
+
+
+def felt_line(felt: "Felt") -> str:
+    """`what users feel, p50, p95 and p99: end to end ...`."""
+    kinds = (
+        ("end to end", felt.end_to_end),
+        ("first visible token", felt.first_token),
+        ("per output token", felt.pace),
+    )
+    figures = [f"{name} {', '.join(seconds(value) for value in (p.p50, p.p95, p.p99))}" for name, p in kinds]
+    return f"p50, p95 and p99: {'; '.join(figures)}"
 
 
 def burst_table(ladder: "BurstLadder | ClientLadder", tiers: Sequence[str]) -> Table:
@@ -107,6 +120,15 @@ def _rule(score: float, tie_share: float) -> str:
 def _strategy_words(strategy: "Strategy") -> str:
     dollars = strategy.remote_dollars_per_hour
     return f"remote, {dollars:,.2f} dollars/hour for tokens" if strategy.remote is not None else str(strategy)
+
+
+def _step_times_words(plan: "CascadePlan", site: "Site") -> str:
+    """Where the step times of each used tier are from: `small estimated in 16bit, large profiled`."""
+    from planner_service.step_times import step_times
+
+    used = [(i, tier) for i, tier in enumerate(plan.tiers) if tier.strategy.used]
+    sources = ((tier.name, step_times(site, i, (r.shape for r, _ in tier.strategy.replicas))) for i, tier in used)
+    return "; ".join(f"{name} {source}" for name, source in sources)
 
 
 def _title(plan: "CascadePlan", site: "Site") -> str:
@@ -154,7 +176,7 @@ def _choice_lines(plan: "CascadePlan") -> list[str]:
         "" if other.dollars_per_hour is None else f", {other.dollars_per_hour:,.2f} dollars per hour"
     )
     rate = "" if plan.goal.value != "rate" or other.rate_per_s is None else f", {other.rate_per_s:.3g} requests/s"
-    figures = f"quality {other.quality:.2f}, p95 {seconds(other.latency_p95_s)}, {cost}{rate}"
+    figures = f"quality {other.quality:.2f}, {plan.latency_words} {seconds(other.latency_s)}, {cost}{rate}"
     return [*lines, f"runner-up: {' + '.join(other.tiers)}, {figures}"]
 
 
@@ -197,12 +219,11 @@ def _early_lines(plan: "CascadePlan") -> list[str]:
 
 
 def _interval_lines(plan: "CascadePlan") -> list[str]:
-    interval, latencies = plan.felt_interval, plan.seconds / plan.felt_p95_s if plan.felt_p95_s > 0 else 0.0
+    interval, latencies = plan.felt_interval, plan.seconds / plan.stay_s if plan.stay_s > 0 else 0.0
     made_for = f"made for {plan.requests:,} requests in {plan.seconds:,.0f} s, {latencies:,.0f} latencies"
     if interval is None:
         return [made_for]
-    which = "end to end" if plan.objective.value == "end-to-end" else "of the slowest tier"
-    spread = f"p95 {which} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
+    spread = f"{plan.latency_words} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
     return [f"{made_for}; on {interval.runs} other stretches of the trace {spread}"]
 
 

@@ -74,7 +74,13 @@ def run(text: str, swept: Swept, *, out: Path | None, plot: bool, json: bool) ->
             )[0]
 
         points = sweep(axis, values, chosen_options, plan_at)
-    figures = {"sweep": axis.value, "goal": chosen_options.aim.value, "points": [_json(point) for point in points]}
+    figures = {
+        "sweep": axis.value,
+        "goal": chosen_options.aim.value,
+        "objective": chosen_options.objective.value,
+        "percentile": chosen_options.percentile,
+        "points": [_json(point) for point in points],
+    }
     written = []
     if out is not None and not to_stdout:
         out.write_text(json_module.dumps(figures, indent=1) + "\n")
@@ -100,6 +106,7 @@ def _json(point: "SweepPoint") -> dict[str, Any]:
         "quality": plan.quality,
         "latency_p95_s": plan.latency_p95_s,
         "end_to_end_p95_s": plan.end_to_end_p95_s,
+        "latency_s": plan.felt_s,
         "cost": {"gpus": plan.gpus, "dollars_per_hour": plan.dollars_per_hour},
         "rate_per_s": plan.rate_per_s,
         "breaks_at_rate": None if plan.load is None else plan.load.sustained_per_s,
@@ -113,12 +120,14 @@ def _show(axis: str, points: "Sequence[SweepPoint]") -> None:
     chosen = first is not None and first.choice is not None  # then plans may have different tiers
     names = [] if first is None or chosen else [tier.name for tier in first.tiers]
     priced = first is not None and first.dollars_per_hour is not None
+    notes = [] if first is None else [f"latency: {first.latency_words}"]
+    notes += [f"GPUs by tier: {' + '.join(names)}"] if names else []
     heads = {"rate": "requests/s", "quality": "least quality", "gpus": "GPUs at most"}
-    table = Table(title=f"Plans by {heads[axis]}", caption=f"GPUs by tier: {' + '.join(names)}" if names else None)
+    table = Table(title=f"Plans by {heads[axis]}", caption="; ".join(notes) or None)
     columns = [
         heads[axis],
         "quality",
-        "p95",
+        "latency",
         "GPUs",
         *(["dollars/h"] if priced else []),
         "by tier",
@@ -135,7 +144,7 @@ def _show(axis: str, points: "Sequence[SweepPoint]") -> None:
         dollars = [f"{plan.dollars_per_hour:,.2f}"] if priced and plan.dollars_per_hour is not None else []
         breaks = ["-", ""] if plan.load is None else [f"{plan.load.sustained_per_s:.3g}/s", plan.load.tier]
         counts = " + ".join(f"{tier.name} {tier.gpus}" if chosen else str(tier.gpus) for tier in plan.tiers)
-        figures = [f"{plan.quality:.2f}", seconds(plan.felt_p95_s), str(plan.gpus), *dollars, counts]
+        figures = [f"{plan.quality:.2f}", seconds(plan.felt_s), str(plan.gpus), *dollars, counts]
         table.add_row(f"{point.value:.4g}", *figures, *breaks)
     console.print(table)
     for point in points:

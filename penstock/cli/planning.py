@@ -21,6 +21,7 @@ from penstock.cli.plan_changes import PlannedTier
 
 if TYPE_CHECKING:
     from planner_service.deployment.search import Strategy
+    from planner_service.planning_options import Options
     from planner_service.site import Demand, Site
     from planner_service.slo_classes import ClassAttainment, WorkloadClass
 
@@ -38,6 +39,7 @@ def plan(
     max_latency: float | None,
     goal: str | None,
     objective: str | None,
+    percentile: float,
     max_utilisation: float | None,
     runs: int,
     confidence: float | None,
@@ -70,9 +72,10 @@ def plan(
     from planner_service.horizon import plan_over_horizon
     from planner_service.plan_cascade import chosen_of, plan_cascade
     from planner_service.plan_file import PlanInputs, plan_json
-    from planner_service.planning_options import Budget, Goal, Objective, Options
+    from planner_service.planning_options import Budget, Goal, Options
     from planner_service.routing.grid import MOST_TIERS
     from planner_service.simulator import Dispatch
+    from planner_service.simulator.felt import Objective
     from planner_service.verdict import next_step, verdict
 
     if min_quality is None and max_latency is None:
@@ -96,6 +99,7 @@ def plan(
             max_latency_s=max_latency,
             goal=None if goal is None else Goal(goal),
             objective=Objective(objective),
+            percentile=percentile,
             confidence=confidence,
             seed=seed,
             dispatch=Dispatch(dispatch),
@@ -162,7 +166,7 @@ def plan(
                 max_tiers=max_tiers,
                 min_tiers=min_tiers,
             )
-            figures = plan_json(planned, inputs, took_s, _target(min_quality, max_latency), digest, site)
+            figures = plan_json(planned, inputs, took_s, _target(chosen), digest, site)
             figures["verdict"] = verdict(site, planned, step)
             figures["next_step"] = None if step is None else dataclasses.asdict(step)
             attainments = _attainments(
@@ -241,13 +245,13 @@ def _show_attainments(attainments: "Sequence[ClassAttainment]") -> None:
     console.print(table)
 
 
-def _target(min_quality: float | None, max_latency: float | None) -> str:
-    """The targets in words, as `quality >= 85, latency <= 2`."""
+def _target(options: "Options") -> str:
+    """The targets in words, as `quality >= 85, p95 end-to-end latency <= 2`."""
     targets = []
-    if min_quality is not None:
-        targets.append(f"quality >= {min_quality:g}")
-    if max_latency is not None:
-        targets.append(f"latency <= {max_latency:g}")
+    if options.min_quality is not None:
+        targets.append(f"quality >= {options.min_quality:g}")
+    if options.max_latency_s is not None:
+        targets.append(f"{options.latency_words} <= {options.max_latency_s:g}")
     return ", ".join(targets)
 
 
@@ -281,9 +285,9 @@ def simulate(
     Where the plan has a burst ladder, thresholds give way as routers let them.
     """
     from planner_service.burst_simulation import simulate_bursts
-    from planner_service.cascade_simulation import simulate_cascade
-    from planner_service.plan_file import read_plan, read_planned_site, report_json, strategies_of
-    from planner_service.simulator import Percentiles
+    from planner_service.cascade_plan import Felt
+    from planner_service.cascade_simulation import run_cascade
+    from planner_service.plan_file import felt_json, read_plan, read_planned_site, report_json, strategies_of
 
     with planner_error_handling():
         classes = _slo_classes(slo or [])
@@ -295,22 +299,24 @@ def simulate(
         strategies = strategies_of(planned.shapes, site)
         bursts: dict[str, Any] | None = None
         if planned.burst is None:
-            reports, total_s = simulate_cascade(site, demand, planned.thresholds, strategies, planned.dispatch)
+            cascade = run_cascade(site, demand, planned.thresholds, strategies, planned.dispatch)
         else:
             run = simulate_bursts(
                 site, demand, planned.burst, strategies, planned.dispatch, window_s=burst_window, seed=seed
             )
-            reports, total_s = run.reports, run.total_s
+            cascade = run.cascade
             bursts = {
                 "steps": [int((run.steps == i).sum()) for i in range(len(planned.burst.steps))],
                 "changes": run.changes,
                 "quality": float(run.scores.mean()),
             }
         attainments = _attainments(site, demand, planned.thresholds, strategies, classes, seed)
-    end_to_end = Percentiles.of(total_s)
+    felt, reports = Felt.of(cascade), cascade.reports
+    spread = felt_json(felt)
     figures = {
-        "requests": len(total_s),
-        "end_to_end_s": {"p50": end_to_end.p50, "p95": end_to_end.p95, "p99": end_to_end.p99, "mean": end_to_end.mean},
+        "requests": len(cascade.total_s),
+        "end_to_end_s": spread["end_to_end"],
+        "user_latency_s": spread,
         "tiers": [{"name": name, **report_json(report)} for name, report in zip(site.tiers, reports, strict=True)],
     }
     if attainments:
@@ -321,7 +327,8 @@ def simulate(
         print_json(figures)
         return
     table = Table(
-        title=f"{len(total_s)} requests, end to end p50 {seconds(end_to_end.p50)}, p95 {seconds(end_to_end.p95)}"
+        title=f"{len(cascade.total_s)} requests, end to end p50 {seconds(felt.end_to_end.p50)}, "
+        f"p95 {seconds(felt.end_to_end.p95)}"
     )
     for column in ("tier", "requests", "TTFT p50", "p95", "TPOT p50", "p95", "latency p95", "tokens/s", "busy"):
         table.add_column(column, justify="left" if column == "tier" else "right")
@@ -335,6 +342,7 @@ def simulate(
             f"{report.utilisation:.0%}",
         )
     console.print(table)
+    console.print(plan_report.felt_line(felt), highlight=False, soft_wrap=True)
     if bursts is not None:
         shares = ", ".join(f"{i}: {count}" for i, count in enumerate(bursts["steps"]))
         console.print(

@@ -226,7 +226,7 @@ class PlannedTier:
     utilisation: the offered rate over the rate that the tier sustains. speculation: None where nothing drafts.
     skip_below: the tier is passed over for prompts whose predicted score is lower; None: never.
     remote_dollars_per_hour: what the tokens of a remote tier cost; None for other tiers and where it is not used.
-    early: None without early checks.
+    early: None without early checks. step_times: where they are from, estimated by data sheets, profiled or stated.
     """
 
     name: str
@@ -243,6 +243,7 @@ class PlannedTier:
     skip_below: float | None = None
     remote_dollars_per_hour: float | None = None
     early: PlannedEarlyChecks | None = None
+    step_times: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,8 @@ class Grading:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The best plan of other tiers. latency_p95_s: that the objective means. Other fields: see CascadePlan."""
+    """The best plan of other tiers. latency_p95_s: that the objective means, at its percentile. Other fields: see
+    CascadePlan."""
 
     tiers: tuple[str, ...]
     quality: float
@@ -295,13 +297,23 @@ class CascadeChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class UserLatency:
+    """What users feel. first_token: until the first token that a user sees. pace: per token after the first."""
+
+    end_to_end: Percentiles
+    first_token: Percentiles
+    pace: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
 class CascadePlan:
     """A computed plan; docs/planner.md explains its figures.
 
     gap: None if it is unknown. breaks_at_rate_per_s, rate_per_s: None if the arrivals have no rate.
     dollars_per_hour: None if the cluster has no price. burst: None if none was asked for, or for burst_reason.
     grading: None if what judges was not stated. choice: how `tiers` were chosen from candidates; None if they were given.
-    early_reason: why there are no early checks, where they were asked for.
+    early_reason: why there are no early checks, where they were asked for. latency_s: that `objective` means, at
+    `percentile`. user_latency: None from a planner of an earlier version.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -325,14 +337,22 @@ class CascadePlan:
     grading: Grading | None = None
     choice: CascadeChoice | None = None
     early_reason: str = ""
+    objective: str = "largest-tier"
+    percentile: float = 95.0
+    latency_s: float = 0.0
+    user_latency: UserLatency | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No plan meets the targets. `best`: the closest value that a plan reaches, a quality, a latency in seconds or a rate."""
+    """No plan meets the targets. `best`: the closest value that a plan reaches, a quality, a latency in seconds or a rate.
+
+    binds: what is in the way, min_quality, max_latency_s, rate_per_s or gpus.
+    """
 
     reason: str
     best: float
+    binds: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +377,7 @@ class Simulation:
     end_to_end: Percentiles
     quality: float
     requests: int
+    user_latency: UserLatency | None = None
 
 
 @dataclass(frozen=True, slots=True)

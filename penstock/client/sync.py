@@ -175,6 +175,18 @@ class Client:
         )
         return [mesh.served_request_from_proto(each) for each in response.requests], response.next_page_token
 
+    def sampled_prompts(self, page_token: str = "") -> tuple[list[list[types.Message]], str]:
+        """(the messages of each prompt of a page of the mesh's sampled prompts, the token of the next page), newest first.
+
+        page_token: of the page before; empty for the first page. An empty next token: there are no further pages.
+        """
+        request = pb.ListSampledPromptsRequest(page_token=page_token)
+        response = self._call(
+            lambda router: self._mesh(router).ListSampledPrompts(request, timeout=connection.CALL_TIMEOUT_S),
+            self._admin_routers,
+        )
+        return [mesh.sampled_prompt_from_proto(each) for each in response.prompts], response.next_page_token
+
     def move(self, request_id: str, instance_id: str) -> mesh_status.Move:
         """Move a reply that this client's router streams to another instance of its tier."""
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
@@ -313,17 +325,18 @@ class PlannerClient:
         max_tiers: int | None = None,
         min_tiers: int | None = None,
         early_error: float | None = None,
+        percentile: float | None = None,
     ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
-        Leaving the iteration stops the computation. objective: largest-tier or end-to-end. budget: whether `gpus` is a limit
-        (at-most) or the number to use (exact). goal: latency, quality, cost or rate; default: cost if both targets are given,
-        else the one without a target. max_utilisation: largest allowed utilisation of each tier; None for no limit. skip:
-        also choose below which predicted score each tier is passed over; the prompts need `predicted_scores`. burst_floor:
-        also compute a burst ladder, whose steps have at least this quality. burst_mean: that its mean holds; default:
-        min_quality. max_tiers: the tiers are candidates, of which a cascade has so many at most; min_tiers: at least.
-        early_error: also fit early checks, which may reject this share of the answers that would stand; the prompts need
-        `unfinished_scores`.
+        Leaving the iteration stops the computation. objective: which latency is meant, largest-tier, end-to-end, first-token
+        or pace, at `percentile`; default: 95. budget: whether `gpus` is a limit (at-most) or the number to use (exact). goal:
+        latency, quality, cost or rate; default: cost if both targets are given, else the one without a target.
+        max_utilisation: largest allowed utilisation of each tier; None for no limit. skip: also choose below which predicted
+        score each tier is passed over; the prompts need `predicted_scores`. burst_floor: also compute a burst ladder, whose
+        steps have at least this quality. burst_mean: that its mean holds; default: min_quality. max_tiers: the tiers are
+        candidates, of which a cascade has so many at most; min_tiers: at least. early_error: also fit early checks, which may
+        reject this share of the answers that would stand; the prompts need `unfinished_scores`.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -346,6 +359,7 @@ class PlannerClient:
                 max_tiers,
                 min_tiers,
                 early_error,
+                percentile,
             )
         )
         try:

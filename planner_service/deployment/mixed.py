@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.deployment.search import INFEASIBLE, NOTHING, LatencyTable, Parts, Strategy, Sustain
+from planner_service.simulator.felt import Measured
 from planner_service.simulator.tier import Dispatch, Replica
 from planner_service.simulator.workload import Bools, Floats, Ints, Workload
 
@@ -65,8 +66,9 @@ class MixedTable(LatencyTable):
         sustain: Sustain | None,
         types: GpuTypes,
         counted: Bools | None = None,
+        measured: Measured = Measured.LATENCY,
     ) -> None:
-        super().__init__(work, kinds, dispatch, percentile, sustain, counted)
+        super().__init__(work, kinds, dispatch, percentile, sustain, counted, measured)
         self.types = types
         self._type = np.array([types.names.index(kind.shape.gpu) for kind in self._kinds], np.int64)
         self._of_cost: list[Parts] = []  # candidates, from the cheapest up

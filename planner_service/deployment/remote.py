@@ -6,8 +6,9 @@ import numpy as np
 
 from planner_service.deployment.mixed import GpuTypes, MixedTable, Room
 from planner_service.deployment.search import NOTHING, Strategy
+from planner_service.simulator.felt import Measured
 from planner_service.simulator.remote import RemoteTier
-from planner_service.simulator.tier import Dispatch
+from planner_service.simulator.tier import Dispatch, Times
 from planner_service.simulator.workload import Bools, Floats, Workload
 
 
@@ -24,16 +25,17 @@ class RemoteTable(MixedTable):
         percentile: float,
         types: GpuTypes,
         counted: Bools,
+        measured: Measured,
         *,
         per_s: float,
         max_utilisation: float,
     ) -> None:
-        super().__init__(work, (), Dispatch.CAPACITY, percentile, None, types, counted)
-        self._each_s = remote.latency_s(work)
+        super().__init__(work, (), Dispatch.CAPACITY, percentile, None, types, counted, measured)
+        self._times = Times(np.full(len(work), remote.first_token_s), remote.latency_s(work))
         self.strategy, self._within_limits = NOTHING, True
         if len(work):
             dollars = remote.dollars(work) / len(work) * per_s * 3600
-            self.strategy = Strategy((), self._percentile_s(self._each_s), remote, dollars)
+            self.strategy = Strategy((), self._percentile_s(self.alone_s()), remote, dollars)
             self._within_limits = per_s <= max_utilisation * remote.sustained_per_s(work)
 
     @property
@@ -49,11 +51,11 @@ class RemoteTable(MixedTable):
     def can_serve(self) -> bool:
         return True
 
-    def alone_s(self) -> Floats:
-        return self._each_s
+    def alone_s(self, measured: Measured | None = None) -> Floats:
+        return self._times.measured(self._measured if measured is None else measured, self._work.output_tokens)
 
-    def latencies_s(self, strategy: Strategy) -> Floats:
-        return self._each_s
+    def times(self, strategy: Strategy) -> Times:
+        return self._times
 
     def option(self, limit_s: float, number: int) -> tuple[Strategy, Room, float] | None:
         strategy = self.strategy

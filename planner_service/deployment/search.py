@@ -19,8 +19,19 @@ import numpy as np
 
 from planner_service.deployment import ranking
 from planner_service.simulator import kernel
+from planner_service.simulator.felt import Measured, percentile_s
 from planner_service.simulator.remote import RemoteTier
-from planner_service.simulator.tier import Dispatch, KindTable, Replica, alone_latency, assign, serve, serve_kinds
+from planner_service.simulator.tier import (
+    ALONE_SHARE,
+    Dispatch,
+    KindTable,
+    Replica,
+    Times,
+    alone_times,
+    assign,
+    serve,
+    serve_kinds,
+)
 from planner_service.simulator.workload import Bools, Floats, Workload
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
@@ -89,27 +100,32 @@ class LatencyTable:
         percentile: float,
         sustain: Sustain | None = None,
         counted: Bools | None = None,
+        measured: Measured = Measured.LATENCY,
     ) -> None:
         """kinds: replicas that fit; those without room for the longest request are left out.
 
-        counted (N): the requests whose latency counts, at least one of them; None for all.
+        counted (N): the requests whose latency counts, at least one of them; None for all. measured: what latency is; where
+        it is the pace, answers of one token do not count, unless all have one.
         """
-        self._counted = np.ones(len(work), np.bool_) if counted is None else counted
+        self._counted = self._whole_counted = np.ones(len(work), np.bool_) if counted is None else counted
+        self._measured = measured
+        if measured is Measured.PACE and (several := self._counted & (work.output_tokens > 1)).any():
+            self._counted = several
         self._work, self._dispatch, self._percentile = work, dispatch, percentile
         self._kinds = [kind for kind in kinds if kind.lane_tokens >= work.longest_tokens]
         self._best: list[tuple[int, Strategy | None]] = []  # l(f) of each count up to some, ascending
         self._parts: dict[int, list[Parts]] = {}
         self._exact: dict[Parts, float] = {}  # latencies
         self._at_least: dict[Parts, float] = {}  # bounds of those that were given up
-        self._each: dict[Parts, Floats] = {}
+        self._each: dict[Parts, Times] = {}
         self._missed: tuple[float, int] = (0.0, 0)  # a limit, and the GPUs below which nothing is within it
         self.simulations = 0
         means = (float(work.input_tokens.mean()), float(work.output_tokens.mean())) if len(work) else (1.0, 1.0)
         self._table = KindTable(self._kinds)
-        self._alone = np.zeros((len(self._kinds), len(work)))  # (K, N)
-        for k, kind in enumerate(self._kinds):
-            self._alone[k] = alone_latency(work, kind)
-        self._alone_means = self._alone.mean(axis=1) if len(work) else np.zeros(len(self._kinds))
+        self._alone_times = [alone_times(work, kind) for kind in self._kinds]
+        self._alone = self._alone_of(measured)  # (K, N)
+        whole = self._alone_of(Measured.LATENCY)
+        self._alone_means = whole.mean(axis=1) if len(work) else np.zeros(len(self._kinds))
         self._alone_percentiles = [self._percentile_s(each) for each in self._alone]
         self._sizes = np.array([kind.shape.gpus for kind in self._kinds], np.int64)
         self._capacity = np.array([kind.capacity_per_s(*means) for kind in self._kinds])
@@ -139,9 +155,18 @@ class LatencyTable:
     def feasible(self) -> bool:
         return self.can_serve
 
-    def alone_s(self) -> Floats:
-        """(N) seconds of each request alone on the kind that is fastest for it."""
-        return np.asarray(np.min(self._alone, axis=0))
+    def alone_s(self, measured: Measured | None = None) -> Floats:
+        """(N) seconds of each request alone on the kind that is fastest for it.
+
+        measured: of what; None for what the table measures.
+        """
+        return np.asarray(np.min(self._alone_of(self._measured if measured is None else measured), axis=0))
+
+    def _alone_of(self, measured: Measured) -> Floats:
+        """(K, N) seconds of each request alone on each kind."""
+        share = ALONE_SHARE if measured is Measured.PACE else 1.0
+        rows = [times.measured(measured, self._work.output_tokens) * share for times in self._alone_times]
+        return np.array(rows).reshape(len(self._kinds), len(self._work))
 
     def best(self, gpus: int) -> Strategy | None:
         """The best strategy on at most `gpus`; None where nothing fits, or nothing sustains the rate."""
@@ -196,16 +221,22 @@ class LatencyTable:
                 return count
         return None
 
-    def latencies_s(self, strategy: Strategy) -> Floats:
-        """(N) each request's, under a strategy of this table."""
+    def times(self, strategy: Strategy) -> Times:
+        """Of each request, under a strategy of this table."""
         if not len(self._work):
-            return np.zeros(0)
+            return Times(np.zeros(0), np.zeros(0))
         parts = tuple((self._kinds.index(replica), count) for replica, count in strategy.replicas)
         if parts not in self._each:
             kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
             served = serve_kinds(self._work, self._table, kind, self._capacity, self._dispatch)
-            self._each[parts] = served.finish_s - self._work.arrival_s
+            self._each[parts] = Times(served.first_s - self._work.arrival_s, served.finish_s - self._work.arrival_s)
         return self._each[parts]
+
+    def latency_percentile_s(self, strategy: Strategy, percentile: float) -> float:
+        """Of the whole latencies of the requests that count, under a strategy of this table, whatever the table measures."""
+        if (self._measured, self._percentile) == (Measured.LATENCY, percentile):
+            return strategy.latency_s
+        return percentile_s(self.times(strategy).finish_s[self._whole_counted], percentile)
 
     def _counts(self, least: int, most: int) -> list[int]:
         counts = gpu_counts(most)
@@ -254,7 +285,7 @@ class LatencyTable:
         owner = assign(work.priority, kind, self._capacity, self._dispatch)
         arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
         tables = (table.whole, table.rates, table.kx, table.ky, self._alone, self._counted)
-        latency: float = kernel.percentile_within(*arrays, *tables, self._percentile, limit_s)
+        latency: float = kernel.percentile_within(*arrays, *tables, self._percentile, limit_s, int(self._measured))
         if latency < INFEASIBLE:
             self._exact[parts] = latency
         else:
@@ -263,7 +294,7 @@ class LatencyTable:
 
     def _percentile_s(self, seconds: Floats) -> float:
         """The percentile of (N) seconds, of the requests that count."""
-        return float(np.percentile(seconds[self._counted], self._percentile)) if len(self._work) else 0.0
+        return percentile_s(seconds[self._counted], self._percentile)
 
     def _alone_percentile(self, parts: Parts) -> float:
         """Every request alone on the replica, where there is one kind: no simulation can be faster."""

@@ -19,6 +19,7 @@ from planner_service.deployment.search import (
 from planner_service.routing.grading import OWN, Arrivals, Grading, TierLoad, tier_load
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Deployment
+from planner_service.simulator.felt import Measured, Objective, felt_s, latency_words, measured_at
 from planner_service.simulator.tier import Dispatch, Replica, serve
 from planner_service.simulator.workload import Bools, Floats, Workload
 
@@ -30,6 +31,7 @@ class Deployer:
     """The deployment solver under any routing, remembering what it has simulated.
 
     sample: the requests as they arrive, one per row, at `arrival_s` (N, ascending). kinds: of replicas, by tier.
+    objective, percentile: which latency is meant, which says what each tier is measured by.
     max_utilisation: of what a tier or a judge model sustains, the share that it may be given; None leaves that open.
     grading: what grades answers as a load; None where that loads nothing.
     """
@@ -45,11 +47,13 @@ class Deployer:
         *,
         dispatch: Dispatch = Dispatch.CAPACITY,
         percentile: float = 95.0,
+        objective: Objective = Objective.LARGEST_TIER,
         max_utilisation: float | None = None,
         grading: Grading | None = None,
         on_evaluation: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.sample, self.gpus, self.dispatch, self.percentile = sample, gpus, dispatch, percentile
+        self.objective = objective
         self._arrival_s, self.kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
         self.max_utilisation, self.grading = max_utilisation, grading
         self._sustain: dict[int, Sustain | None] = {}
@@ -68,6 +72,11 @@ class Deployer:
     def evaluations(self) -> int:
         """Routings that were looked at."""
         return len(self._tried)
+
+    @property
+    def latency_words(self) -> str:
+        """The latency that is meant."""
+        return latency_words(self.objective, self.percentile)
 
     @property
     def simulations(self) -> int:
@@ -217,29 +226,59 @@ class Deployer:
         strategies = [table.best(f) for table, f in zip(tables, solved[0], strict=True)]
         return Deployment(solved[0], tuple(s for s in strategies if s is not None), solved[1])
 
+    def felt_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy], judge_s: float) -> Floats:
+        """The objective's latency of each request (see felt.felt_s), as if it came to each tier when it arrives."""
+        processed = route(self.sample, thresholds).processed
+        latencies, written_s = self._times(thresholds, strategies)
+        judged_s = np.where(latencies > 0, self.sample.judged_s(judge_s), 0.0)
+        total_s = (latencies + judged_s).sum(axis=0)
+        return felt_s(self.objective, processed, total_s, written_s, self.sample.output_tokens)
+
     def latencies_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> Floats:
         """(C, N) each request's latency at each tier, as if it came there when it arrives; 0 where it does not come.
 
         Where a tier grades, the time until an answer is graded is part of the latency at the tier that gave it.
         """
+        return self._times(thresholds, strategies)[0]
+
+    def _times(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> tuple[Floats, Floats]:
+        """((C, N) see latencies_s, (C, N) seconds from the first to the last token of each tier's answers)."""
         processed = route(self.sample, thresholds).processed
         _, tables = self._routed(thresholds)
-        latencies = np.zeros(processed.shape)
+        latencies, written_s = np.zeros(processed.shape), np.zeros(processed.shape)
         for tier, (table, strategy) in enumerate(zip(tables, strategies, strict=True)):
             load = self._load(tier, processed[tier], self._answers(tier, processed))
-            tiers = np.where(load.graded == OWN, tier, load.graded)
-            np.add.at(latencies, (tiers, load.row), table.latencies_s(strategy))
+            tiers, times = np.where(load.graded == OWN, tier, load.graded), table.times(strategy)
+            np.add.at(latencies, (tiers, load.row), times.finish_s)
+            written_s[tier, load.row[load.own]] = times.written_s[load.own]
         if self.grading is not None and not self.grading.by_tier:
             load = self._judge_load(self.grading, processed)
             served = serve(load.work, self.grading.replicas, self.dispatch)
             latencies[load.graded, load.row] += served.finish_s - load.work.arrival_s
-        return latencies
+        return latencies, written_s
+
+    def tier_latencies_s(
+        self, thresholds: Sequence[float], strategies: Sequence[Strategy], percentile: float
+    ) -> list[float]:
+        """The percentile of each tier's own latencies, each tier by itself, whatever the objective is."""
+        _, tables = self._routed(thresholds)
+        return [table.latency_percentile_s(one, percentile) for table, one in zip(tables, strategies, strict=True)]
 
     def alone_s(self) -> Floats:
-        """(C, N) seconds of each request alone on the fastest replica of each tier; infinite where none fits."""
+        """(C, N) seconds of each request alone on the fastest replica of each tier, of what the tier is measured by.
+
+        Infinite where no replica fits.
+        """
+        last = len(self.sample.tiers) - 1
+        return np.array(
+            [self.tier_alone_s(tier, measured_at(self.objective, is_last=tier == last)) for tier in range(last + 1)]
+        )
+
+    def tier_alone_s(self, tier: int, measured: Measured) -> Floats:
+        """(N) seconds of each request alone on the fastest replica of a tier; infinite where none fits."""
         everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
-        tables = [self._table(tier, everyone, nobody) for tier in range(len(self.sample.tiers))]
-        return np.array([t.alone_s() if t.can_serve else np.full(len(everyone), INFEASIBLE) for t in tables])
+        table = self._table(tier, everyone, nobody)
+        return table.alone_s(measured) if table.can_serve else np.full(len(everyone), INFEASIBLE)
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
         return Workload(
@@ -301,8 +340,14 @@ class Deployer:
         return tier_load(self.sample, tier, arrivals(chosen), self.grading, graded)
 
     def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
-        how = (self.dispatch, self.percentile, self._sustain_of(tier), load.counted)
+        how = (self.dispatch, self.percentile, self._sustain_of(tier), load.counted, self._measured(tier, load))
         return self.table(load.work, self.kinds[tier], *how)
+
+    def _measured(self, tier: int, load: TierLoad) -> Measured:
+        """What a tier is measured by; of one that only grades, the whole latency."""
+        if not load.own.any():
+            return Measured.LATENCY
+        return measured_at(self.objective, is_last=tier == len(self.sample.tiers) - 1)
 
     def _unserved_table(self, work: Workload) -> LatencyTable:
         return self.table(work, [], self.dispatch, self.percentile)

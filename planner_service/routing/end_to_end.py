@@ -1,15 +1,16 @@
-"""The other latency: what a user feels, p95 over all tiers a request visits and judging. No I/O.
+"""The other latencies: what a user feels, over all tiers a request visits and judging. No I/O.
 
-The slowest tier says nothing about the others, and every tier that a request passes adds to its time. So for each
-routing that is looked at, GPUs move between tiers (and spare ones to a tier) as long as that makes the sum of a
-request's times at its tiers smaller, each tier simulated by itself; they begin where the slowest tier is fastest, or
+End to end, to the first visible token, or the pace: the deployer's objective says which, at its percentile. The slowest tier
+says nothing about the others, and every tier that a request passes adds to its time. So for each
+routing that is looked at, GPUs move between tiers (and spare ones to a tier) as long as that makes the objective's
+percentile smaller, each tier simulated by itself; they begin where the slowest tier is fastest, or
 where each tier has its share of the work, whichever is faster. Routings are looked at around the best of the
 slowest tier's and around each choice of tiers to pass over. For the best few, GPUs are also shared out in every way, as
 such moves end where a tier needs several GPUs more to be faster. What is best is then simulated whole, one tier after
 the other, and that decides.
 
 Nothing is proved. The gap of a least latency is to what no plan of that quality can beat: each request alone on the
-fastest replica of every tier it visits, and judged.
+fastest replica of every tier it visits, and judged; of a pace, where there are few routings, else it is unknown.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,9 +22,10 @@ from planner_service.routing.deployer import Deployer
 from planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Binds, Deployment, Proof, Solution, Unreachable
+from planner_service.simulator.felt import Objective, felt_s, percentile_s
 from planner_service.simulator.workload import Floats
 
-TotalSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
+FeltSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
 Key = tuple[float, ...]
 Whole = tuple[float, Point, Deployment]
 """Seconds of the cascade simulated whole, routing, deployment."""
@@ -33,14 +35,16 @@ STEPS = (1, 4, 16, 64)  # levels by which a threshold is moved
 SIMULATED_WHOLE = 5  # of the best, which are then simulated from end to end
 POLISHED = 2  # of those, for which GPUs are moved once more with the cascade simulated whole
 SPLITS_SIMULATED = 4  # of all ways to share out GPUs, the best ones, which are then simulated whole
+PACES_BOUNDED = 2000  # routings, each of which is asked for what no plan of it can beat
 TIGHTENED = 3  # times that a limit is lowered because no plan met it when it was simulated whole
 
 
 class EndToEnd:
-    """Deployments by what users feel. judge_s: seconds to judge an answer; total_s: simulates a cascade whole."""
+    """Deployments by what users feel. judge_s: seconds to judge an answer; felt_s: simulates a cascade whole, and returns the
+    percentile of the objective's latency."""
 
-    def __init__(self, deployer: Deployer, judged: JudgedSample, judge_s: float, total_s: TotalSeconds) -> None:
-        self._deployer, self._judge_s, self._total_s = deployer, judge_s, total_s
+    def __init__(self, deployer: Deployer, judged: JudgedSample, judge_s: float, felt_s: FeltSeconds) -> None:
+        self._deployer, self._judge_s, self._felt_s = deployer, judge_s, felt_s
         self._judged, self.grid = judged, Grid(judged)
         self._fastest: dict[Point, tuple[float, Deployment] | None] = {}
 
@@ -56,9 +60,9 @@ class EndToEnd:
         plans.append(self._whole(self.grid.nearest(start.thresholds), start.deployment))
         seconds, point, deployment = self._polished_best(plans)[0]
         deployer = self._deployer
-        alone = (deployer.sample, deployer.alone_s(), self._judge_s, deployer.percentile)
-        bound = least_felt_s(self.grid, able, *alone)
-        gap = max(0.0, 1 - bound / seconds) if seconds > 0 else 0.0
+        how = (deployer.sample, deployer.alone_s(), self._judge_s, deployer.percentile, deployer.objective)
+        bound = least_felt_s(self.grid, able, *how)
+        gap = None if bound is None else max(0.0, 1 - bound / seconds) if seconds > 0 else 0.0
         return self._solution(point, deployment, gap)
 
     def deployed(self, thresholds: Sequence[float]) -> Deployment | None:
@@ -143,8 +147,8 @@ class EndToEnd:
                 )[1]
             return self._solution(point, deployment, None)
         raise Unreachable(
-            f"max latency binds: no plan was found whose end-to-end latency is at most {max_latency_s:g} s: the least is "
-            f"{least_s:.4g} s",
+            f"max latency binds: no plan was found whose {self._deployer.latency_words} is at most {max_latency_s:g} s: the "
+            f"least is {least_s:.4g} s",
             least_s,
             Binds.MAX_LATENCY,
         )
@@ -182,7 +186,7 @@ class EndToEnd:
         return whole if by_key else sorted(whole, key=lambda one: one[:2])
 
     def _whole(self, point: Point, deployment: Deployment) -> Whole:
-        return self._total_s(self.grid.thresholds(point), deployment.strategies), point, deployment
+        return self._felt_s(self.grid.thresholds(point), deployment.strategies), point, deployment
 
     def _polished(self, seconds: float, point: Point, deployment: Deployment) -> Whole:
         """GPUs shared out in another way where that helps the cascade simulated whole, then moved as long as it does."""
@@ -246,10 +250,9 @@ class EndToEnd:
             _, seconds, deployment = min(fewer, key=lambda one: one[:2])
 
     def _seconds(self, thresholds: Sequence[float], deployment: Deployment) -> float:
-        """The percentile of a request's times at its tiers and of judging, each tier by itself."""
-        times = self._deployer.latencies_s(thresholds, deployment.strategies)
-        judged_s = np.where(times > 0, self._deployer.sample.judged_s(self._judge_s), 0.0)
-        return float(np.percentile((times + judged_s).sum(axis=0), self._deployer.percentile))
+        """The percentile of what requests feel, each tier by itself."""
+        felt = self._deployer.felt_s(thresholds, deployment.strategies, self._judge_s)
+        return percentile_s(felt, self._deployer.percentile)
 
     def _solution(self, point: Point, deployment: Deployment, gap: float | None) -> Solution:
         quality = float(self.grid.qualities[point])
@@ -258,17 +261,34 @@ class EndToEnd:
 
 
 def least_felt_s(
-    grid: Grid, able: Iterable[Point], sample: JudgedSample, alone_s: Floats, judge_s: float, percentile: float
-) -> float:
+    grid: Grid,
+    able: Iterable[Point],
+    sample: JudgedSample,
+    alone_s: Floats,
+    judge_s: float,
+    percentile: float,
+    objective: Objective = Objective.END_TO_END,
+) -> float | None:
     """What no plan of these routings can beat: every request alone on the fastest replica of each tier it visits.
 
     Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least
-    of this over the lowest routings bounds them all. sample: the requests that arrive. alone_s (C, N).
+    of this over the lowest routings bounds them all. A pace is that of the tier that answers, which may be faster at more
+    tiers: it is bounded by all routings, if they are at most PACES_BOUNDED, else not (None).
+    sample: the requests that arrive. alone_s (C, N): of what each tier is measured by under the objective.
     """
-    each_s = alone_s + sample.judged_s(judge_s)
+    each_s = alone_s + (0.0 if objective is Objective.PACE else sample.judged_s(judge_s))
 
     def alone(thresholds: Sequence[float]) -> float:
         processed = route(sample, thresholds).processed
-        return float(np.percentile(np.where(processed, each_s, 0.0).sum(axis=0), percentile))
+        if objective is Objective.PACE:  # felt_s divides what is written by the tokens after the first
+            later = np.maximum(1, sample.output_tokens.T - 1)
+            paces = felt_s(objective, processed, np.zeros(len(sample)), each_s * later, sample.output_tokens)
+            return percentile_s(paces, percentile)
+        return percentile_s(np.where(processed, each_s, 0.0).sum(axis=0), percentile)
 
-    return min(alone(grid.thresholds(point)) for group in grid.groups(able) for point in lowest(group))
+    points = list(able)
+    if objective is Objective.PACE:
+        if len(points) > PACES_BOUNDED:
+            return None
+        return min(alone(grid.thresholds(point)) for point in points)
+    return min(alone(grid.thresholds(point)) for group in grid.groups(points) for point in lowest(group))

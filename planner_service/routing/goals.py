@@ -121,8 +121,8 @@ def any_within(
     point = first_within(grid, able, fits, [p for p in map(grid.nearest, begin) if p in able], MOST_TRIED)
     if point is None:
         raise Unreachable(
-            f"max latency binds: no routing of quality {min_quality:g} was found within {max_latency_s:g} s on "
-            f"{deployer.gpus} GPUs",
+            f"max latency binds: no routing of quality {min_quality:g} was found whose {deployer.latency_words} is at most "
+            f"{max_latency_s:g} s on {deployer.gpus} GPUs",
             INFEASIBLE,
             Binds.MAX_LATENCY,
         )
@@ -195,8 +195,8 @@ def _no_deployment(deployer: Deployer, what: str, best: float) -> Unreachable:
 
 def _too_slow(max_latency_s: float, least_s: float, of: str, deployer: Deployer) -> Unreachable:
     return Unreachable(
-        f"max latency binds: no routing of {of} has a latency of {max_latency_s:g} s on {deployer.gpus} GPUs: the least is "
-        f"{rounded_up(least_s)} s",
+        f"max latency binds: no routing of {of} has a {deployer.latency_words} of {max_latency_s:g} s on {deployer.gpus} "
+        f"GPUs: the least is {rounded_up(least_s)} s",
         least_s,
         Binds.MAX_LATENCY,
     )
@@ -212,7 +212,7 @@ def _fastest_within(deployer: Deployer, max_latency_s: float, judged: JudgedSamp
     least_s = fastest.deployment.latency_s
     if least_s <= max_latency_s:
         return fastest
-    reason = f"no routing has a latency of {max_latency_s:g} s: the least is {rounded_up(least_s)} s"
+    reason = f"no routing has a {deployer.latency_words} of {max_latency_s:g} s: the least is {rounded_up(least_s)} s"
     raise Unreachable(f"max latency binds: {reason}", least_s, Binds.MAX_LATENCY)
 
 

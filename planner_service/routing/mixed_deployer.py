@@ -17,6 +17,7 @@ from planner_service.routing.deployer import Deployer
 from planner_service.routing.grading import Grading, TierLoad
 from planner_service.routing.quality import JudgedSample
 from planner_service.routing.solution import Deployment
+from planner_service.simulator.felt import Objective
 from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.tier import Dispatch, Replica
 from planner_service.simulator.workload import Floats, Workload
@@ -42,6 +43,7 @@ class MixedDeployer(Deployer):
         *,
         dispatch: Dispatch = Dispatch.CAPACITY,
         percentile: float = 95.0,
+        objective: Objective = Objective.LARGEST_TIER,
         max_utilisation: float | None = None,
         grading: Grading | None = None,
         remotes: Sequence[RemoteTier | None] = (),
@@ -54,6 +56,7 @@ class MixedDeployer(Deployer):
             types.most,
             dispatch=dispatch,
             percentile=percentile,
+            objective=objective,
             max_utilisation=max_utilisation,
             grading=grading,
             on_evaluation=on_evaluation,
@@ -146,14 +149,15 @@ class MixedDeployer(Deployer):
     def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
         remote = self._remotes[tier] if self._remotes else None
         if remote is None:
-            how = (self.dispatch, self.percentile, self._sustain_of(tier), self.types, load.counted)
-            return MixedTable(load.work, self.kinds[tier], *how)
+            how = (self.dispatch, self.percentile, self._sustain_of(tier), self.types)
+            return MixedTable(load.work, self.kinds[tier], *how, load.counted, self._measured(tier, load))
         return RemoteTable(
             remote,
             load.work,
             self.percentile,
             self.types,
             load.counted,
+            self._measured(tier, load),
             per_s=self._rate_per_s * len(load.work) / len(self.sample),
             max_utilisation=1.0 if self.max_utilisation is None else self.max_utilisation,
         )

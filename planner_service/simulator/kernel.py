@@ -40,6 +40,7 @@ B = npt.NDArray[np.bool_]
 
 BUSY_S, STEPS, PREEMPTIONS, TOKENS, PEAK_RUNNING = range(5)
 COUNTERS = 5
+LATENCY, FIRST_TOKEN, PACE = range(3)  # what is measured, see felt.Measured
 
 
 @numba.njit(cache=True)
@@ -54,11 +55,12 @@ def simulate_replica(
     kx: F,
     ky: F,
     jump: bool,  # over quiet steps
-    due_s: F,  # (N) a request that ends then or later is late
+    due_s: F,  # (N) a request that ends then or later is late; of the pace, one that takes so long per token or longer
     late_allowed: int,
     first_s: F,  # (N) out: when the first token came
     finish_s: F,  # (N) out: when the last came
     counters: F,  # (COUNTERS) out
+    measured: int = LATENCY,  # what is due: the last token, the first token, or the pace
 ) -> int:
     """Serve N requests; each must fit a lane's KV alone. Returns how many were late.
 
@@ -150,7 +152,13 @@ def simulate_replica(
         counters[PREEMPTIONS] += preemptions
         counters[PEAK_RUNNING] = max(counters[PEAK_RUNNING], counts[RUNNING])
         for i in range(commit(counts, running, requests, end, ended)):
-            late += end >= due_s[ended[i]]
+            r = ended[i]
+            value = end
+            if measured == FIRST_TOKEN:
+                value = first_s[r]
+            elif measured == PACE:
+                value = (end - first_s[r]) / max(1, output[r] - 1)
+            late += value >= due_s[r]
         if jump:
             quiet[lane], quiet_context[lane], quiet_gap[lane] = quiet_steps(counts, running, waiting, requests, limits)
             quiet_base[lane] = base_s(counts[RUNNING], kx, ky)
@@ -173,6 +181,7 @@ def simulate_tier(
     first_s: F,  # (N) out
     finish_s: F,  # (N) out
     counters: F,  # (COUNTERS) out
+    measured: int = LATENCY,  # see simulate_replica
 ) -> bool:
     """All replicas of a tier, one after the other: they share nothing but the queue that was split among them.
 
@@ -210,6 +219,7 @@ def simulate_tier(
             first,
             finish,
             counters,
+            measured,
         )
         if late_allowed < 0:
             return False
@@ -230,12 +240,13 @@ def percentile_within(
     rates: F,
     kx: F,
     ky: F,
-    alone: F,  # (K, N) seconds of each request alone on each kind
+    alone: F,  # (K, N) seconds of each request alone on each kind, of what is measured
     counted: B,  # (N) whether a request's latency counts; at least one does
     percentile: float,
     limit_s: float,
+    measured: int = LATENCY,
 ) -> float:
-    """The percentile of the latencies of a tier; infinity where it was given up because it is at limit_s or above.
+    """The percentile of what is measured of a tier; infinity where it was given up because it is at limit_s or above.
 
     It is as soon as more requests are than may be. Those that are even when alone are known beforehand.
     """
@@ -251,7 +262,7 @@ def percentile_within(
             if alone[kind[owner[r]], r] >= limit_s:
                 late_allowed -= 1
             else:
-                due[r] = arrival_s[r] + limit_s
+                due[r] = limit_s if measured == PACE else arrival_s[r] + limit_s
         if late_allowed < 0:
             return np.inf
     first, finish, counters = np.zeros(len(arrival_s)), np.zeros(len(arrival_s)), np.zeros(COUNTERS)
@@ -271,9 +282,16 @@ def percentile_within(
         first,
         finish,
         counters,
+        measured,
     ):
         return np.inf
-    latency = np.sort((finish - arrival_s)[counted])
+    if measured == FIRST_TOKEN:
+        values = first - arrival_s
+    elif measured == PACE:
+        values = (finish - first) / np.maximum(1, output - 1)
+    else:
+        values = finish - arrival_s
+    latency = np.sort(values[counted])
     if below == count - 1:
         return float(latency[below])
     return float(latency[below] + (latency[below + 1] - latency[below]) * (place - below))
@@ -309,9 +327,13 @@ def alone_s(
     ky: F,
     context_token_s: float,
     pair_s: float,
+    first_s: F,  # (N) out
     out_s: F,  # (N) out
 ) -> None:
-    """Seconds from arrival to last token of each request with a replica for itself: prompt by chunks, then decodes."""
+    """Seconds from arrival to first and to last token of each request with a replica for itself.
+
+    It computes its prompt by chunks, then decodes.
+    """
     one = base_s(1.0, kx, ky)
     for r in range(len(prompt)):
         total, done = 0.0, 0
@@ -321,4 +343,5 @@ def alone_s(
             pairs = 0.0 if prompt[r] - (done - c) == 1 else c * (done - c + 0.5 * (c + 1))
             total += base_s(c, kx, ky) + context_token_s * done + pair_s * pairs
         k = output[r] - 1
+        first_s[r] = total
         out_s[r] = total + _run_s(k, one + context_token_s * (prompt[r] + 1), context_token_s)

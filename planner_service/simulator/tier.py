@@ -8,6 +8,7 @@ import numpy as np
 
 from planner_service.simulator import kernel
 from planner_service.simulator.batch_step import DECODE_FIRST
+from planner_service.simulator.felt import Measured
 from planner_service.simulator.workload import Floats, Ints, Workload
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
@@ -132,7 +133,17 @@ def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats
     arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
     never_late = np.full(len(work), np.inf)
     kernel.simulate_tier(
-        *arrays, table.whole, table.rates, table.kx, table.ky, never_late, len(work), first, finish, counters
+        *arrays,
+        table.whole,
+        table.rates,
+        table.kx,
+        table.ky,
+        never_late,
+        len(work),
+        first,
+        finish,
+        counters,
+        kernel.LATENCY,
     )
     span = float(finish.max() - work.arrival_s[0])
     busy = float(counters[kernel.BUSY_S]) / (span * len(kind)) if span > 0 else 0.0
@@ -172,9 +183,34 @@ def _check_room(work: Workload, owner: Ints, kind: Ints, table: KindTable) -> No
         raise invalid("replicas", problem)
 
 
-def alone_latency(work: Workload, replica: Replica) -> Floats:
-    """(N) seconds from arrival to last token if each request had the replica for itself: what no dispatch can beat."""
-    result, latency = np.zeros(len(work)), replica.latency
+ALONE_SHARE = 1 - 1e-9  # of the pace alone: what is left of rounding, as simulated paces are differences of times
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """What N requests felt at a tier, in seconds since they came there. first_s (N): first token; finish_s (N): last."""
+
+    first_s: Floats
+    finish_s: Floats
+
+    @property
+    def written_s(self) -> Floats:
+        """(N) from the first token to the last."""
+        return self.finish_s - self.first_s
+
+    def measured(self, what: Measured, output_tokens: Ints) -> Floats:
+        """(N) what is measured; the pace of an answer of one token is 0."""
+        match what:
+            case Measured.FIRST_TOKEN:
+                return self.first_s
+            case Measured.PACE:
+                return np.asarray(self.written_s / np.maximum(1, output_tokens - 1))
+        return self.finish_s
+
+
+def alone_times(work: Workload, replica: Replica) -> Times:
+    """The times of each request if it had the replica for itself: what no dispatch can beat."""
+    first, finish, latency = np.zeros(len(work)), np.zeros(len(work)), replica.latency
     kernel.alone_s(
         work.input_tokens,
         work.output_tokens,
@@ -183,6 +219,12 @@ def alone_latency(work: Workload, replica: Replica) -> Floats:
         np.array(latency.knot_s),
         latency.context_token_s,
         latency.pair_s,
-        result,
+        first,
+        finish,
     )
-    return result
+    return Times(first, finish)
+
+
+def alone_latency(work: Workload, replica: Replica) -> Floats:
+    """(N) seconds from arrival to last token if each request had the replica for itself."""
+    return alone_times(work, replica).finish_s

@@ -23,7 +23,11 @@ class Resume:
 @dataclass(frozen=True, slots=True)
 class RouterRequest:
     """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client gets tokens as they are
-    generated. prediction: what the client thinks that the answer will be, in large part; empty for none."""
+    generated. prediction: what the client thinks that the answer will be, in large part; empty for none.
+
+    may_be_sampled: whether the prompt may be stored, by consent of the caller's tenant, or of the mesh file where no keys are
+    needed.
+    """
 
     request_id: str
     model: str
@@ -35,6 +39,7 @@ class RouterRequest:
     resume: Resume | None = None
     streamed: bool = True
     prediction: str = ""
+    may_be_sampled: bool = False
 
 
 class EscalationReason(enum.Enum):

@@ -16,6 +16,7 @@ from router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_t
 from router_service.generation.tier_generation import TierGeneration
 from router_service.routing.burst_steps import BurstSteps
 from router_service.telemetry.late_traces import LateTraces, PastRequest
+from router_service.telemetry.prompt_sampler import PromptSampler
 from router_service.telemetry.request_recorder import RequestRecorder
 from router_service.telemetry.sampling import WindowSampler
 from router_service.telemetry.stats import RouterStats
@@ -46,6 +47,7 @@ class RequestDriver:
         early_checks: EarlyCheckCounter | None = None,
         recorder: RequestRecorder | None = None,
         bursts: BurstSteps | None = None,
+        prompts: PromptSampler | None = None,
     ) -> None:
         """flag_below, undrafted, predictor, early_checks, bursts: see CascadeGeneration."""
         self._queue, self._stats = queue, stats
@@ -53,7 +55,7 @@ class RequestDriver:
             view, tiers, judge, tracer, flag_below, undrafted, predictor, early_checks, bursts
         )
         self._bursts = bursts
-        self._late_traces, self._sampler, self._recorder = late_traces, sampler, recorder
+        self._late_traces, self._sampler, self._recorder, self._prompts = late_traces, sampler, recorder, prompts
         self._live = LiveRequests()
 
     def refusal(self) -> Overloaded | None:
@@ -119,6 +121,8 @@ class RequestDriver:
                 self._sampler.finished(arrival_s, request, finished)
             if self._recorder is not None and not answer.declined:
                 self._recorder.finished(request, finished)
+            if self._prompts is not None and not answer.declined:
+                self._prompts.finished(request, finished)
             counted.event(finished)
             await output.sent()
             return finished

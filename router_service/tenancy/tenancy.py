@@ -196,13 +196,15 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         """
         current = caller.get()
         if current is None:
-            yield Admission(tuple(requests))
+            yield Admission(tuple(replace(request, may_be_sampled=self._keys is None) for request in requests))
             return
         tenant, state = current.tenant, self._states[current.tenant.name]
         for request in requests:
             slo_class = None if request.promise is None else request.promise.class_name
             tenant.check(request.model, request.sampling, len(requests), request.priority, slo_class=slo_class)
-        allowed = tuple(_within(request, tenant.max_tokens) for request in requests)
+        allowed = tuple(
+            replace(_within(request, tenant.max_tokens), may_be_sampled=tenant.sample_prompts) for request in requests
+        )
         reserved = sum(reserved_tokens(request.prompt, request.sampling) for request in allowed)
         async with self._within_limits(state, len(allowed), reserved) as use:
             ended = 0

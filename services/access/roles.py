@@ -65,6 +65,7 @@ PERMISSIONS: Mapping[str, Set[CallerRole]] = {
         MoveReply=_ADMIN,
         GetUsage=_ADMIN,
         ListServedRequests=_ADMIN,
+        ListSampledPrompts=_ADMIN,
     ),
     **_rpcs("penstock.router.v1.RouterProcessService", GetCounters=_ROUTER, MoveOwnReply=_ROUTER),
     **_rpcs(

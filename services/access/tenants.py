@@ -21,8 +21,8 @@ class Tenant:
     concurrency: requests at once, over all routers. models: names that requests may use.
     max_tokens: largest max_tokens of a request, and its default. max_n: choices of one request, prompts times n.
     max_priority: highest priority. slo: whether requests may ask for latencies. slo_classes: the named classes that they may
-        ask for, and then no latencies of their own. ignore_eos: whether they may ask for replies that continue after the
-        end-of-sequence token.
+        ask for, and then no latencies of their own. sample_prompts: whether a share of its prompts may be stored.
+        ignore_eos: whether they may ask for replies that continue after the end-of-sequence token.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Tenant:
     slo: bool = True
     ignore_eos: bool = False
     slo_classes: tuple[str, ...] = ()
+    sample_prompts: bool = False
 
     def allows_model(self, model: str) -> bool:
         return not self.models or model in self.models

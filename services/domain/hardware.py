@@ -5,10 +5,24 @@ traffic. Communication is that of Megatron-style tensor parallelism (two all-red
 transfer per boundary).
 """
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.domain.latency import StepLatencyModel
+
+
+class Arithmetic(enum.Enum):
+    """The numbers that a model's weights and activations are multiplied in.
+
+    Not how weights are stored: weights of 4 bits that are widened before they are multiplied (AWQ, GPTQ) compute in 16 bits.
+    """
+
+    BITS_16 = "16bit"
+    FP8 = "fp8"
+    INT8 = "int8"
+    FP4 = "fp4"
+    INT4 = "int4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +30,8 @@ class GpuSpec:
     """One type of GPU, from its data sheet.
 
     memory_bytes, memory_bytes_per_s, flops_per_s (dense 16 bit), link_bytes_per_s (between two GPUs of a node, one way).
-    compute_efficiency, memory_efficiency: fraction of the sheet's figures that kernels reach.
+    compute_efficiency, memory_efficiency: fraction of the sheet's figures that kernels reach, in all arithmetic.
+    narrow_flops_per_s: dense, of each narrower arithmetic that its tensor cores have.
     """
 
     name: str
@@ -26,6 +41,15 @@ class GpuSpec:
     link_bytes_per_s: float
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.8
+    narrow_flops_per_s: tuple[tuple[Arithmetic, float], ...] = ()
+
+    def computes(self, arithmetic: Arithmetic) -> bool:
+        """Whether the GPU has this arithmetic."""
+        return arithmetic is Arithmetic.BITS_16 or arithmetic in dict(self.narrow_flops_per_s)
+
+    def peak_flops_per_s(self, arithmetic: Arithmetic) -> float:
+        """Of the data sheet. A GPU without this arithmetic widens to 16 bits, as engines do."""
+        return dict(self.narrow_flops_per_s).get(arithmetic, self.flops_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +58,8 @@ class ModelSpec:
 
     parameters: in memory. active_parameters: used for one token (fewer for a mixture of experts).
     kv_bytes_per_token: over all layers. bytes_per_parameter: 2 for 16 bit, 1 for FP8. heads: query heads; tensor
-    parallelism must divide them. kv_heads: with more shards than these, KV is replicated.
+    parallelism must divide them. kv_heads: with more shards than these, KV is replicated. arithmetic: of the products with
+    weights; attention is in 16 bits.
     """
 
     name: str
@@ -47,6 +72,7 @@ class ModelSpec:
     active_parameters: float
     bytes_per_parameter: float
     kv_bytes_per_token: float
+    arithmetic: Arithmetic = Arithmetic.BITS_16
 
     @property
     def weight_bytes(self) -> float:
@@ -171,10 +197,13 @@ _KNOTS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 
 def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtime: Runtime) -> StepLatencyModel:
     """Step time of a replica from arithmetic, memory traffic and communication.
 
-    A step passes all pp stages in sequence; other steps may be in other stages at the same time.
+    A step passes all pp stages in sequence; other steps may be in other stages at the same time. Products with weights take
+    the model's arithmetic, at the same share of its peak as in 16 bits; what it costs to narrow activations is not counted.
     """
     gpu, tp = cluster.gpu, shape.tp
-    speed = gpu.flops_per_s * gpu.compute_efficiency * tp * runtime.efficiency(tp)  # of all shards of one stage
+    reached = gpu.compute_efficiency * tp * runtime.efficiency(tp)  # of one GPU's peak, by all shards of one stage
+    speed = gpu.flops_per_s * reached
+    weights_speed = gpu.peak_flops_per_s(model.arithmetic) * reached
     bandwidth = gpu.memory_bytes_per_s * gpu.memory_efficiency * tp * runtime.efficiency(tp)
     across_nodes = shape.gpus > cluster.gpus_per_node
     handover_bytes_per_s = cluster.node_link_bytes_per_s if across_nodes else gpu.link_bytes_per_s
@@ -182,7 +211,7 @@ def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtim
 
     def base(tokens: float) -> float:
         read = min(model.parameters, model.active_parameters * max(1.0, tokens)) * model.bytes_per_parameter
-        kernels = max(2.0 * model.active_parameters * tokens / speed, read / bandwidth)
+        kernels = max(2.0 * model.active_parameters * tokens / weights_speed, read / bandwidth)
         reduce = 0.0
         if tp > 1:  # ring all-reduce: each GPU sends 2 (tp - 1) / tp of the data
             sent_bytes = 2.0 * (tp - 1) / tp * activation * tokens

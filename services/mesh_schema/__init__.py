@@ -5,7 +5,7 @@ from services.mesh_schema.common import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, 
 from services.mesh_schema.judge import MeshJudge, MeshScorer
 from services.mesh_schema.mesh import MeshFile
 from services.mesh_schema.planner import MeshPlanner, MeshReplan
-from services.mesh_schema.router import MAX_ROUTER_PROCESSES, MeshRouter, processes_problem
+from services.mesh_schema.router import MAX_ROUTER_PROCESSES, MeshPromptSamples, MeshRouter, processes_problem
 from services.mesh_schema.slo import MeshSlo, MeshSloClass, MeshSloPhase
 from services.mesh_schema.stages import MeshStages
 from services.mesh_schema.tiers import (
@@ -31,6 +31,7 @@ __all__ = [
     "MeshFile",
     "MeshJudge",
     "MeshPlanner",
+    "MeshPromptSamples",
     "MeshReplan",
     "MeshRouter",
     "MeshScorer",

@@ -31,6 +31,8 @@ class MeshTenant(BaseModel):
     """Whether its requests may ask for latencies."""
     ignore_eos: bool = False
     """Whether its requests may set ignore_eos: their replies then always have max_tokens. For benchmarks."""
+    sample_prompts: bool = False
+    """Whether the tenant consents that a share of its prompts is stored in Redis (`router.sample_prompts`)."""
     slo_classes: tuple[str, ...] = ()
     """Classes of the mesh's `slo.classes` that its requests may name; they may then ask for no latencies of their own.
     Empty: all, and their own."""

@@ -59,6 +59,13 @@ class MeshFile(BaseModel):
                     raise ValueError(f"access.tenants.{at}.slo_classes: no class '{name}' in slo.classes")
         return self
 
+    @model_validator(mode="after")
+    def _somebody_consents_to_samples(self) -> "MeshFile":
+        tenants = self.access.tenants
+        if self.router.sample_prompts.share and tenants and not any(tenant.sample_prompts for tenant in tenants):
+            raise ValueError("router.sample_prompts.share: no tenant of access.tenants has sample_prompts: true")
+        return self
+
     def router_share(self, index: int, count: int) -> "MeshFile":
         """This file as one of `count` processes of a router follows it. index: from 0."""
         replan = self.planner.replan

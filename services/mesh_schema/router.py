@@ -7,6 +7,21 @@ from services.mesh_schema.common import FROZEN, MAX_PORT, MAX_PROCESSES
 MAX_ROUTER_PROCESSES = 64  # cores of a large machine: each process keeps at most one busy
 
 
+class MeshPromptSamples(BaseModel):
+    """Prompts of users that routers store in Redis, as text, for `penstock measure --live`."""
+
+    model_config = FROZEN
+
+    share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the requests whose prompts are stored. Where keys are needed, only of tenants with `sample_prompts`; else of
+    all clients: ask those whom it concerns before you set it. 0: none, and routers that start delete what is stored."""
+    max_prompts: int = Field(default=1000, ge=1, le=10_000)
+    """Prompts that are stored at most, the newest; each has up to 16 KiB."""
+    max_age_s: float = Field(default=604_800.0, ge=60, le=2_592_000)
+    """Prompts that are older are not read any more, and are deleted with the next one that is stored. If none is, Redis
+    deletes all so long after the last one."""
+
+
 class MeshRouter(BaseModel):
     """The routers."""
 
@@ -85,6 +100,8 @@ class MeshRouter(BaseModel):
     kept_requests: int = Field(default=0, ge=0, le=1_000_000)
     """Of how many last requests of the mesh Redis keeps arrival time, prompt tokens, output tokens and answering tier, for
     `penstock export-trace`: no text, no tenant. About 100 bytes each. 0: of none."""
+    sample_prompts: MeshPromptSamples = MeshPromptSamples()
+    """Storing a share of the prompts of users, for `penstock measure --live`: see below. Off."""
 
     def share(self, index: int, count: int) -> "MeshRouter":
         """The limits of one of `count` processes of a router; they add up to the router's. index: from 0."""

@@ -7,6 +7,7 @@ from services.state.connection import StateUnavailable, connect
 from services.state.feed import MeshFeed
 from services.state.instances import InstanceStore
 from services.state.plans import KEPT_REVISIONS, PlanStore
+from services.state.prompt_samples import PromptSampleStore
 from services.state.registry import Registrar
 from services.state.served_requests import ServedRequestStore
 from services.state.traces import SpanRecord, TraceStore
@@ -17,6 +18,7 @@ __all__ = [
     "InstanceStore",
     "MeshFeed",
     "PlanStore",
+    "PromptSampleStore",
     "Registrar",
     "ServedRequestStore",
     "SpanRecord",

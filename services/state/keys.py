@@ -58,6 +58,11 @@ class Keys:
         return f"{self.mesh}:requests"
 
     @property
+    def prompts(self) -> str:
+        """Capped stream: sampled prompts, the only texts of users in Redis; see `router.sample_prompts`."""
+        return f"{self.mesh}:prompts"
+
+    @property
     def spans(self) -> str:
         """Capped stream: finished spans."""
         return f"{self.mesh}:spans"

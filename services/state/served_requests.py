@@ -1,18 +1,14 @@
 """Arrivals and token counts of the last requests in Redis: written by routers, read for `penstock export-trace`, capped."""
 
 import json
-import re
 from collections.abc import Sequence
 
 from redis.asyncio import Redis
 
-from services.domain.errors import invalid
 from services.domain.workload import ServedRequest
 from services.state.connection import as_bytes, state_errors
 from services.state.keys import Keys
-
-MAX_ID_PART = 2**64 - 1  # ids of stream entries are two of these
-_ID = re.compile(r"(\d{1,20})-(\d{1,20})", re.ASCII)
+from services.state.stream_pages import page_of
 
 
 class ServedRequestStore:
@@ -43,12 +39,5 @@ class ServedRequestStore:
             InvalidRequest: The token is none of this store; names `page_token`.
             StateUnavailable: Redis cannot be reached.
         """
-        parts = _ID.fullmatch(before)
-        if before and (parts is None or any(int(part) > MAX_ID_PART for part in parts.groups())):
-            raise invalid("page_token", "must be the next_page_token of the page before")
-        with state_errors():
-            rows = (
-                await self._redis.xrevrange(self._keys.requests, max=f"({before}" if before else "+", count=size) or []
-            )
-        requests = [ServedRequest(*json.loads(as_bytes(fields[b"r"]))) for _, fields in rows if fields]
-        return requests, as_bytes(rows[-1][0] or b"").decode() if len(rows) == size else ""
+        rows, next_token = await page_of(self._redis, self._keys.requests, before, size)
+        return [ServedRequest(*json.loads(as_bytes(fields[b"r"]))) for fields in rows], next_token

@@ -12,7 +12,7 @@ _COMMON_COMMANDS = (
     "+auth +hello +ping +select +multi +exec +discard +watch +unwatch "
     "+get +mget +set +del +smembers +sadd +hset +hdel +hgetall +hmget +time +evalsha +script|load +xadd"
 )
-_ROUTER_COMMANDS = "+xrevrange +eval +hincrby +hincrbyfloat +pexpire"
+_ROUTER_COMMANDS = "+xrevrange +xtrim +eval +hincrby +hincrbyfloat +pexpire"
 _PLANNER_COMMANDS = "+xrange"
 
 
@@ -27,7 +27,7 @@ def rules(mesh: str, *, read_only_patterns: bool) -> dict[str, str]:
     registry = f"~{prefix}:instance:* ~{prefix}:groups ~{prefix}:load:* ~{prefix}:snapshot:*"
     common = f"{registry} ~{prefix}:spans resetchannels -@all {_COMMON_COMMANDS}"
     plans = f"{read}{prefix}:plan:*"
-    counted = " ".join(f"~{prefix}:{name}" for name in ("workload", "requests", "limits:*", "usage:*"))
+    counted = " ".join(f"~{prefix}:{name}" for name in ("workload", "requests", "prompts", "limits:*", "usage:*"))
     return {
         "router": f"{plans} {counted} {common} {_ROUTER_COMMANDS}",
         "worker": f"{plans} {common}",

@@ -30,6 +30,7 @@ TABLE: dict[str, str] = {
     MESH + "ListTraces": "admin",
     MESH + "GetUsage": "admin",
     MESH + "ListServedRequests": "admin",
+    MESH + "ListSampledPrompts": "admin",
     MESH + "MoveReply": "admin",
     "/penstock.router.v1.RouterProcessService/GetCounters": "router",
     "/penstock.router.v1.RouterProcessService/MoveOwnReply": "router",

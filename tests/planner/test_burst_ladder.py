@@ -187,7 +187,7 @@ def test_under_a_burst_the_slo_and_the_mean_hold_where_fixed_thresholds_break(
     bursty = draw_demand(judged, arrival_s, 1)
     run = simulate_bursts(site, bursty, ladder, strategies, Dispatch.CAPACITY)
     _, fixed_s = simulate_cascade(site, bursty, THRESHOLDS, strategies, Dispatch.CAPACITY)
-    assert np.percentile(run.total_s, 95) < 25 < 35 < np.percentile(fixed_s, 95)
+    assert np.percentile(run.cascade.total_s, 95) < 25 < 35 < np.percentile(fixed_s, 95)
     sums = np.concatenate(([0.0], np.cumsum(run.scores)))
     begins = np.searchsorted(arrival_s, arrival_s - 600.0)
     counts = np.arange(1, len(arrival_s) + 1) - begins
@@ -207,8 +207,8 @@ def test_without_a_burst_the_plans_own_thresholds_hold(
         site, demand, dataclasses.replace(ladder, steps=ladder.steps[:1] * 2), strategies, Dispatch.CAPACITY
     )
     reports, total_s = simulate_cascade(site, demand, THRESHOLDS, strategies, Dispatch.CAPACITY)
-    assert run.reports == reports
-    assert (run.total_s == total_s).all()
+    assert list(run.cascade.reports) == reports
+    assert (run.cascade.total_s == total_s).all()
     processed, _ = route_by_steps(demand.requests, ladder, np.zeros(len(total_s), np.int64))
     assert (processed == route(demand.requests, THRESHOLDS).processed).all()
 

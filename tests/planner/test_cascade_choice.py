@@ -22,11 +22,12 @@ from planner_service.demand import draw_demand
 from planner_service.deployment.search import Strategy, exhaustive_latency
 from planner_service.files import gpu_of_catalogue, model_of_catalogue, read_site
 from planner_service.plan_cascade import chosen_of, plan_cascade
-from planner_service.planning_options import Budget, Goal, Objective, Options
+from planner_service.planning_options import Budget, Goal, Options
 from planner_service.routing import grid
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Binds, Proof, Unreachable
 from planner_service.simulator import Dispatch, Workload
+from planner_service.simulator.felt import Objective
 from planner_service.site import Demand, Site
 from planner_service.verdict import verdict
 from services.domain.errors import InvalidRequest
@@ -197,7 +198,7 @@ def test_what_users_feel_is_the_best_of_all_cascades_planned_one_by_one(goal: Go
     other = chosen.choice.runner_up
     assert other is not None
     figures = {
-        Goal.LATENCY: other.latency_p95_s,
+        Goal.LATENCY: other.latency_s,
         Goal.COST: other.gpus,
         Goal.QUALITY: -other.quality,
         Goal.RATE: -(other.rate_per_s or 0.0),
@@ -221,7 +222,7 @@ EASY = [90.0] * 28 + [10.0] * 12  # what the small model answers well, and what 
 def test_a_useless_middle_model_is_not_chosen() -> None:
     """It costs three times as much as the small model and answers the same prompts well: no plan needs it."""
     site, demand = graded([EASY, EASY, [90.0] * 40], rate_per_s=20.0)
-    for objective in Objective:
+    for objective in (Objective.LARGEST_TIER, Objective.END_TO_END):
         plan = planned(site, demand, min_quality=85, max_latency_s=4.0, objective=objective)
         assert names_of(plan) == ("a", "c")
         assert plan.choice is not None
@@ -250,7 +251,7 @@ def test_one_model_alone_may_be_best() -> None:
 def test_what_is_just_fast_enough_without_load_is_not_left_out(objective: Objective) -> None:
     """The better of two models alone, at a limit just above what it takes when idle; just below, it is too slow."""
     site, demand = graded([EASY, [95.0] * 40], rate_per_s=0.001, speeds=(1.0, 1.2))
-    idle = plan_cascade(site.only([1]), demand.only([1]), min_quality=0.0, objective=objective).felt_p95_s
+    idle = plan_cascade(site.only([1]), demand.only([1]), min_quality=0.0, objective=objective).felt_s
     for factor, name, left_out in ((1.001, "b", {}), (0.999, "a", {LeftOut.MAX_LATENCY: 1})):
         plan = planned(site, demand, max_tiers=1, max_latency_s=factor * idle, objective=objective)
         assert names_of(plan) == (name,)

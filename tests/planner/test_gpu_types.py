@@ -18,12 +18,13 @@ from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_site
 from planner_service.plan_cascade import plan_cascade
 from planner_service.planning_codec import site_from_proto
-from planner_service.planning_options import Budget, Objective
+from planner_service.planning_options import Budget
 from planner_service.routing.goals import cheapest, least_latency
 from planner_service.routing.mixed_deployer import TOLERANCE, MixedDeployer
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
+from planner_service.simulator.felt import Objective
 from planner_service.simulator.tier import serve
 from planner_service.site import Demand, Site, replica_kinds
 from services.domain import InvalidRequest

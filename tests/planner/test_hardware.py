@@ -1,14 +1,19 @@
 """Memory and step times of models on GPUs."""
 
+import dataclasses
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from planner_service.files import GpuEntry, ModelEntry, catalogue
+from planner_service.simulator import Replica
+from planner_service.site import Site
+from planner_service.step_times import StepTimes, step_times
 from services.domain import InvalidRequest, StepLatencyModel, StepLoad
-from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.hardware import Arithmetic, ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 
 
 def cluster(gpu: str = "h100", nodes: int = 4) -> ClusterSpec:
@@ -74,6 +79,78 @@ def test_a_decode_step_takes_the_reading_of_the_weights() -> None:
     assert step.base_s(1) == pytest.approx(step.base_s(32), rel=0.01)  # memory-bound: a batch is nearly free
 
 
+def base_s(name: str, gpu: str, tokens: int) -> float:
+    return roofline(model(name), ReplicaShape(1, 1), cluster(gpu), Runtime(step_overhead_s=0.0)).base_s(tokens)
+
+
+def test_fp8_halves_reading_and_arithmetic_where_the_gpu_has_it() -> None:
+    """Prefills of 8,192 tokens take the arithmetic of the sheet, decodes the reading of the weights."""
+    assert base_s("llama-3.1-8b-fp8", "h100", 8192) == pytest.approx(2 * 8.03e9 * 8192 / (0.6 * 1979e12))
+    assert base_s("llama-3.1-8b", "h100", 8192) == pytest.approx(2 * 8.03e9 * 8192 / (0.6 * 989e12))
+    assert base_s("llama-3.1-8b-fp8", "h100", 1) == pytest.approx(8.03e9 * 1.131 / (0.8 * 3350e9))
+    # an A100 has no FP8: its engine widens the weights, which saves reading and no arithmetic
+    assert base_s("llama-3.1-8b-fp8", "a100-80gb", 8192) == base_s("llama-3.1-8b", "a100-80gb", 8192)
+    assert base_s("llama-3.1-8b-fp8", "a100-80gb", 1) < 0.6 * base_s("llama-3.1-8b", "a100-80gb", 1)
+
+
+def test_four_bit_weights_that_are_widened_save_no_arithmetic() -> None:
+    awq, fp8 = (model(name) for name in ("deepseek-r1-671b-awq", "deepseek-r1-671b"))
+    assert (awq.arithmetic, fp8.arithmetic) == (Arithmetic.BITS_16, Arithmetic.FP8)
+    assert base_s("deepseek-r1-671b-awq", "h100", 8192) > 1.9 * base_s("deepseek-r1-671b", "h100", 8192)
+    assert base_s("deepseek-r1-671b-awq", "h100", 1) < base_s("deepseek-r1-671b", "h100", 1)
+
+
+def test_attention_stays_in_16_bits() -> None:
+    narrow, wide = (
+        roofline(model(name), ReplicaShape(2, 1), cluster(), Runtime())
+        for name in ("llama-3.1-70b-fp8", "llama-3.1-70b")
+    )
+    assert (narrow.pair_s, narrow.context_token_s) == (wide.pair_s, wide.context_token_s)
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "field", "gpu"),
+    [
+        ("fp8", "fp8_tflops", "h100"),
+        ("int8", "int8_tops", "a100-80gb"),
+        ("fp4", "fp4_tflops", "b200"),
+        ("int4", "int4_tops", "a100-80gb"),
+    ],
+)
+def test_every_arithmetic_is_computed_at_its_own_peak(arithmetic: str, field: str, gpu: str) -> None:
+    sheet = catalogue("gpus")[gpu]
+    entry = catalogue("models")["llama-3.1-8b"] | {"arithmetic": arithmetic, "bytes_per_parameter": 0.5}
+    spec, runtime = ModelEntry.model_validate(entry).spec("narrow"), Runtime(step_overhead_s=0.0)
+    step = roofline(spec, ReplicaShape(1, 1), cluster(gpu), runtime)
+    assert step.base_s(8192) == pytest.approx(2 * 8.03e9 * 8192 / (0.6 * sheet[field] * 1e12))
+    without = {name: value for name, value in sheet.items() if name != field}
+    plain = ClusterSpec(GpuEntry.model_validate(without).spec(gpu), 1, 8, 50e9)
+    assert roofline(spec, ReplicaShape(1, 1), plain, runtime).base_s(8192) == pytest.approx(
+        2 * 8.03e9 * 8192 / (0.6 * sheet["tflops"] * 1e12)
+    )
+
+
+def test_a_narrow_arithmetic_needs_what_its_weights_take() -> None:
+    shape = catalogue("models")["llama-3.1-8b"]
+    with pytest.raises(ValidationError, match="bytes_per_parameter"):
+        ModelEntry.model_validate({**shape, "arithmetic": "fp8"})
+    with pytest.raises(ValidationError, match="arithmetic"):
+        ModelEntry.model_validate({**shape, "arithmetic": "fp7"})
+
+
+def test_where_step_times_are_from_is_said() -> None:
+    """An FP8 model on two types of GPU, one of which widens it; a profile of another tier."""
+    h100, a100 = (dataclasses.replace(cluster(name), name=name) for name in ("h100", "a100-80gb"))
+    measured = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.01, 1e-5, 0.0), 4096)
+    models = (model("llama-3.1-8b-fp8"), model("llama-3.1-70b"))
+    site = Site(h100, ("small", "large"), models, more=(a100,), measured=((), (measured,)))
+    both = [ReplicaShape(1, 1, "h100"), ReplicaShape(1, 1, "a100-80gb")]
+    assert step_times(site, 0, both) == StepTimes("estimated", "fp8", ("a100-80gb",))
+    assert str(step_times(site, 0, both)) == "estimated in fp8, in 16 bits on a100-80gb"
+    assert str(step_times(site, 0, both[:1])) == "estimated in fp8"
+    assert str(step_times(site, 1, both)) == "profiled"
+
+
 def test_more_gpus_make_a_step_shorter_but_not_as_much_as_there_are_more() -> None:
     large = model("llama-3.1-70b")
     times = [roofline(large, ReplicaShape(tp, 1), cluster(), Runtime()).base_s(64) for tp in (2, 4, 8)]
@@ -88,7 +165,11 @@ def test_the_catalogue_is_sound() -> None:
     gpus, models = catalogue("gpus"), catalogue("models")
     assert {"a100-80gb", "h100", "h200", "h20", "l40s", "a10g"} <= gpus.keys()
     for name in gpus:
-        assert cluster(name).gpu.memory_bytes > 1e9
+        gpu = cluster(name).gpu
+        assert gpu.memory_bytes > 1e9
+        for arithmetic, peak in gpu.narrow_flops_per_s:  # tensor cores double with each halving of the bits
+            doublings = 2 if arithmetic in (Arithmetic.FP4, Arithmetic.INT4) else 1
+            assert peak == pytest.approx(gpu.flops_per_s * 2**doublings, rel=0.02), (name, arithmetic)
     for name in models:
         spec = model(name)
         assert spec.active_parameters <= spec.parameters

@@ -193,6 +193,38 @@ def test_what_a_user_feels_is_an_objective_too(data: tuple[Path, Path], tmp_path
     assert planned(data, tmp_path / "x.json", "--min-quality", 84, "--objective", "cheapest").exit_code == 2
 
 
+def test_every_latency_is_planned_and_replayed_as_it_is_named(data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each plan has the least of the latency that it was made for; a target that is missed is named as that latency."""
+    kinds = {"first-token": "first_token", "pace": "pace"}
+    plans = {}
+    common = ("--min-quality", 84, "--rate", 20, "--requests", 100, "--runs", 1, "--percentile", 99, "--no-plot")
+    for objective in ("end-to-end", *kinds):
+        out = tmp_path / f"{objective}.json"
+        done = planned(data, out, *common, "--objective", objective)
+        assert done.exit_code == 0, done.output
+        plans[objective] = json.loads(out.read_text())
+    for objective, field in kinds.items():
+        plan, whole = plans[objective], plans["end-to-end"]
+        latency = plan["latency"]
+        assert (latency["objective"], latency["percentile"]) == (objective, 99)
+        assert latency["seconds"] == plan["user_latency_s"][field]["p99"]
+        assert latency["seconds"] <= whole["user_latency_s"][field]["p99"]
+        assert latency["interval_s"]["runs"] == 1
+        assert plan["user_latency_s"]["end_to_end"]["p99"] >= whole["user_latency_s"]["end_to_end"]["p99"]
+        again = run("simulate", "--plan", tmp_path / f"{objective}.json", "--trace", data[0], "--rate", 20, "--json")
+        assert again.exit_code == 0, again.output
+        assert set(json.loads(again.stdout)["user_latency_s"]) == {"end_to_end", "first_token", "pace"}
+    shown = run("simulate", "--plan", tmp_path / "pace.json", "--trace", data[0], "--rate", 20)
+    assert "first visible token" in shown.output
+    missed = planned(
+        data, tmp_path / "x.json", *common, "--objective", "first-token", "--max-latency", 0.0001, "--json"
+    )
+    assert missed.exit_code == 3
+    said = json.loads(missed.stdout)
+    assert said["binds"] == "max_latency_s"
+    assert "p99 time to the first visible token" in said["reason"]
+
+
 def test_all_gpus_are_given_away_if_asked(data: tuple[Path, Path], tmp_path: Path) -> None:
     plans = []
     for budget in ("at-most", "exact"):

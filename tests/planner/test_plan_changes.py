@@ -10,9 +10,10 @@ from planner_service.cascade_plan import CascadePlan
 from planner_service.files import gpu_of_catalogue, model_of_catalogue
 from planner_service.plan_cascade import plan_cascade
 from planner_service.plan_move import MoveSpeed, PlanMove, Served, Shapes, plan_move
-from planner_service.planning_options import Goal, Objective, Options
+from planner_service.planning_options import Goal, Options
 from planner_service.routing.quality import JudgedSample
 from planner_service.routing.solution import Binds, Unreachable
+from planner_service.simulator.felt import Objective
 from planner_service.site import Demand, Site
 from planner_service.sweep import Axis, check_sweep, sweep, sweep_values
 from planner_service.verdict import next_step, verdict

@@ -24,7 +24,7 @@ from planner_service.files import FileError, read_site
 from planner_service.plan_cascade import plan_cascade
 from planner_service.plan_file import instances_of
 from planner_service.planning_codec import plan_to_proto, site_from_proto
-from planner_service.planning_options import Budget, Objective
+from planner_service.planning_options import Budget
 from planner_service.render import groups
 from planner_service.routing.goals import cheapest
 from planner_service.routing.grading import Grading
@@ -32,6 +32,7 @@ from planner_service.routing.mixed_deployer import MixedDeployer
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Dispatch, Workload
+from planner_service.simulator.felt import Objective
 from planner_service.simulator.remote import RemoteTier
 from planner_service.site import Demand, Site, replica_kinds
 from planner_service.slo_classes import WorkloadClass

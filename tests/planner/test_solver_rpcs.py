@@ -32,6 +32,7 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from planner_service.plan_cascade import plan_cascade
 from planner_service.planning_codec import inputs_from_proto
+from planner_service.simulator.felt import Objective
 from planner_service.solver import METHODS
 from services.domain import Role
 from services.domain.errors import InvalidRequest
@@ -128,7 +129,31 @@ async def test_the_service_plans_what_the_library_plans_and_the_simulation_agree
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     beyond = [e async for e in planner.PlanCascade(pb.PlanCascadeRequest(inputs=asked, min_quality=100))]
     assert beyond[-1].finished.unreachable.best < 100
+    assert beyond[-1].finished.unreachable.binds == "min_quality"
     assert not children()
+
+
+async def test_the_service_plans_for_the_latency_that_is_named(planner: Planner) -> None:
+    """p90 to the first visible token, as the library plans it; a target that cannot be met says which latency it is."""
+    asked = inputs()
+    request = pb.PlanCascadeRequest(
+        inputs=asked, min_quality=80, objective=pb.OBJECTIVE_FIRST_TOKEN, percentile=90, goal=pb.GOAL_LATENCY
+    )
+    plan = [e async for e in planner.PlanCascade(request)][-1].finished.plan
+    site, demand = inputs_from_proto(asked)
+    ours = plan_cascade(site, demand, min_quality=80, seed=1, objective=Objective.FIRST_TOKEN, percentile=90.0)
+    assert (plan.objective, plan.percentile, plan.latency_s) == (pb.OBJECTIVE_FIRST_TOKEN, 90, ours.felt_s)
+    assert plan.user_latency.first_token.p95 == ours.felt.first_token.p95
+    tiers = [
+        pb.SimulatedTier(replicas=t.replicas, threshold=t.threshold if t.HasField("threshold") else None)
+        for t in plan.tiers
+    ]
+    replayed = await planner.SimulateDeployment(pb.SimulateDeploymentRequest(inputs=asked, tiers=tiers))
+    assert replayed.user_latency == plan.user_latency
+    request.max_latency_s = ours.felt_s / 1000
+    late = [e async for e in planner.PlanCascade(request)][-1].finished.unreachable
+    assert late.binds == "max_latency_s"
+    assert "p90 time to the first visible token" in late.reason
 
 
 @pytest.mark.slow
@@ -230,6 +255,14 @@ async def test_the_sdk_simulates_the_plan_that_it_was_given(redis: RedisProcess,
         groups = [tier.replicas for tier in plan.tiers]
         found = await client.simulate_deployment(asked, groups, [plan.tiers[0].threshold])
         assert found.end_to_end.p95 == plan.end_to_end_p95_s
+        assert found.user_latency == plan.user_latency
+        *_, pace = [
+            event async for event in client.plan_cascade(asked, min_quality=85, gpus=8, objective="pace", percentile=90)
+        ]
+        assert isinstance(pace, CascadePlan)
+        assert (pace.objective, pace.percentile) == ("pace", 90)
+        assert pace.user_latency is not None
+        assert 0 < pace.latency_s <= pace.user_latency.pace.p95
 
 
 def test_the_sdk_refuses_what_no_request_can_say() -> None:

@@ -42,6 +42,7 @@ def test_every_rpc_has_a_method_in_both_clients() -> None:
         "ListTraces": "traces",
         "GetUsage": "usage",
         "ListServedRequests": "served_requests",
+        "ListSampledPrompts": "sampled_prompts",
         "MoveReply": "move",
     }
     planned = {

@@ -111,6 +111,11 @@ class StuckMesh(router_pb2_grpc.MeshServiceServicer):
     ) -> pb.ListServedRequestsResponse:
         return pb.ListServedRequestsResponse()
 
+    async def ListSampledPrompts(
+        self, request: pb.ListSampledPromptsRequest, context: Context
+    ) -> pb.ListSampledPromptsResponse:
+        return pb.ListSampledPromptsResponse()
+
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         return pb.MoveReplyResponse(refusal="stuck")
 

@@ -1,6 +1,6 @@
 """What a mesh reports of itself, from protobuf messages: status, moves, traces, requests and usage."""
 
-from penstock.client import mesh_status
+from penstock.client import mesh_status, types
 from penstock.client.messages.times import seconds
 from penstock.proto.router.v1 import router_pb2 as pb
 
@@ -121,6 +121,10 @@ def served_request_from_proto(request: pb.ServedRequest) -> mesh_status.ServedRe
     return mesh_status.ServedRequest(
         request.arrival_seconds, request.prompt_token_count, request.output_token_count, request.tier
     )
+
+
+def sampled_prompt_from_proto(prompt: pb.SampledPrompt) -> list[types.Message]:
+    return [{"role": message.role, "content": message.content} for message in prompt.messages]
 
 
 def usage_from_proto(entry: pb.TenantUsage) -> mesh_status.TenantUsage:

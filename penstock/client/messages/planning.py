@@ -19,6 +19,14 @@ _GOALS = {
 }
 
 
+_OBJECTIVES = {
+    "largest-tier": planner_pb2.OBJECTIVE_LARGEST_TIER,
+    "end-to-end": planner_pb2.OBJECTIVE_END_TO_END,
+    "first-token": planner_pb2.OBJECTIVE_FIRST_TOKEN,
+    "pace": planner_pb2.OBJECTIVE_PACE,
+}
+
+
 def planning_inputs_to_proto(inputs: plans.PlanningInputs) -> planner_pb2.PlanningInputs:
     """Raises:
     ValueError: cluster or cascade has a bad field, or lengths is neither quality nor trace.
@@ -61,19 +69,16 @@ def plan_request(
     max_tiers: int | None = None,
     min_tiers: int | None = None,
     early_error: float | None = None,
+    percentile: float | None = None,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
     ValueError: There is no target, or the objective, the budget or the goal is unknown.
     """
-    objectives = {
-        "largest-tier": planner_pb2.OBJECTIVE_LARGEST_TIER,
-        "end-to-end": planner_pb2.OBJECTIVE_END_TO_END,
-    }
     budgets = {"at-most": planner_pb2.GPU_BUDGET_AT_MOST, "exact": planner_pb2.GPU_BUDGET_EXACT}
     if budget not in budgets:
         raise ValueError(f"budget: must be {' or '.join(budgets)}, not '{budget}'")
-    if objective not in objectives:
-        raise ValueError(f"objective: must be {' or '.join(objectives)}, not '{objective}'")
+    if objective not in _OBJECTIVES:
+        raise ValueError(f"objective: must be {', '.join(_OBJECTIVES)}, not '{objective}'")
     if goal not in (None, *_GOALS):
         raise ValueError(f"goal: must be {', '.join(_GOALS)}, not '{goal}'")
     if min_quality is None and max_latency_s is None:
@@ -82,7 +87,7 @@ def plan_request(
         inputs=planning_inputs_to_proto(inputs),
         min_quality=min_quality,
         max_latency_s=max_latency_s,
-        objective=objectives[objective],
+        objective=_OBJECTIVES[objective],
         confidence=confidence,
         gpus=gpus,
         budget=budgets[budget],
@@ -94,6 +99,7 @@ def plan_request(
         max_tiers=max_tiers,
         min_tiers=min_tiers,
         early_error=early_error,
+        percentile=percentile,
     )
 
 
@@ -103,7 +109,8 @@ def plan_event_from_proto(
     if response.HasField("progress"):
         return plans.PlanProgress(response.progress.evaluations, seconds(response.progress.elapsed))
     if response.finished.HasField("unreachable"):
-        return plans.Unreachable(response.finished.unreachable.reason, response.finished.unreachable.best)
+        unreachable = response.finished.unreachable
+        return plans.Unreachable(unreachable.reason, unreachable.best, unreachable.binds)
     plan = response.finished.plan
     tiers = tuple(
         plans.PlannedTier(
@@ -121,6 +128,7 @@ def plan_event_from_proto(
             t.skip_below if t.HasField("skip_below") else None,
             t.remote_dollars_per_hour if t.HasField("remote_dollars_per_hour") else None,
             _planned_early(t.early) if t.HasField("early") else None,
+            t.step_times,
         )
         for t in plan.tiers
     )
@@ -146,6 +154,10 @@ def plan_event_from_proto(
         _grading(plan.grading) if plan.HasField("grading") else None,
         _choice(plan.choice) if plan.HasField("choice") else None,
         plan.early_reason,
+        next((name for name, value in _OBJECTIVES.items() if value == plan.objective), "largest-tier"),
+        plan.percentile,
+        plan.latency_s,
+        _user_latency(plan.user_latency) if plan.HasField("user_latency") else None,
     )
 
 
@@ -194,7 +206,8 @@ def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> p
         )
         for t in response.tiers
     )
-    return plans.Simulation(tiers, _percentiles(response.end_to_end), response.quality, response.requests)
+    felt = _user_latency(response.user_latency) if response.HasField("user_latency") else None
+    return plans.Simulation(tiers, _percentiles(response.end_to_end), response.quality, response.requests, felt)
 
 
 def _cascade_tier(tier: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,6 +269,10 @@ def _choice(choice: planner_pb2.CascadeChoice) -> plans.CascadeChoice:
         if choice.HasField("runner_up")
         else None,
     )
+
+
+def _user_latency(felt: planner_pb2.UserLatency) -> plans.UserLatency:
+    return plans.UserLatency(_percentiles(felt.end_to_end), _percentiles(felt.first_token), _percentiles(felt.pace))
 
 
 def _percentiles(p: planner_pb2.Percentiles) -> plans.Percentiles:

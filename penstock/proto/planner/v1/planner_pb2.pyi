@@ -68,18 +68,26 @@ class _ObjectiveEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Objective.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     OBJECTIVE_UNSPECIFIED: _Objective.ValueType  # 0
     OBJECTIVE_LARGEST_TIER: _Objective.ValueType  # 1
-    """p95 of the slowest tier; the default."""
+    """Of the slowest tier; the default."""
     OBJECTIVE_END_TO_END: _Objective.ValueType  # 2
-    """p95 over all tiers that a request visits, judging included."""
+    """Over all tiers that a request visits, judging included."""
+    OBJECTIVE_FIRST_TOKEN: _Objective.ValueType  # 3
+    """To the first token that the user sees: a held answer is seen when it has been accepted, the last tier is streamed."""
+    OBJECTIVE_PACE: _Objective.ValueType  # 4
+    """Seconds per token after the first, of the answer that stands, as its tier writes it."""
 
 class Objective(_Objective, metaclass=_ObjectiveEnumTypeWrapper):
-    """The latency that a plan minimises."""
+    """The latency that is meant, at the percentile of the request."""
 
 OBJECTIVE_UNSPECIFIED: Objective.ValueType  # 0
 OBJECTIVE_LARGEST_TIER: Objective.ValueType  # 1
-"""p95 of the slowest tier; the default."""
+"""Of the slowest tier; the default."""
 OBJECTIVE_END_TO_END: Objective.ValueType  # 2
-"""p95 over all tiers that a request visits, judging included."""
+"""Over all tiers that a request visits, judging included."""
+OBJECTIVE_FIRST_TOKEN: Objective.ValueType  # 3
+"""To the first token that the user sees: a held answer is seen when it has been accepted, the last tier is streamed."""
+OBJECTIVE_PACE: Objective.ValueType  # 4
+"""Seconds per token after the first, of the answer that stands, as its tier writes it."""
 Global___Objective: _TypeAlias = Objective  # noqa: Y015
 
 class _Goal:
@@ -859,6 +867,10 @@ class Gpu(_message.Message):
     LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
     COMPUTE_EFFICIENCY_FIELD_NUMBER: _builtins.int
     MEMORY_EFFICIENCY_FIELD_NUMBER: _builtins.int
+    FP8_TFLOPS_FIELD_NUMBER: _builtins.int
+    INT8_TOPS_FIELD_NUMBER: _builtins.int
+    FP4_TFLOPS_FIELD_NUMBER: _builtins.int
+    INT4_TOPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     memory_gb: _builtins.float
     memory_gb_per_s: _builtins.float
@@ -869,6 +881,11 @@ class Gpu(_message.Message):
     compute_efficiency: _builtins.float
     """Fraction of the sheet's figures that kernels reach. [0.6 and 0.8]"""
     memory_efficiency: _builtins.float
+    fp8_tflops: _builtins.float
+    """Dense, in narrower numbers. [none: engines compute in 16 bit instead]"""
+    int8_tops: _builtins.float
+    fp4_tflops: _builtins.float
+    int4_tops: _builtins.float
     def __init__(
         self,
         *,
@@ -879,17 +896,37 @@ class Gpu(_message.Message):
         link_gb_per_s: _builtins.float = ...,
         compute_efficiency: _builtins.float | None = ...,
         memory_efficiency: _builtins.float | None = ...,
+        fp8_tflops: _builtins.float | None = ...,
+        int8_tops: _builtins.float | None = ...,
+        fp4_tflops: _builtins.float | None = ...,
+        int4_tops: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "memory_efficiency", b"memory_efficiency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "memory_efficiency", b"memory_efficiency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "link_gb_per_s", b"link_gb_per_s", "memory_efficiency", b"memory_efficiency", "memory_gb", b"memory_gb", "memory_gb_per_s", b"memory_gb_per_s", "name", b"name", "tflops", b"tflops"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "link_gb_per_s", b"link_gb_per_s", "memory_efficiency", b"memory_efficiency", "memory_gb", b"memory_gb", "memory_gb_per_s", b"memory_gb_per_s", "name", b"name", "tflops", b"tflops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__compute_efficiency: _TypeAlias = _typing.Literal["compute_efficiency"]  # noqa: Y015
     _WhichOneofArgType__compute_efficiency: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency"]  # noqa: Y015
+    _WhichOneofReturnType__fp4_tflops: _TypeAlias = _typing.Literal["fp4_tflops"]  # noqa: Y015
+    _WhichOneofArgType__fp4_tflops: _TypeAlias = _typing.Literal["_fp4_tflops", b"_fp4_tflops"]  # noqa: Y015
+    _WhichOneofReturnType__fp8_tflops: _TypeAlias = _typing.Literal["fp8_tflops"]  # noqa: Y015
+    _WhichOneofArgType__fp8_tflops: _TypeAlias = _typing.Literal["_fp8_tflops", b"_fp8_tflops"]  # noqa: Y015
+    _WhichOneofReturnType__int4_tops: _TypeAlias = _typing.Literal["int4_tops"]  # noqa: Y015
+    _WhichOneofArgType__int4_tops: _TypeAlias = _typing.Literal["_int4_tops", b"_int4_tops"]  # noqa: Y015
+    _WhichOneofReturnType__int8_tops: _TypeAlias = _typing.Literal["int8_tops"]  # noqa: Y015
+    _WhichOneofArgType__int8_tops: _TypeAlias = _typing.Literal["_int8_tops", b"_int8_tops"]  # noqa: Y015
     _WhichOneofReturnType__memory_efficiency: _TypeAlias = _typing.Literal["memory_efficiency"]  # noqa: Y015
     _WhichOneofArgType__memory_efficiency: _TypeAlias = _typing.Literal["_memory_efficiency", b"_memory_efficiency"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__compute_efficiency) -> _WhichOneofReturnType__compute_efficiency | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fp4_tflops) -> _WhichOneofReturnType__fp4_tflops | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fp8_tflops) -> _WhichOneofReturnType__fp8_tflops | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__int4_tops) -> _WhichOneofReturnType__int4_tops | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__int8_tops) -> _WhichOneofReturnType__int8_tops | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_efficiency) -> _WhichOneofReturnType__memory_efficiency | None: ...
 
@@ -1216,6 +1253,7 @@ class ModelShape(_message.Message):
     BYTES_PER_PARAMETER_FIELD_NUMBER: _builtins.int
     KV_PER_LAYER_BYTES_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
     layers: _builtins.int
     hidden: _builtins.int
     heads: _builtins.int
@@ -1231,6 +1269,8 @@ class ModelShape(_message.Message):
     """[two values per KV head in 16 bit]"""
     name: _builtins.str
     """The model's name. [the tier's]"""
+    arithmetic: _builtins.str
+    """Of the products with weights: 16bit, fp8, int8, fp4 or int4. All but 16bit need bytes_per_parameter. [16bit]"""
     def __init__(
         self,
         *,
@@ -1244,19 +1284,24 @@ class ModelShape(_message.Message):
         bytes_per_parameter: _builtins.float | None = ...,
         kv_per_layer_bytes: _builtins.float | None = ...,
         name: _builtins.str = ...,
+        arithmetic: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "bytes_per_parameter", b"bytes_per_parameter", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active: _TypeAlias = _typing.Literal["active"]  # noqa: Y015
     _WhichOneofArgType__active: _TypeAlias = _typing.Literal["_active", b"_active"]  # noqa: Y015
+    _WhichOneofReturnType__arithmetic: _TypeAlias = _typing.Literal["arithmetic"]  # noqa: Y015
+    _WhichOneofArgType__arithmetic: _TypeAlias = _typing.Literal["_arithmetic", b"_arithmetic"]  # noqa: Y015
     _WhichOneofReturnType__bytes_per_parameter: _TypeAlias = _typing.Literal["bytes_per_parameter"]  # noqa: Y015
     _WhichOneofArgType__bytes_per_parameter: _TypeAlias = _typing.Literal["_bytes_per_parameter", b"_bytes_per_parameter"]  # noqa: Y015
     _WhichOneofReturnType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["kv_per_layer_bytes"]  # noqa: Y015
     _WhichOneofArgType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["_kv_per_layer_bytes", b"_kv_per_layer_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__active) -> _WhichOneofReturnType__active | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__arithmetic) -> _WhichOneofReturnType__arithmetic | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_parameter) -> _WhichOneofReturnType__bytes_per_parameter | None: ...
     @_typing.overload
@@ -1576,8 +1621,9 @@ class PlanCascadeRequest(_message.Message):
     MAX_TIERS_FIELD_NUMBER: _builtins.int
     MIN_TIERS_FIELD_NUMBER: _builtins.int
     EARLY_ERROR_FIELD_NUMBER: _builtins.int
+    PERCENTILE_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
-    """Targets, one at least: the mean quality of the answers that stand, and the p95 that `objective` means."""
+    """Targets, one at least: the mean quality of the answers that stand, and the latency that `objective` means."""
     max_latency_s: _builtins.float
     objective: Global___Objective.ValueType
     confidence: _builtins.float
@@ -1609,6 +1655,8 @@ class PlanCascadeRequest(_message.Message):
     """Also fit early checks, which may reject this share of the answers that would stand: over 0 and under 1. Needs
     early_after_tokens of the workload; goes without confidence and max_tiers. Unset: none.
     """
+    percentile: _builtins.float
+    """Of the latency: 50 to less than 100. [95]"""
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1630,10 +1678,11 @@ class PlanCascadeRequest(_message.Message):
         max_tiers: _builtins.int | None = ...,
         min_tiers: _builtins.int | None = ...,
         early_error: _builtins.float | None = ...,
+        percentile: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "percentile", b"percentile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "percentile", b"percentile", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
     _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
@@ -1655,6 +1704,8 @@ class PlanCascadeRequest(_message.Message):
     _WhichOneofArgType__min_quality: _TypeAlias = _typing.Literal["_min_quality", b"_min_quality"]  # noqa: Y015
     _WhichOneofReturnType__min_tiers: _TypeAlias = _typing.Literal["min_tiers"]  # noqa: Y015
     _WhichOneofArgType__min_tiers: _TypeAlias = _typing.Literal["_min_tiers", b"_min_tiers"]  # noqa: Y015
+    _WhichOneofReturnType__percentile: _TypeAlias = _typing.Literal["percentile"]  # noqa: Y015
+    _WhichOneofArgType__percentile: _TypeAlias = _typing.Literal["_percentile", b"_percentile"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
     @_typing.overload
@@ -1675,6 +1726,8 @@ class PlanCascadeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_quality) -> _WhichOneofReturnType__min_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tiers) -> _WhichOneofReturnType__min_tiers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__percentile) -> _WhichOneofReturnType__percentile | None: ...
 
 Global___PlanCascadeRequest: _TypeAlias = PlanCascadeRequest  # noqa: Y015
 
@@ -1764,18 +1817,22 @@ class Unreachable(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    BINDS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     best: _builtins.float
-    """The nearest that can be had: a quality, a latency in seconds, or a rate; `reason` says which target binds."""
+    """The nearest that can be had of what binds: a quality, a latency in seconds, or a rate."""
+    binds: _builtins.str
+    """What is in the way: min_quality, max_latency_s, rate_per_s or gpus."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         best: _builtins.float = ...,
+        binds: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "binds", b"binds", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1808,6 +1865,10 @@ class CascadePlan(_message.Message):
     GRADING_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     EARLY_REASON_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    PERCENTILE_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    USER_LATENCY_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -1839,6 +1900,10 @@ class CascadePlan(_message.Message):
     """Why there is no ladder, where one was asked for; else empty."""
     early_reason: _builtins.str
     """Why there are no early checks, where they were asked for; else empty."""
+    objective: Global___Objective.ValueType
+    percentile: _builtins.float
+    latency_s: _builtins.float
+    """That `objective` means, at `percentile`."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
@@ -1855,6 +1920,8 @@ class CascadePlan(_message.Message):
     def choice(self) -> Global___CascadeChoice:
         """With max_tiers. `tiers` are then those that were chosen."""
 
+    @_builtins.property
+    def user_latency(self) -> Global___UserLatency: ...
     def __init__(
         self,
         *,
@@ -1881,10 +1948,14 @@ class CascadePlan(_message.Message):
         grading: Global___Grading | None = ...,
         choice: Global___CascadeChoice | None = ...,
         early_reason: _builtins.str = ...,
+        objective: Global___Objective.ValueType = ...,
+        percentile: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        user_latency: Global___UserLatency | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took", "user_latency", b"user_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "latency_s", b"latency_s", "objective", b"objective", "percentile", b"percentile", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "user_latency", b"user_latency", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -1908,6 +1979,38 @@ class CascadePlan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tested_quality) -> _WhichOneofReturnType__tested_quality | None: ...
 
 Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+
+@_typing.final
+class UserLatency(_message.Message):
+    """What users feel, over all tiers that a request visits; see Objective."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_TO_END_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def end_to_end(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def first_token(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def pace(self) -> Global___Percentiles:
+        """Of the answers with several tokens."""
+
+    def __init__(
+        self,
+        *,
+        end_to_end: Global___Percentiles | None = ...,
+        first_token: Global___Percentiles | None = ...,
+        pace: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "first_token", b"first_token", "pace", b"pace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "first_token", b"first_token", "pace", b"pace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserLatency: _TypeAlias = UserLatency  # noqa: Y015
 
 @_typing.final
 class CascadeChoice(_message.Message):
@@ -1985,7 +2088,7 @@ class RunnerUp(_message.Message):
     RATE_PER_S_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
-    """That `objective` means."""
+    """That `objective` means, at the percentile of the request."""
     gpus: _builtins.int
     dollars_per_hour: _builtins.float
     """Unset where no price was given."""
@@ -2071,6 +2174,7 @@ class PlannedTier(_message.Message):
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     REMOTE_DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     EARLY_FIELD_NUMBER: _builtins.int
+    STEP_TIMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -2087,6 +2191,8 @@ class PlannedTier(_message.Message):
     """The tier is passed over for prompts whose predicted score is lower; see TierPlan. Unset: never."""
     remote_dollars_per_hour: _builtins.float
     """What the tokens of a remote tier cost. Unset for other tiers and where it is not used."""
+    step_times: _builtins.str
+    """Where its step times are from: estimated (data sheets), profiled (measured) or stated (of a remote tier)."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
     @_builtins.property
@@ -2117,10 +2223,11 @@ class PlannedTier(_message.Message):
         skip_below: _builtins.float | None = ...,
         remote_dollars_per_hour: _builtins.float | None = ...,
         early: Global___PlannedEarlyChecks | None = ...,
+        step_times: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["remote_dollars_per_hour"]  # noqa: Y015
     _WhichOneofArgType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour"]  # noqa: Y015
@@ -2494,12 +2601,15 @@ class SimulateDeploymentResponse(_message.Message):
     END_TO_END_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    USER_LATENCY_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     requests: _builtins.int
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierReport]: ...
     @_builtins.property
     def end_to_end(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def user_latency(self) -> Global___UserLatency: ...
     def __init__(
         self,
         *,
@@ -2507,10 +2617,11 @@ class SimulateDeploymentResponse(_message.Message):
         end_to_end: Global___Percentiles | None = ...,
         quality: _builtins.float = ...,
         requests: _builtins.int = ...,
+        user_latency: Global___UserLatency | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "user_latency", b"user_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers", "user_latency", b"user_latency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -191,6 +191,11 @@ class MeshServiceStub:
                 request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsRequest.SerializeToString,
                 response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsResponse.FromString,
                 _registered_method=True)
+        self.ListSampledPrompts = channel.unary_unary(
+                '/penstock.router.v1.MeshService/ListSampledPrompts',
+                request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListSampledPromptsRequest.SerializeToString,
+                response_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListSampledPromptsResponse.FromString,
+                _registered_method=True)
         self.MoveReply = channel.unary_unary(
                 '/penstock.router.v1.MeshService/MoveReply',
                 request_serializer=penstock_dot_router_dot_v1_dot_router__pb2.MoveReplyRequest.SerializeToString,
@@ -238,6 +243,14 @@ class MeshServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSampledPrompts(self, request, context):
+        """Prompts that routers have sampled, as users wrote them, newest first, in pages; for `penstock measure --live`.
+        INVALID_ARGUMENT, UNIMPLEMENTED (router.sample_prompts.share of the mesh file is 0), UNAVAILABLE (no Redis).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def MoveReply(self, request, context):
         """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
         NOT_FOUND (no such instance, or no such reply at this router).
@@ -273,6 +286,11 @@ def add_MeshServiceServicer_to_server(servicer, server):
                     servicer.ListServedRequests,
                     request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsRequest.FromString,
                     response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsResponse.SerializeToString,
+            ),
+            'ListSampledPrompts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSampledPrompts,
+                    request_deserializer=penstock_dot_router_dot_v1_dot_router__pb2.ListSampledPromptsRequest.FromString,
+                    response_serializer=penstock_dot_router_dot_v1_dot_router__pb2.ListSampledPromptsResponse.SerializeToString,
             ),
             'MoveReply': grpc.unary_unary_rpc_method_handler(
                     servicer.MoveReply,
@@ -416,6 +434,33 @@ class MeshService:
             '/penstock.router.v1.MeshService/ListServedRequests',
             penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsRequest.SerializeToString,
             penstock_dot_router_dot_v1_dot_router__pb2.ListServedRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSampledPrompts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.router.v1.MeshService/ListSampledPrompts',
+            penstock_dot_router_dot_v1_dot_router__pb2.ListSampledPromptsRequest.SerializeToString,
+            penstock_dot_router_dot_v1_dot_router__pb2.ListSampledPromptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -115,6 +115,10 @@ class MeshServiceStub:
     """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
     INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
     """
+    ListSampledPrompts: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListSampledPromptsRequest, _router_pb2.ListSampledPromptsResponse]
+    """Prompts that routers have sampled, as users wrote them, newest first, in pages; for `penstock measure --live`.
+    INVALID_ARGUMENT, UNIMPLEMENTED (router.sample_prompts.share of the mesh file is 0), UNAVAILABLE (no Redis).
+    """
     MoveReply: _grpc.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]
     """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
     NOT_FOUND (no such instance, or no such reply at this router).
@@ -136,6 +140,10 @@ class MeshServiceAsyncStub(MeshServiceStub):
     ListServedRequests: _aio.UnaryUnaryMultiCallable[_router_pb2.ListServedRequestsRequest, _router_pb2.ListServedRequestsResponse]  # type: ignore[assignment]
     """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
     INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
+    """
+    ListSampledPrompts: _aio.UnaryUnaryMultiCallable[_router_pb2.ListSampledPromptsRequest, _router_pb2.ListSampledPromptsResponse]  # type: ignore[assignment]
+    """Prompts that routers have sampled, as users wrote them, newest first, in pages; for `penstock measure --live`.
+    INVALID_ARGUMENT, UNIMPLEMENTED (router.sample_prompts.share of the mesh file is 0), UNAVAILABLE (no Redis).
     """
     MoveReply: _aio.UnaryUnaryMultiCallable[_router_pb2.MoveReplyRequest, _router_pb2.MoveReplyResponse]  # type: ignore[assignment]
     """Moves a reply that this router streams to another instance of its tier, with its KV, while it runs.
@@ -185,6 +193,16 @@ class MeshServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_router_pb2.ListServedRequestsResponse, _abc.Awaitable[_router_pb2.ListServedRequestsResponse]]:
         """Arrival times and token counts of the last requests of the mesh, without text and without tenants, newest first, in pages.
         INVALID_ARGUMENT, UNIMPLEMENTED (router.kept_requests of the mesh file is 0), UNAVAILABLE (no Redis).
+        """
+
+    @_abc_1.abstractmethod
+    def ListSampledPrompts(
+        self,
+        request: _router_pb2.ListSampledPromptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ListSampledPromptsResponse, _abc.Awaitable[_router_pb2.ListSampledPromptsResponse]]:
+        """Prompts that routers have sampled, as users wrote them, newest first, in pages; for `penstock measure --live`.
+        INVALID_ARGUMENT, UNIMPLEMENTED (router.sample_prompts.share of the mesh file is 0), UNAVAILABLE (no Redis).
         """
 
     @_abc_1.abstractmethod

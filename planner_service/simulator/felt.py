@@ -1,0 +1,82 @@
+"""Which latency is meant: of a cascade as its users feel it, and what each tier adds to it. No I/O.
+
+This is the one definition. The simulation of a whole cascade, the estimates of a search and the bounds of what can be
+proved all call `felt_s`, with times that they found in their own ways.
+"""
+
+import enum
+import math
+
+import numpy as np
+
+from planner_service.simulator.workload import Bools, Floats, Ints
+
+
+class Objective(enum.Enum):
+    """Which latency is meant.
+
+    LARGEST_TIER: of the slowest tier (the paper's L), from the arrival there to the last token. END_TO_END: from a request's
+    arrival to its final answer, over all tiers visited, judging included. FIRST_TOKEN: to the first token that its user
+    sees: a held answer is seen when its judge has accepted it, an answer of the last tier from its first token on. PACE:
+    seconds per token after the first, of the answer that stands, as its tier writes it; an answer of one token has none.
+    """
+
+    LARGEST_TIER = "largest-tier"
+    END_TO_END = "end-to-end"
+    FIRST_TOKEN = "first-token"
+    PACE = "pace"
+
+
+class Measured(enum.IntEnum):
+    """What a tier's latency is measured by, by its number in `kernel`."""
+
+    LATENCY = 0  # from arrival to last token
+    FIRST_TOKEN = 1  # from arrival to first token
+    PACE = 2  # per token after the first
+
+
+WORDS = {
+    Objective.LARGEST_TIER: "latency of the slowest tier",
+    Objective.END_TO_END: "end-to-end latency",
+    Objective.FIRST_TOKEN: "time to the first visible token",
+    Objective.PACE: "time per output token",
+}
+
+
+def latency_words(objective: Objective, percentile: float) -> str:
+    """`p99 time to the first visible token`."""
+    return f"p{percentile:g} {WORDS[objective]}"
+
+
+def measured_at(objective: Objective, *, is_last: bool) -> Measured:
+    """What a tier adds to the objective's latency. is_last: whether its answers are streamed, not held."""
+    if objective is Objective.PACE:
+        return Measured.PACE
+    return Measured.FIRST_TOKEN if is_last and objective is Objective.FIRST_TOKEN else Measured.LATENCY
+
+
+def felt_s(objective: Objective, processed: Bools, total_s: Floats, written_s: Floats, output_tokens: Ints) -> Floats:
+    """(N) the latency of each request; (M) for the pace, of the M answers with several tokens.
+
+    processed (C, N): the requests that reach each tier; the last that a request reaches answers it. total_s (N): from arrival
+    to final answer. written_s (C, N): from the first to the last token of each tier's answer. output_tokens (N, C).
+    """
+    tiers = len(processed)
+    if objective is Objective.FIRST_TOKEN:
+        return np.asarray(total_s - np.where(processed[-1], written_s[-1], 0.0))
+    if objective is Objective.PACE:
+        answered, rows = tiers - 1 - np.argmax(processed[::-1], axis=0), np.arange(processed.shape[1])
+        later = output_tokens[rows, answered] - 1
+        many = later > 0
+        return np.asarray(written_s[answered, rows][many] / later[many])
+    return total_s
+
+
+def percentile_s(seconds: Floats, percentile: float) -> float:
+    """The percentile of (N) seconds; 0 for none, as where every answer has one token and so no pace."""
+    return float(np.percentile(seconds, percentile)) if len(seconds) else 0.0
+
+
+def least_requests(percentile: float) -> int:
+    """The fewest requests of which this percentile is not simply the slowest one."""
+    return math.ceil(100.0 / (100.0 - percentile) - 1e-9)
