@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.domain.latency import StepLatencyModel
-from services.domain.slo.compiled import admission, replay, step
+from services.domain.slo.compiled import admission, promised, replay, step
 from services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
@@ -56,7 +56,7 @@ def columns(*requests: tuple[int | float, ...]) -> tuple[N, F]:
 
 
 def batch(
-    counts: N, times: F, now_s: float = 0.0, model: StepModel = SIX_PER_UNIT, shared: int = step.NONE
+    counts: N, times: F, now_s: float = 0.0, model: StepModel = SIX_PER_UNIT, shared: int = promised.NONE
 ) -> tuple[list[int], float]:
     order, grants = np.zeros(counts.shape[1], np.int64), np.zeros(counts.shape[1], np.int64)
     prompts = step.prompts_by_deadline(counts, times, counts.shape[1], order)
@@ -193,14 +193,14 @@ def test_prompts_go_by_deadline_and_a_completed_one_ends_the_step_in_time() -> N
 
 def test_best_effort_takes_what_is_left_and_a_reserve_where_there_is_one() -> None:
     counts, times = columns(decode(), best_effort(1, decoding=True), best_effort(100))
-    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 1, 4]
+    assert batch(counts, times, shared=promised.PRESENT)[0] == [1, 1, 4]
     counts, times = columns(decode(), best_effort(100), prompt(100, 50.0))
-    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 0, 5]
+    assert batch(counts, times, shared=promised.PRESENT)[0] == [1, 0, 5]
     reserving = SIX_PER_UNIT._replace(reserve=1 / 3)
-    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 2, 3]
+    assert batch(counts, times, model=reserving, shared=promised.PRESENT)[0] == [1, 2, 3]
     times[DUE_S, 2] = 1.5  # cannot wait: it may borrow the reserve
-    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 0, 5]
-    assert batch(counts, times, model=reserving, shared=step.ASSUMED)[0] == [1, 0, 3]
+    assert batch(counts, times, model=reserving, shared=promised.PRESENT)[0] == [1, 0, 5]
+    assert batch(counts, times, model=reserving, shared=promised.ASSUMED)[0] == [1, 0, 3]
 
 
 def test_a_lagging_decode_goes_alone_rather_than_not_at_all() -> None:
@@ -402,4 +402,4 @@ def test_the_kth_smallest_is_what_sorting_puts_there() -> None:
     for _ in range(300):
         values = rng.choice([*rng.normal(size=6), math.inf, 0.0], size=int(rng.integers(1, 40)))
         k = int(rng.integers(len(values)))
-        assert step.kth_smallest(values.copy(), k) == np.sort(values)[k]
+        assert promised.kth_smallest(values.copy(), k) == np.sort(values)[k]
