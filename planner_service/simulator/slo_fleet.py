@@ -167,7 +167,7 @@ def serve_fleet(
         else:
             steps += 1
             if limits.drafts.max_window > 0:
-                window, more_s = _window(turn_s, took_s, one, grants, model, limits)
+                window, more_s = _window(turn_s, took_s, one, grants, memory, model, limits)
                 end_s += more_s
                 for i in range(n):
                     r = one.who[i]
@@ -186,15 +186,14 @@ def _drafts(counts: N, grants: N, i: int) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _window(
-    now_s: float, took_s: float, one: FleetReplica, grants: N, model: StepModel, limits: FleetLimits
+    now_s: float, took_s: float, one: FleetReplica, grants: N, memory: N, model: StepModel, limits: FleetLimits
 ) -> tuple[int, float]:
     """How many tokens are drafted for each promised decode of the planned step, and by how much it takes longer.
 
     As a worker does (`worker_service.scheduling.slo_drafts`): no token of the step is late because of it, and the
-    certificate, replayed from the later end as if no draft stood, still passes. Nothing is drafted unless all promised
-    replies fit the KV together.
+    certificate, replayed from the later end as if no draft stood, still passes, with KV for all drafted tokens set aside.
     """
-    n, tokens, decodes, context, due_s = one.sizes[COLUMNS], 0, 0, 0.0, np.inf
+    n, tokens, decodes, context, due_s, lingering = one.sizes[COLUMNS], 0, 0, 0.0, np.inf, 0
     for i in range(n):
         tokens += grants[i]
         if _drafts(one.counts, grants, i):
@@ -203,7 +202,9 @@ def _window(
         if one.counts[KIND, i] == STANDARD:
             goes_on = 0 < grants[i] < one.counts[PENDING, i]
             due_s = due_s if goes_on else min(due_s, one.times[DUE_S, i])
-    if decodes == 0 or one.sizes[WHOLE] > limits.kv_tokens:
+        else:
+            lingering += memory[one.who[i]]  # of promised requests without a pace
+    if decodes == 0:
         return 0, 0.0
     kx, ky, context_s, pair_s = model.knot_tokens, model.knot_s, model.context_token_s, model.pair_s
     room = model.max_step_tokens - tokens
@@ -231,11 +232,12 @@ def _window(
                 np.bool_(True),
                 np.bool_(False),
                 release_s,
-                np.inf,
+                float(limits.kv_tokens - lingering - window * decodes),
                 np.int64(0),
                 peak,
             )
             if passes:
+                one.sizes[PEAK] = np.int64(peak[0]) + lingering + window * decodes
                 return window, more_s
         window //= 2
     return 0, 0.0

@@ -155,11 +155,22 @@ def test_drafts_end_promised_replies_sooner_where_there_is_slack_and_not_where_t
     assert held.core.proposals.of_sources.verified < 60  # only while contexts are short enough to leave a little time
 
 
-def test_nothing_is_drafted_where_whole_replies_would_not_fit_together() -> None:
-    """KV is promised over time; drafts would make replies hold it sooner."""
+def test_drafts_have_their_kv_set_aside_where_whole_replies_would_not_fit_together() -> None:
+    """KV is promised over time: drafts that stand make replies hold it sooner, but no more of it than was drafted.
+
+    Six replies of 120 tokens beside each other, KV for 512: some is drafted, and every promise is kept.
+    """
     arrivals = [(0.0, *request(name, 20, 100, pace(5.0, 0.05))) for name in "abcdef"]
     roomy, narrow = served(arrivals, 0.0, kv_tokens=4096), served(arrivals, 0.0, kv_tokens=512)
-    assert roomy.core.proposals.of_sources.verified > 0
     promised, kept = narrow.kept(arrivals)
     assert promised == kept > 0
-    assert narrow.core.proposals.of_sources.verified < roomy.core.proposals.of_sources.verified
+    assert 0 < narrow.core.proposals.of_sources.verified <= roomy.core.proposals.of_sources.verified
+
+
+def test_nothing_is_drafted_where_no_kv_is_left() -> None:
+    """One reply that fills the KV to its last token: its certificate leaves nothing to set aside."""
+    arrivals = [(0.0, *request("a", 20, 100, pace(5.0, 0.05)))]
+    whole = served(arrivals, 0.0, kv_tokens=128)
+    assert whole.kept(arrivals) == (1, 1)
+    roomy = served(arrivals, 0.0, kv_tokens=4096)
+    assert whole.core.proposals.of_sources.verified < roomy.core.proposals.of_sources.verified

@@ -185,11 +185,12 @@ class SloPolicy(BatchPolicy):
         """Blocks that promised sequences hold at most at any time: by certificate, at most those of all their tokens."""
         return min(self._most_blocks, sum(_whole_blocks(s, block) for s in self._promised.values()))
 
-    def _blocks_aside(self, snapshot: Snapshot, block: int) -> int:
-        """Blocks for promised sequences that no certificate follows: those that move, and those of which only the first token
-        was promised, which they have."""
+    def _blocks_aside(self, snapshot: Snapshot, block: int, *, started: bool = False) -> int:
+        """Blocks for promised sequences that no certificate follows: those that move, those of which only the first token was
+        promised, which they have, and of a certificate of the started ones those that are to start."""
         followed = {name for name, kind in zip(snapshot.ids, snapshot.counts[KIND], strict=True) if kind == STANDARD}
-        followed.update(s.request_id for s in self._to_start)
+        if not started:
+            followed.update(s.request_id for s in self._to_start)
         return sum(_whole_blocks(s, block) for name, s in self._promised.items() if name not in followed)
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
@@ -222,8 +223,7 @@ class SloPolicy(BatchPolicy):
         if self._planned is None or not limits:
             return limits
         block = scheduler.pool.block_tokens
-        if sum(_whole_blocks(s, block) for s in self._promised.values()) > scheduler.pool.count:
-            return {}  # KV is promised over time: replies that grow faster than planned may not fit together
+        aside = self._blocks_aside(self._table.snapshot(), block, started=True)
         tokens = sum(self._table.grants())
         step = PlannedStep(
             self._begun_s + self._planned_s,
@@ -231,9 +231,11 @@ class SloPolicy(BatchPolicy):
             self._table.yields(),
             tokens,
             limits,
+            max(0, scheduler.pool.count - aside) * block,
+            block - 1,
         )
         self._pace = pace()
-        return allowed_windows(
+        allowed = allowed_windows(
             step,
             self._pace,
             self._latency,
@@ -241,6 +243,9 @@ class SloPolicy(BatchPolicy):
             correction=self._corrected,
             prompts_wait=bool(scheduler.waiting) or any(s.pending > 1 for s in scheduler.running),
         )
+        if allowed.windows:
+            self._most_blocks = aside + math.ceil(allowed.kv_tokens / block)
+        return allowed.windows
 
     def proposed(self, chunks: Seq[Chunk]) -> None:
         self._chunks = chunks
