@@ -310,10 +310,10 @@ def comparison(rows: Sequence[dict[str, Any]], bursty: bool, scale: tuple[float,
         if (one := _over_best_other([draw.choice(rounds) for _ in rounds])) is not None
     )
     spread = (drawn[len(drawn) // 40], drawn[-1 - len(drawn) // 40]) if drawn else None
-    said = (
-        "nothing attained" if ratio is None or spread is None else f"{ratio:.2f}x ({spread[0]:.2f} to {spread[1]:.2f})"
-    )
-    print(f"{'bursts' if bursty else 'steady'}, {scale}: {said} the best other policy", flush=True)
+    said = "the others attained nothing"
+    if ratio is not None and spread is not None:
+        said = f"{ratio:.2f}x ({spread[0]:.2f} to {spread[1]:.2f}) the best other policy"
+    print(f"{'bursts' if bursty else 'steady'}, {scale}: {said}", flush=True)
     means = {policy: statistics.fmean(one[policy] for one in rounds) for policy in POLICIES} if rounds else {}
     return {
         "bursty": bursty,

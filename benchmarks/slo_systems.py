@@ -12,7 +12,7 @@ from planner_service.simulator.speculation import SimulatedDrafter
 from services.domain.hardware import ClusterSpec, ReplicaShape, roofline
 
 GPUS = 3
-SLO_STEP_TOKENS = 4096
+SLO_STEP_TOKENS, SHORT_STEP_TOKENS = 4096, 512
 CHUNKS = (256, 512, 1024, 2048)  # 128 was never the best of any scenario
 PROMPT_STEPS = (1024, 2048, 4096)
 RATIOS = ((1, 1), (2, 1), (1, 2))
@@ -66,11 +66,15 @@ def slo_replicas(replica: Replica, count: int = GPUS, **changes: Any) -> SloRepl
 
 
 def slo_settings(on: Hardware) -> dict[str, Deployment]:
-    """What the SLO policy is tuned over: what becomes of requests that no replica admits."""
+    """What the SLO policy is tuned over: what becomes of requests that no replica admits, and how long steps may be."""
+    short = with_limits(on.replica, SHORT_STEP_TOKENS)
     return {
         "best effort": slo_replicas(on.replica, drafter=on.drafter),
         "best effort with 5 % of each step": slo_replicas(on.replica, drafter=on.drafter, reserve=0.05),
         "declines": slo_replicas(on.replica, drafter=on.drafter, decline=True),
+        f"declines, {SHORT_STEP_TOKENS} tokens per step": SloReplicas(
+            short, GPUS, hops=GPUS - 1, decline=True, drafter=on.drafter
+        ),
     }
 
 

@@ -92,7 +92,7 @@ SIZES = 7
 @numba.njit(cache=True, nogil=True)
 def reserved(sizes: N) -> int:
     """KV tokens that promised requests hold at most, now or later."""
-    return min(sizes[WHOLE], sizes[PEAK])
+    return int(min(sizes[WHOLE], sizes[PEAK]))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -59,7 +59,7 @@ def test_a_window_is_the_one_of_most_tokens_per_second() -> None:
 
 def test_every_policy_ends_replies_sooner_with_drafts() -> None:
     """A light load: all is attained as without drafts, and the last tokens come in well under the time."""
-    work = Workload(np.arange(6) * 2.0, np.full(6, 100), np.full(6, 200))
+    work = Workload(np.arange(6, dtype=np.float64) * 2.0, np.full(6, 100), np.full(6, 200))
     slos = Promises.of_one_phase(np.full(6, 0.5), np.full(6, 0.05))
     deployments: list[Deployment] = [
         SloReplicas(REPLICA),

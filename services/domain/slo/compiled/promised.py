@@ -70,7 +70,7 @@ class Sums(NamedTuple):
     """Over all decodes: how many, the tightest pace, tokens per second that their paces ask for, context and the longest of
     it, each with one more token."""
 
-    count: int
+    requests: int
     tightest_s: float
     demand_per_s: float
     context: float
@@ -282,18 +282,18 @@ def form_promised(
     decode_context, longest, taken = 0.0, 0.0, 0
 
     # 1. decodes
-    if sums.count > 0:
-        earliest_s, urgent = _earliest(decodes.due_s, sums.count, now_s, cannot_wait_s)
+    if sums.requests > 0:
+        earliest_s, urgent = _earliest(decodes.due_s, sums.requests, now_s, cannot_wait_s)
     limit_s = earliest_s - now_s
-    if sums.count > 0:
+    if sums.requests > 0:
         quota = int(np.ceil(sums.demand_per_s * max(0.0, min(limit_s, longest_step_s)) - EPSILON_S))
-        quota = min(max(quota, urgent), sums.count, room)
+        quota = min(max(quota, urgent), sums.requests, room)
         taken = quota
-        if quota == sums.count:
+        if quota == sums.requests:
             decode_context, longest = sums.context, sums.longest
-            decodes.granted[: sums.count] = True
+            decodes.granted[: sums.requests] = True
         elif quota > 0:
-            decode_context, longest = _take_earliest(decodes, sums.count, quota, earliest_s)
+            decode_context, longest = _take_earliest(decodes, sums.requests, quota, earliest_s)
     tokens, context, pairs = taken, decode_context, 0.0
     gap = longest * taken - decode_context
     cap_s = limit_s
@@ -304,7 +304,7 @@ def form_promised(
             context, decode_context, gap = 0.0, 0.0, 0.0
             cap_s = limit_s - later_s
     if taken == 0:
-        decodes.granted[: sums.count] = False
+        decodes.granted[: sums.requests] = False
 
     # 2. prompts
     prompts.granted[:waiting] = 0
@@ -343,8 +343,8 @@ def form_promised(
             break
 
     # 3. decodes that could have waited
-    if taken < sums.count:
-        for k in range(sums.count):
+    if taken < sums.requests:
+        for k in range(sums.requests):
             if tokens >= room:
                 break
             if decodes.granted[k]:
@@ -387,6 +387,6 @@ def _alone_first_s(
     alone = step_s(count, float(start + count), pairs, 0.0, model)
     if alone > slack_s + EPSILON_S:
         return np.inf
-    later: float = step_s(sums.count, sums.context, 0.0, sums.longest * sums.count - sums.context, model)
-    fits = sums.count <= model.max_step_tokens and alone + later <= limit_s + EPSILON_S
+    later: float = step_s(sums.requests, sums.context, 0.0, sums.longest * sums.requests - sums.context, model)
+    fits = sums.requests <= model.max_step_tokens and alone + later <= limit_s + EPSILON_S
     return later if fits else np.inf

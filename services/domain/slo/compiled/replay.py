@@ -59,7 +59,7 @@ def keeps_promises(
     for _ in range(MAX_STEPS):
         if waiting == 0 and changed:
             if _decodes_fit(now_s, decodes, sums, model):
-                peak[0] = max(most_held, lingering + _most_decodes_hold(decodes, sums.count, partial_tokens))
+                peak[0] = max(most_held, lingering + _most_decodes_hold(decodes, sums.requests, partial_tokens))
                 return peak[0] <= kv_tokens
             changed = False
         shared = ASSUMED if best_effort and waiting > 0 else NONE
@@ -73,12 +73,12 @@ def keeps_promises(
         end_s = now_s + took_s
         if load.earliest_s < end_s - EPSILON_S or _a_prompt_is_late(prompts, waiting, end_s):
             return False
-        held = lingering + prompts_hold + sums.context + load.decodes + sums.count * (partial_tokens - 1.0)
+        held = lingering + prompts_hold + sums.context + load.decodes + sums.requests * (partial_tokens - 1.0)
         most_held = max(most_held, held)
         if held > kv_tokens:
             peak[0] = held
             return False
-        count, ended_hold = _advance_decodes(decodes, sums.count, end_s, partial_tokens)
+        count, ended_hold = _advance_decodes(decodes, sums.requests, end_s, partial_tokens)
         lingering += ended_hold
         remaining = 0
         for p in range(waiting):
@@ -95,7 +95,7 @@ def keeps_promises(
                 count += 1
             elif prompts.left[p] > 1:
                 lingering += prompts.context[p] + prompts.left[p] - 1 + partial_tokens
-        if remaining < waiting or count != sums.count:
+        if remaining < waiting or count != sums.requests:
             changed = True
             sums = sums_of(decodes, count)
         else:
@@ -210,7 +210,7 @@ def _decodes_fit(now_s: float, decodes: Decodes, sums: Sums, model: StepModel) -
 
     Then every step from here on has all of them (they only get fewer), and every token comes in time.
     """
-    count, context, longest, limit_s = sums.count, 0.0, 0.0, sums.tightest_s
+    count, context, longest, limit_s = sums.requests, 0.0, 0.0, sums.tightest_s
     for k in range(count):
         ends = decodes.context[k] + max(1.0, decodes.left[k])
         context += ends

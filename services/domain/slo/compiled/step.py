@@ -97,7 +97,7 @@ def form_batch(
     waiting = promised_prompts(counts, times, order, prompts)
     load = form_promised(now_s, decodes, sums, waiting, prompts, model, best_effort, hold)
     grants[:requests] = 0
-    for k in range(sums.count):
+    for k in range(sums.requests):
         grants[decodes.column[k]] = decodes.granted[k]
     for p in range(prompts):
         grants[order[p]] = waiting.granted[p]
