@@ -164,9 +164,9 @@ def measure(scenario: Scenario, target: float, effort: Effort, on: Hardware, nam
     best_setting = baselines(on)[best][systems[best]["setting"]]
     by_seed = list[float]()
     for seed in effort.seeds if target == TARGETS[0] else ():
-        mine = capacity_per_s(slo, scenario, target, effort.requests, (seed,), start=ours)
+        slo_per_s = capacity_per_s(slo, scenario, target, effort.requests, (seed,), start=ours)
         other = capacity_per_s(best_setting, scenario, target, effort.requests, (seed,), start=ours / over)
-        by_seed.append(mine / max(LOWEST_PER_S, other))
+        by_seed.append(slo_per_s / max(LOWEST_PER_S, other))
     print(
         f"{scenario.name} at {target:.0%}: {name} {ours:.3f}/s per GPU with {setting}, {over:.2f} times {best}; by seed "
         + ", ".join(f"{ratio:.2f}" for ratio in by_seed),

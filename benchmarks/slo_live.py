@@ -256,8 +256,8 @@ async def _cell(stubs: dict[str, Any], cell: Cell, number: int, count: int) -> l
         "drift": drift,
         "counts": 1 / MOST_DRIFT <= drift <= MOST_DRIFT,
     }
-    kept = ", ".join(f"{row['policy']} {row['attained']:.2f}" for row in rows)
-    print(f"  round {number} {cell}: attained {kept}; drift {drift:.2f}", flush=True)
+    shares = ", ".join(f"{row['policy']} {row['attained']:.2f}" for row in rows)
+    print(f"  round {number} {cell}: attained {shares}; drift {drift:.2f}", flush=True)
     return [{**row, **about} for row in rows]
 
 
@@ -294,13 +294,13 @@ def comparison(rows: Sequence[dict[str, Any]], bursty: bool, scale: tuple[float,
     what was sustained then, summed over the rounds; with a 95 % interval by drawing rounds."""
     rounds = list[dict[str, float]]()
     for number in sorted({row["round"] for row in rows}):
-        mine = [
+        own = [
             row
             for row in rows
             if row["counts"] and (row["round"], row["bursty"], tuple(row["scale"])) == (number, bursty, scale)
         ]
-        if mine:
-            shares = [(row["policy"], row["goodput_per_s"] / row["sustained_per_s"]) for row in mine]
+        if own:
+            shares = [(row["policy"], row["goodput_per_s"] / row["sustained_per_s"]) for row in own]
             rounds.append({policy: max(share for name, share in shares if name == policy) for policy in POLICIES})
     ratio = _over_best_other(rounds)
     draw = random.Random(7)
@@ -310,10 +310,10 @@ def comparison(rows: Sequence[dict[str, Any]], bursty: bool, scale: tuple[float,
         if (one := _over_best_other([draw.choice(rounds) for _ in rounds])) is not None
     )
     spread = (drawn[len(drawn) // 40], drawn[-1 - len(drawn) // 40]) if drawn else None
-    said = "the others attained nothing"
+    message = "the others attained nothing"
     if ratio is not None and spread is not None:
-        said = f"{ratio:.2f}x ({spread[0]:.2f} to {spread[1]:.2f}) the best other policy"
-    print(f"{'bursts' if bursty else 'steady'}, {scale}: {said}", flush=True)
+        message = f"{ratio:.2f}x ({spread[0]:.2f} to {spread[1]:.2f}) the best other policy"
+    print(f"{'bursts' if bursty else 'steady'}, {scale}: {message}", flush=True)
     means = {policy: statistics.fmean(one[policy] for one in rounds) for policy in POLICIES} if rounds else {}
     return {
         "bursty": bursty,

@@ -27,7 +27,7 @@ class Deliveries:
         self._outputs: deque[tuple[str, StepOutput]] = deque()
 
     def put(self, request_id: str, output: StepOutput) -> None:
-        """Hand over an output; nobody reads those of a request without a stream."""
+        """Hand over an output; those of a request without a stream are dropped."""
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.put(output)
@@ -54,10 +54,10 @@ class Deliveries:
 
     def deliver_of(self, request_id: str) -> None:
         """Hand over now what there is of one request: what follows belongs to another one of the same id."""
-        mine = [output for output in self._outputs if output[0] == request_id]
-        if mine:
+        own = [output for output in self._outputs if output[0] == request_id]
+        if own:
             self._outputs = deque(output for output in self._outputs if output[0] != request_id)
-            for output in mine:
+            for output in own:
                 self.put(*output)
 
     def _next_slice(self) -> None:
