@@ -258,6 +258,9 @@ class SloPolicy(BatchPolicy):
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:
+            # Observed as well: once steps have been slow, nothing is promised until steps without one are seen to be fast.
+            if not any(chunk.proposed for chunk in chunks):
+                self._observe(self._latency.step_s(_load(chunks)), end_s - self._begun_s)
             return
         done = {chunk.sequence.request_id for chunk in chunks}
         skipped = [request_id for request_id in self._planned if request_id not in done]
@@ -267,12 +270,12 @@ class SloPolicy(BatchPolicy):
             if accepted > 0 and chunk.sequence.request_id in self._columns:
                 self._table.advance(chunk.sequence.request_id, accepted, end_s)
         if not skipped:
-            self._observe(end_s - self._begun_s)
+            self._observe(self._planned_s / self._corrected, end_s - self._begun_s)
         self._planned = None
 
-    def _observe(self, took_s: float) -> None:
-        """Compare the step with its prediction; replace the step model if the correction has changed."""
-        self.correction.add(self._planned_s / self._corrected, took_s)
+    def _observe(self, predicted_s: float, took_s: float) -> None:
+        """Compare the step with its prediction, without correction; replace the step model if the correction has changed."""
+        self.correction.add(predicted_s, took_s)
         factor = self.correction.factor
         if abs(factor - self._corrected) > CORRECTION_STEP * self._corrected:
             self._corrected, self._model = factor, None
