@@ -3,9 +3,10 @@
 Capacity is the highest rate, per GPU, at which 90 % (and 98 %) of all requests that arrive attain their SLO: one that is
 declined, dropped or served as best effort has missed. Every system has three GPUs (DistServe-like: two, or three by two
 ratios) and is tuned by a search of its own, whose settings are in the result. Lengths are known to admission, as in the
-paper; a row with predicted lengths shows what that is worth. Scenarios: `slo_scenarios`.
+paper; a row with predicted lengths shows what that is worth. Scenarios: `slo_scenarios`; systems: `slo_systems`.
 
-Also: ablations; overload of 1.4 and 2 times the capacity; and one to four replicas, with hops and without.
+Also: all systems with the same drafter, where the paper has one; ablations; overload of 1.4 and 2 times the capacity; and one
+to four replicas, with hops and without.
 """
 
 import math
@@ -19,12 +20,22 @@ import numpy as np
 from benchmarks import report
 from benchmarks.slo_scenarios import LOOSE_TPOT_S, SCENARIOS, TIGHT_TPOT_S, Scenario, Stretch, stretch
 from benchmarks.slo_scenarios import replica as replica_of
-from planner_service.files import model_of_catalogue
+from benchmarks.slo_systems import (
+    ACCEPTANCE,
+    GPUS,
+    SLO_STEP_TOKENS,
+    Hardware,
+    baselines,
+    drafting_hardware,
+    hardware,
+    slo_replicas,
+    slo_settings,
+    with_limits,
+)
 from planner_service.simulator import Replica, Workload
 from planner_service.simulator.judged import (
     BatchPolicy,
     Deployment,
-    Disaggregated,
     Judged,
     PlainReplicas,
     Promises,
@@ -34,15 +45,9 @@ from planner_service.simulator.workload import Bools
 from services.domain.latency import StepLoad
 from services.domain.slo import SpeculationTier, speculation_lengths
 
-GPUS = 3
 TARGETS = (0.9, 0.98)
 PRECISION = 1.02  # of a capacity: the lowest rate that misses the target is at most so many times as high
 LOWEST_PER_S, HIGHEST_PER_S = 0.005, 500.0
-SLO_STEP_TOKENS = 4096
-CHUNKS = (256, 512, 1024, 2048)  # 128 was never the best of any scenario
-PROMPT_STEPS = (1024, 2048, 4096)
-RATIOS = ((1, 1), (2, 1), (1, 2))
-NVLINK_BYTES_PER_S = 300e9
 OVERLOADS = (1.4, 2.0)
 PREDICTED_QUANTILE = 0.9  # of the scenario's replies, as a worker predicts them
 
@@ -131,45 +136,6 @@ def capacity_per_s(
     return low
 
 
-def with_limits(replica: Replica, max_step_tokens: int) -> Replica:
-    return replace(replica, limits=replace(replica.limits, max_step_tokens=max_step_tokens))
-
-
-def slo_replicas(replica: Replica, count: int = GPUS, **changes: Any) -> SloReplicas:
-    return SloReplicas(with_limits(replica, SLO_STEP_TOKENS), count, **{"hops": count - 1, **changes})
-
-
-def slo_settings(replica: Replica) -> dict[str, Deployment]:
-    """What the SLO policy is tuned over: what becomes of requests that no replica admits."""
-    return {
-        "best effort": slo_replicas(replica),
-        "best effort with 5 % of each step": slo_replicas(replica, reserve=0.05),
-        "declines": slo_replicas(replica, decline=True),
-    }
-
-
-def baselines(replica: Replica, kv_bytes_per_token: float) -> dict[str, dict[str, Deployment]]:
-    """By system, its settings by name: what each is tuned over."""
-    plain = [(str(chunk), with_limits(replica, chunk)) for chunk in CHUNKS]
-    transfer_s = kv_bytes_per_token / NVLINK_BYTES_PER_S
-    return {
-        "prefill_first": {
-            f"{tokens} tokens per step": PlainReplicas(with_limits(replica, tokens), BatchPolicy.PREFILL_FIRST, GPUS)
-            for tokens in PROMPT_STEPS
-        },
-        "sarathi": {f"chunk {name}": PlainReplicas(one, BatchPolicy.DECODE_FIRST, GPUS) for name, one in plain},
-        "sarathi_drop_late": {
-            f"chunk {name}": PlainReplicas(one, BatchPolicy.DECODE_FIRST, GPUS, drop_late=True) for name, one in plain
-        },
-        "distserve_like": {
-            f"{prefill} prefill : {decode} decode": Disaggregated(
-                with_limits(replica, SLO_STEP_TOKENS), prefill, decode, transfer_s
-            )
-            for prefill, decode in RATIOS
-        },
-    }
-
-
 def tuned(
     settings: dict[str, Deployment], scenario: Scenario, target: float, effort: Effort
 ) -> tuple[str, Deployment, dict[str, float]]:
@@ -181,41 +147,28 @@ def tuned(
     return best, settings[best], short
 
 
-def measure(scenario: Scenario, target: float, effort: Effort) -> dict[str, Any]:
+def measure(scenario: Scenario, target: float, effort: Effort, on: Hardware, name: str = "slo") -> dict[str, Any]:
     """Capacity of the SLO policy and of every tuned baseline."""
-    replica = replica_of(scenario.model)
-    kv_bytes = replica_kv_bytes(scenario.model)
     systems: dict[str, dict[str, Any]] = {}
-    for system, settings in baselines(replica, kv_bytes).items():
-        name, deployment, tried = tuned(settings, scenario, target, effort)
-        per_s = capacity_per_s(
-            deployment, scenario, target, effort.requests, effort.seeds, start=max(LOWEST_PER_S * 2, tried[name])
-        )
-        systems[system] = {"per_gpu_s": per_s, "setting": name, "tuning_per_gpu_s": tried}
-        print(f"  {scenario.name} {target:.0%} {system}: {per_s:.3f}/s per GPU with {name}", flush=True)
-    setting, slo, tried = tuned(slo_settings(replica), scenario, target, effort)
-    ours = capacity_per_s(
-        slo, scenario, target, effort.requests, effort.seeds, start=max(LOWEST_PER_S * 2, tried[setting])
-    )
+    for system, settings in baselines(on).items():
+        setting, deployment, tried = tuned(settings, scenario, target, effort)
+        start = max(LOWEST_PER_S * 2, tried[setting])
+        per_s = capacity_per_s(deployment, scenario, target, effort.requests, effort.seeds, start=start)
+        systems[system] = {"per_gpu_s": per_s, "setting": setting, "tuning_per_gpu_s": tried}
+        print(f"  {scenario.name} {target:.0%} {system}: {per_s:.3f}/s per GPU with {setting}", flush=True)
+    setting, slo, tried = tuned(slo_settings(on), scenario, target, effort)
+    start = max(LOWEST_PER_S * 2, tried[setting])
+    ours = capacity_per_s(slo, scenario, target, effort.requests, effort.seeds, start=start)
     best = max(systems, key=lambda system: systems[system]["per_gpu_s"])
     over = ours / systems[best]["per_gpu_s"] if systems[best]["per_gpu_s"] > 0 else math.inf
-    by_seed = [
-        capacity_per_s(slo, scenario, target, effort.requests, (seed,), start=ours)
-        / max(
-            LOWEST_PER_S,
-            capacity_per_s(
-                _setting(systems, best, replica, kv_bytes),
-                scenario,
-                target,
-                effort.requests,
-                (seed,),
-                start=ours / over,
-            ),
-        )
-        for seed in (effort.seeds if target == TARGETS[0] else ())
-    ]
+    best_setting = baselines(on)[best][systems[best]["setting"]]
+    by_seed = list[float]()
+    for seed in effort.seeds if target == TARGETS[0] else ():
+        slo_per_s = capacity_per_s(slo, scenario, target, effort.requests, (seed,), start=ours)
+        other = capacity_per_s(best_setting, scenario, target, effort.requests, (seed,), start=ours / over)
+        by_seed.append(slo_per_s / max(LOWEST_PER_S, other))
     print(
-        f"{scenario.name} at {target:.0%}: slo {ours:.3f}/s per GPU with {setting}, {over:.2f} times {best}; by seed "
+        f"{scenario.name} at {target:.0%}: {name} {ours:.3f}/s per GPU with {setting}, {over:.2f} times {best}; by seed "
         + ", ".join(f"{ratio:.2f}" for ratio in by_seed),
         flush=True,
     )
@@ -232,12 +185,24 @@ def measure(scenario: Scenario, target: float, effort: Effort) -> dict[str, Any]
     }
 
 
-def _setting(systems: dict[str, dict[str, Any]], system: str, replica: Replica, kv_bytes: float) -> Deployment:
-    return baselines(replica, kv_bytes)[system][systems[system]["setting"]]
+def with_drafts(scenario: Scenario, plain: dict[str, Any], effort: Effort) -> dict[str, Any] | None:
+    """Every system with the same drafter, each tuned again; over the best baseline with it, and over the best without.
 
-
-def replica_kv_bytes(model: str) -> float:
-    return model_of_catalogue(model).kv_bytes_per_token
+    plain: the row without drafts. None where the paper has no drafter for the scenario's model.
+    """
+    on = drafting_hardware(scenario.model)
+    if on is None:
+        return None
+    row = measure(scenario, TARGETS[0], effort, on, "slo with drafts")
+    without = plain["baselines"][plain["best_baseline"]]["per_gpu_s"]
+    row["over_best_baseline_without_drafts"] = row["slo_per_gpu_s"] / without if without > 0 else math.inf
+    row["over_slo_without_drafts"] = row["slo_per_gpu_s"] / plain["slo_per_gpu_s"]
+    print(
+        f"  {scenario.name}, drafts of all: {row['over_best_baseline']:.2f} times the best baseline with them, "
+        f"{row['over_best_baseline_without_drafts']:.2f} times the best without",
+        flush=True,
+    )
+    return row
 
 
 def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str, Any]:
@@ -268,7 +233,7 @@ def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str
     return {"name": scenario.name, "over_all": rows}
 
 
-DRAFT_SHARE, ACCEPTANCE = 0.05, 0.7
+DRAFT_SHARE, SOLVER_ACCEPTANCE = 0.05, 0.7
 """ASSUMED for the solver's row: a draft step takes this share of a step's base time, a draft token is accepted so often."""
 
 
@@ -281,7 +246,7 @@ def speculation(replica: Replica, scenario: Scenario) -> dict[str, float]:
     tpot_s = (
         TIGHT_TPOT_S if all(a.tpot_s == TIGHT_TPOT_S or a.thinking for a in scenario.applications) else LOOSE_TPOT_S
     )
-    tiers = [SpeculationTier(decodes, tpot_s, ACCEPTANCE)]
+    tiers = [SpeculationTier(decodes, tpot_s, SOLVER_ACCEPTANCE)]
     plan = speculation_lengths(tiers, latency, context_tokens=round(context * decodes), max_step_tokens=SLO_STEP_TOKENS)
     plain_tokens = latency.tokens_within(tpot_s, SLO_STEP_TOKENS - decodes, StepLoad(decodes, round(context * decodes)))
     if plan is None or plain_tokens <= 0:
@@ -367,10 +332,12 @@ def geo_mean(ratios: Sequence[float]) -> float:
 def run_all(effort: Effort) -> None:
     by_target: dict[float, list[dict[str, Any]]] = {target: [] for target in TARGETS}
     others: dict[str, list[dict[str, Any]]] = {"ablations": [], "overload": [], "replicas": []}
+    drafting = list[dict[str, Any] | None]()
     for scenario in SCENARIOS:
         own = of_scenario(effort, scenario)
         for target in TARGETS:
-            by_target[target].append(measure(scenario, target, own))
+            by_target[target].append(measure(scenario, target, own, hardware(scenario.model)))
+        drafting.append(with_drafts(scenario, by_target[TARGETS[0]][-1], own))
         full_per_s = by_target[TARGETS[0]][-1]["slo_per_gpu_s"]
         others["ablations"].append(ablations(scenario, full_per_s, own))
         others["overload"].append(overload(scenario, full_per_s, own))
@@ -378,7 +345,19 @@ def run_all(effort: Effort) -> None:
     means = {target: geo_mean([row["over_best_baseline"] for row in rows]) for target, rows in by_target.items()}
     for target, mean in means.items():
         print(f"capacity at {target:.0%} attainment: {mean:.2f} times the best baseline (geometric mean)", flush=True)
+    plain = by_target[TARGETS[0]]
+    fair, papers = (
+        geo_mean(
+            [(row or {}).get(key, without["over_best_baseline"]) for row, without in zip(drafting, plain, strict=True)]
+        )
+        for key in ("over_best_baseline", "over_best_baseline_without_drafts")
+    )
+    print(f"with drafts where there is a drafter: {fair:.2f} times the best baseline with them, {papers:.2f} without")
     figures = {
+        "geo_mean_with_drafts_of_all": fair,
+        "geo_mean_with_drafts_over_baselines_without": papers,
+        "with_drafts": [row for row in drafting if row is not None],
+        "draft_acceptance": ACCEPTANCE,
         "geo_mean_over_best_baseline": means[TARGETS[0]],
         "geo_mean_over_best_baseline_at_98": means[TARGETS[1]],
         "scenarios": by_target[TARGETS[0]],

@@ -1,11 +1,16 @@
 """SLOs between real processes: a router and two torch workers of the shipped large model, per batch policy, side by side.
 
-Three meshes run at once and get the same requests in turns, so that disturbances of the machine affect all policies alike; a
-mesh without requests uses no CPU. Objectives follow from what the machine does without load: the first token within 3 (5)
-times its idle time, by the length of the prompt, and a token every 5 (10) times a lone decode step. Arrivals are bursts (five
-to fifteen requests at once, exponential pauses) or steady (Poisson), at several shares of the rate that the mesh sustains.
-Clocks are the client's; the pace is judged over every window of ten tokens. Goodput counts requests that attained both
-objectives, per second; a request that failed is a miss. What no worker can keep is served as best effort.
+Three meshes run at once and get the same requests in turns; a mesh without requests uses no CPU. Arrivals are bursts (five to
+fifteen requests at once, exponential pauses) or steady (Poisson). Clocks are the client's; the pace is judged over every
+window of ten tokens. Goodput counts requests that attained both objectives, per second; a request that failed is a miss. What
+no worker can keep is served as best effort.
+
+The speed of a machine drifts, and with it what load and which objectives mean. So a run consists of short rounds, and every
+cell of a round (arrivals, objectives, load) begins with measuring what holds now: the first token and a lone decode step of
+an idle mesh, of which the objectives are multiples (3 and 5, or 5 and 10), and the rate that decode first sustains, of which
+the load is a share. Before and after a cell a fixed piece of work is timed; cells during which it changed by more than a
+quarter are left out. Policies are compared within a round; intervals are over rounds. Rounds go on until the time is up, and
+results are written after each.
 """
 
 import asyncio
@@ -14,9 +19,10 @@ import random
 import statistics
 import tempfile
 import time
+import timeit
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +42,15 @@ MODEL = Path("models/family/medium").resolve()
 POLICIES = ("slo", "decode_first", "prefill_first")
 SCALES = ((3.0, 5.0), (5.0, 10.0))
 """(times the idle first token, times a lone decode step)."""
-LOADS = (0.6, 0.9, 1.2)  # shares of the rate that decode first sustains without objectives
+LOADS = (0.8, 1.1)  # shares of the rate that decode first sustains without objectives
 BURST = (5, 15)  # requests that arrive at once
 PROMPT_CHARS, OUTPUT_TOKENS = (40, 900), (16, 96)
-REQUESTS, QUICK_REQUESTS = 120, 40  # of one run
-IDLE_SAMPLES = 8
+REQUESTS, QUICK_REQUESTS = 48, 24  # of one run
+SUSTAINED_REQUESTS = 24  # at once
+IDLE_SAMPLES, IDLE_TOKENS = 3, 32
+LONGEST_S, QUICK_S = 1080.0, 150.0  # no round begins that would probably end later
+MOST_DRIFT = 1.25  # of the fixed piece of work, within a cell
+BOOTSTRAPS = 2000
 MAX_RUNNING = 16
 LIMIT_S = 300.0  # of one request
 
@@ -139,15 +149,25 @@ async def _one(stub: Any, request: Request, objectives: Objectives | None, times
 async def _idle(stub: Any, draw: random.Random) -> Objectives:
     """What the mesh does without load: the time to the first token by the prompt's length, and a lone decode step."""
     short, long, gaps = list[float](), list[float](), list[float]()
-    for i in range(IDLE_SAMPLES + 2):
+    for i in range(IDLE_SAMPLES):
         for chars, firsts in ((PROMPT_CHARS[0], short), (PROMPT_CHARS[1], long)):
             times_s = list[float]()
-            await _one(stub, Request(0.0, _prompt(draw, chars), 64, i), None, times_s)
-            if i >= 2:  # the first ones warm it up
-                firsts.append(times_s[0])
-                gaps.append((times_s[-1] - times_s[0]) / (len(times_s) - 1))
+            await _one(stub, Request(0.0, _prompt(draw, chars), IDLE_TOKENS, i), None, times_s)
+            firsts.append(times_s[0])
+            gaps.append((times_s[-1] - times_s[0]) / (len(times_s) - 1))
     slope = max(0.0, statistics.median(long) - statistics.median(short)) / (PROMPT_CHARS[1] - PROMPT_CHARS[0])
     return Objectives(statistics.median(short) - slope * PROMPT_CHARS[0], slope, statistics.median(gaps))
+
+
+async def _sustained_per_s(stub: Any, seed: int) -> float:
+    requests = _requests(SUSTAINED_REQUESTS, seed)
+    _, took_s = await _run(stub, requests, None)
+    return len(requests) / took_s
+
+
+def _work_s() -> float:
+    """Wall time of a fixed piece of work: the least of three, so that a moment's disturbance does not count."""
+    return min(timeit.repeat("sum(i * i for i in range(100_000))", number=1, repeat=3))
 
 
 def _prompt(draw: random.Random, chars: int) -> str:
@@ -205,63 +225,117 @@ def _row(outcomes: Sequence[Outcome], requests: Sequence[Request], rate: float) 
     }
 
 
-async def measure(seeds: int, count: int, loads: Sequence[float]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Arrivals and objectives. scale: see SCALES. load: share of the sustained rate."""
+
+    bursty: bool
+    scale: tuple[float, float]
+    load: float
+
+
+async def _cell(stubs: dict[str, Any], cell: Cell, number: int, count: int) -> list[dict[str, Any]]:
+    """Measure what holds now, then every policy in turn; a row per policy."""
+    draw, work_s = random.Random(f"{number} {cell}"), _work_s()
+    idle = await _idle(stubs["decode_first"], draw)
+    sustained = await _sustained_per_s(stubs["decode_first"], number)
+    first, pace = cell.scale
+    objectives = Objectives(first * idle.ttft_base_s, first * idle.ttft_char_s, pace * idle.tpot_s)
+    rate = cell.load * sustained
+    requests = _arrivals(_requests(count, 100 + number), rate, cell.bursty, number)
     rows = list[dict[str, Any]]()
+    for policy in draw.sample(POLICIES, len(POLICIES)):
+        outcomes, _ = await _run(stubs[policy], requests, objectives)
+        rows.append({"round": number, **asdict(cell), "policy": policy, **_row(outcomes, requests, rate)})
+    drift = _work_s() / work_s
+    about = {
+        "idle_first_token_s": idle.ttft_base_s + idle.ttft_char_s * PROMPT_CHARS[1],
+        "idle_decode_step_s": idle.tpot_s,
+        "sustained_per_s": sustained,
+        "work_s": work_s,
+        "drift": drift,
+        "counts": 1 / MOST_DRIFT <= drift <= MOST_DRIFT,
+    }
+    shares = ", ".join(f"{row['policy']} {row['attained']:.2f}" for row in rows)
+    print(f"  round {number} {cell}: attained {shares}; drift {drift:.2f}", flush=True)
+    return [{**row, **about} for row in rows]
+
+
+async def measure(name: str, count: int, loads: Sequence[float], limit_s: float, rounds: int) -> dict[str, Any]:
+    """Rounds until the time is up, at most so many; writes what there is after each."""
+    rows, began_s, longest_s = list[dict[str, Any]](), time.monotonic(), 0.0
+    figures = dict[str, Any]()
     async with AsyncExitStack() as stack:
         stubs = {policy: await stack.enter_async_context(_mesh(policy)) for policy in POLICIES}
-        idle = await _idle(stubs["decode_first"], random.Random(0))
         for policy in POLICIES:  # every worker's first steps; and of the slo policy the length of replies
             await _run(stubs[policy], _requests(48, 0), None)
-        _, took_s = await _run(stubs["decode_first"], _requests(48, 1), None)
-        sustained = 48 / took_s
-        print(f"idle: first token {1000 * idle.ttft_base_s:.1f} ms + {1e6 * idle.ttft_char_s:.0f} us per character, ")
-        print(f"a decode step {1000 * idle.tpot_s:.2f} ms; sustained {sustained:.1f} requests/s", flush=True)
-        for seed, bursty, load, scale in itertools.product(range(seeds), (True, False), loads, SCALES):
-            rate = load * sustained
-            first, pace = scale
-            objectives = Objectives(first * idle.ttft_base_s, first * idle.ttft_char_s, pace * idle.tpot_s)
-            requests = _arrivals(_requests(count, 100 + seed), rate, bursty, seed)
-            for policy in random.Random(f"{seed} {load} {scale}").sample(POLICIES, len(POLICIES)):
-                outcomes, _ = await _run(stubs[policy], requests, objectives)
-                about = {"seed": seed, "bursty": bursty, "load": load, "scale": scale, "policy": policy}
-                rows.append({**about, **_row(outcomes, requests, rate)})
-                print(f"  {about}: attained {rows[-1]['attained']:.2f}", flush=True)
+        for number in range(rounds):
+            round_s = time.monotonic()
+            if number and round_s - began_s + longest_s > limit_s:
+                break
+            cells = [Cell(*values) for values in itertools.product((True, False), SCALES, loads)]
+            for cell in random.Random(number).sample(cells, len(cells)):
+                rows += await _cell(stubs, cell, number, count)
+            longest_s = max(longest_s, time.monotonic() - round_s)
+            figures = {
+                "requests_per_run": count,
+                "loads": loads,
+                "rounds": number + 1,
+                "cells_left_out": sum(not row["counts"] for row in rows) // len(POLICIES),
+                "comparison": [comparison(rows, *values) for values in itertools.product((True, False), SCALES)],
+                "rows": rows,
+            }
+            report.write(name, figures)
+    return figures
+
+
+def comparison(rows: Sequence[dict[str, Any]], bursty: bool, scale: tuple[float, float]) -> dict[str, Any]:
+    """The goodput of the slo policy over that of the best other one: of each round the best over its loads, as a share of
+    what was sustained then, summed over the rounds; with a 95 % interval by drawing rounds."""
+    rounds = list[dict[str, float]]()
+    for number in sorted({row["round"] for row in rows}):
+        own = [
+            row
+            for row in rows
+            if row["counts"] and (row["round"], row["bursty"], tuple(row["scale"])) == (number, bursty, scale)
+        ]
+        if own:
+            shares = [(row["policy"], row["goodput_per_s"] / row["sustained_per_s"]) for row in own]
+            rounds.append({policy: max(share for name, share in shares if name == policy) for policy in POLICIES})
+    ratio = _over_best_other(rounds)
+    draw = random.Random(7)
+    drawn = sorted(
+        one
+        for _ in range(BOOTSTRAPS if rounds else 0)
+        if (one := _over_best_other([draw.choice(rounds) for _ in rounds])) is not None
+    )
+    spread = (drawn[len(drawn) // 40], drawn[-1 - len(drawn) // 40]) if drawn else None
+    message = "the others attained nothing"
+    if ratio is not None and spread is not None:
+        message = f"{ratio:.2f}x ({spread[0]:.2f} to {spread[1]:.2f}) the best other policy"
+    print(f"{'bursts' if bursty else 'steady'}, {scale}: {message}", flush=True)
+    means = {policy: statistics.fmean(one[policy] for one in rounds) for policy in POLICIES} if rounds else {}
     return {
-        "idle": {
-            "first_token_s": idle.ttft_base_s,
-            "first_token_char_s": idle.ttft_char_s,
-            "decode_step_s": idle.tpot_s,
-        },
-        "sustained_per_s": sustained,
-        "requests_per_run": count,
-        "comparison": [_comparison(rows, bursty, scale, seeds) for bursty in (True, False) for scale in SCALES],
-        "rows": rows,
+        "bursty": bursty,
+        "scale": scale,
+        "over_best_other": ratio,
+        "interval": spread,
+        "goodput_over_sustained": means,
     }
 
 
-def _comparison(rows: Sequence[dict[str, Any]], bursty: bool, scale: tuple[float, float], seeds: int) -> dict[str, Any]:
-    """Over the loads of each seed, the best goodput of the slo policy over that of the best other policy."""
-    ratios = list[float]()
-    for seed in range(seeds):
-        best = {
-            policy: max(
-                row["goodput_per_s"]
-                for row in rows
-                if (row["seed"], row["bursty"], row["scale"], row["policy"]) == (seed, bursty, scale, policy)
-            )
-            for policy in POLICIES
-        }
-        others = max(best[policy] for policy in POLICIES if policy != "slo")
-        ratios.append(best["slo"] / others if others else float(best["slo"] > 0))
-    spread = median_and_quartiles(ratios)
-    print(f"{'bursts' if bursty else 'steady'}, {scale}: {spread['median']:.2f}x the best other policy", flush=True)
-    return {"bursty": bursty, "scale": scale, "over_best_other": spread, "of_each_seed": ratios}
+def _over_best_other(rounds: Sequence[dict[str, float]]) -> float | None:
+    """None where no other policy attained anything."""
+    others = max((sum(one[policy] for one in rounds) for policy in POLICIES if policy != "slo"), default=0.0)
+    return sum(one["slo"] for one in rounds) / others if others > 0 else None
 
 
 def run(rounds: int) -> None:
-    print(report.write("slo_live", asyncio.run(measure(rounds, REQUESTS, LOADS))))
+    """As many rounds as fit in eighteen minutes; `rounds` is not used."""
+    del rounds
+    asyncio.run(measure("slo_live", REQUESTS, LOADS, LONGEST_S, 99))
 
 
 def run_quick(_rounds: int) -> None:
-    """One seed, one load, fewer requests; written to results/slo_live_quick.json."""
-    print(report.write("slo_live_quick", asyncio.run(measure(1, QUICK_REQUESTS, LOADS[1:2]))))
+    """One load, fewer requests, for two and a half minutes; written to results/slo_live_quick.json."""
+    asyncio.run(measure("slo_live_quick", QUICK_REQUESTS, LOADS[:1], QUICK_S, 99))

@@ -12,8 +12,11 @@ import numpy as np
 
 from planner_service.simulator.attainment_kernel import Judgement, Slos, new_judgement
 from planner_service.simulator.batch_step import DECODE_FIRST, PREFILL_FIRST, Engine
+from planner_service.simulator.drafts import drafts_of
+from planner_service.simulator.fleet_replica import FleetLimits, FleetOutcome, FleetRequests
 from planner_service.simulator.judged_replica import GIVEN_UP, serve_judged
-from planner_service.simulator.slo_fleet import ADMITTED, FleetLimits, FleetOutcome, FleetRequests, serve_fleet
+from planner_service.simulator.slo_fleet import ADMITTED, serve_fleet
+from planner_service.simulator.speculation import SimulatedDrafter
 from planner_service.simulator.tier import Replica
 from planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from services.domain.errors import invalid
@@ -93,7 +96,8 @@ class SloReplicas:
     """Replicas with the SLO policy.
 
     reserve: share of each step that best effort has. hops: replicas that are tried behind the first. decline: requests that
-    no replica admits end. least_loaded: where a request goes first, else they take turns.
+    no replica admits end. least_loaded: where a request goes first, else they take turns. drafter: of tokens for promised
+    replies; its own use of time for prompts, and of memory, is for `replica` to count.
     """
 
     replica: Replica
@@ -103,6 +107,7 @@ class SloReplicas:
     hop_s: float = 0.001
     decline: bool = False
     least_loaded: bool = True
+    drafter: SimulatedDrafter | None = None
 
     @property
     def gpus(self) -> int:
@@ -137,6 +142,7 @@ class SloReplicas:
             self.decline,
             self.least_loaded,
             n if misses_allowed is None else misses_allowed,
+            drafts_of(self.drafter),
         )
         out = FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))
         model = step_model(self.replica.latency, self.replica.limits.max_step_tokens, self.reserve)
@@ -149,12 +155,14 @@ class SloReplicas:
 
 @dataclass(frozen=True, slots=True)
 class PlainReplicas:
-    """Replicas whose policy knows no SLOs. drop_late: a request whose first token is late already is given up."""
+    """Replicas whose policy knows no SLOs. drop_late: a request whose first token is late already is given up. drafter: as of
+    SloReplicas, for all decodes."""
 
     replica: Replica
     policy: BatchPolicy
     count: int = 1
     drop_late: bool = False
+    drafter: SimulatedDrafter | None = None
 
     @property
     def gpus(self) -> int:
@@ -164,7 +172,7 @@ class PlainReplicas:
         """A request goes to the replica whose prompts before it are computed first."""
         promises.check(work)
         _check_fits(work, self.replica)
-        run = _Run(work, promises, misses_allowed)
+        run = _Run(work, promises, misses_allowed, self.drafter)
         engine = _engine(self.replica, self.policy)
         for rows in _least_loaded(work.arrival_s, _prompt_s(work, self.replica), self.count):
             arrays = (work.arrival_s[rows], work.input_tokens[rows], work.output_tokens[rows])
@@ -184,6 +192,7 @@ class Disaggregated:
     prefill: int
     decode: int
     transfer_token_s: float
+    drafter: SimulatedDrafter | None = None
 
     @property
     def gpus(self) -> int:
@@ -192,7 +201,7 @@ class Disaggregated:
     def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
         promises.check(work)
         _check_fits(work, self.replica)
-        run = _Run(work, promises, misses_allowed)
+        run = _Run(work, promises, misses_allowed, self.drafter)
         engine = _engine(self.replica, BatchPolicy.PREFILL_FIRST)
         for rows in _least_loaded(work.arrival_s, _prompt_s(work, self.replica), self.prefill):
             ones = np.ones(len(rows), np.int64)
@@ -218,8 +227,11 @@ class Disaggregated:
 class _Run:
     """A simulation by parts: the requests of each replica in turn, their judgement kept in between."""
 
-    def __init__(self, work: Workload, promises: Promises, misses_allowed: int | None) -> None:
+    def __init__(
+        self, work: Workload, promises: Promises, misses_allowed: int | None, drafter: SimulatedDrafter | None
+    ) -> None:
         n = len(work)
+        self._drafts = drafts_of(drafter)
         self._slos, self._judgement = _slos(work, promises), new_judgement(n)
         self._output = work.output_tokens
         self._allowed = n if misses_allowed is None else misses_allowed
@@ -257,6 +269,7 @@ class _Run:
             self._allowed - before,
             first_s,
             finish_s,
+            self._drafts,
         )
         whole.tokens[rows], whole.allowed_s[rows] = judgement.tokens, judgement.allowed_s
         whole.lead_s[rows], whole.misses[rows] = judgement.lead_s, judgement.misses

@@ -5,19 +5,42 @@ decided on together when it ends and take part from the next one on. A request t
 up to a number of hops; then it is served as best effort where it came first, or declined. KV is counted in tokens.
 """
 
-from typing import NamedTuple
-
 import numba
 import numpy as np
 
 from planner_service.simulator.attainment_kernel import Judgement, Slos, judge_token
+from planner_service.simulator.drafts import best_window, standing, window_s
+from planner_service.simulator.fleet_replica import (
+    BEST_EFFORT_KV,
+    BEST_EFFORT_RUNNING,
+    COLUMNS,
+    INBOX,
+    PEAK,
+    QUEUED,
+    SIZES,
+    WHOLE,
+    FleetLimits,
+    FleetOutcome,
+    FleetReplica,
+    FleetRequests,
+    held_kv,
+    make_room,
+    preempt_last,
+    queue_up,
+    remove,
+    reserved,
+    start_best_effort,
+)
 from services.domain.slo.compiled.admission import MAX_CANDIDATES, decide
+from services.domain.slo.compiled.certificate import certified
 from services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
     COUNTS,
     DECODING,
     DUE_S,
+    EPSILON_S,
+    GONE,
     KEPT_SHARE,
     KIND,
     LEFT,
@@ -30,74 +53,11 @@ from services.domain.slo.compiled.layout import (
     N,
     StepModel,
 )
-from services.domain.slo.compiled.step import NONE, PRESENT, commit, form_batch, prompts_by_deadline
+from services.domain.slo.compiled.promised import NONE, PRESENT
+from services.domain.slo.compiled.step import commit, form_batch, next_due_s, prompts_by_deadline
 
 ADMITTED, SERVED_BEST_EFFORT, DECLINED = 1, 0, -1
 GIVEN_UP = -1
-
-
-class FleetRequests(NamedTuple):
-    """R requests in order of arrival, (R) each.
-
-    predicted: output tokens that admission counts with; where it is `output`, lengths are known. tightest_s: the pace that
-    is scheduled, the tightest of its phases; infinite for none. A request with an infinite first_due_s in the Slos asks for
-    best effort. value: what attaining its SLO is worth.
-    """
-
-    arrival_s: F
-    prompt: N
-    output: N
-    predicted: N
-    tightest_s: F
-    value: F
-
-
-class FleetLimits(NamedTuple):
-    """kv_tokens, max_running: of each replica. hops: replicas that are tried behind the first. hop_s: until the next one
-    has the request. decline: requests that no replica admits end; otherwise they are served as best effort. least_loaded: the
-    first choice is the replica with the fewest prompt tokens before it, else they take turns.
-    misses_allowed: the simulation is given up once more requests missed.
-    """
-
-    kv_tokens: int
-    max_running: int
-    hops: int
-    hop_s: float
-    decline: bool
-    least_loaded: bool
-    misses_allowed: int
-
-
-class FleetOutcome(NamedTuple):
-    """What R requests received, (R) each: when the first and the last token came (0 for those declined), ADMITTED,
-    SERVED_BEST_EFFORT or DECLINED, by which replica, how often they were preempted."""
-
-    first_s: F
-    finish_s: F
-    outcome: N
-    replica: N
-    preemptions: N
-
-
-class _Replica(NamedTuple):
-    """One replica: its columns, and its queues of requests. memory (R): KV tokens of a promised request when it has all its
-    tokens, 0 for others.
-
-    sizes: see below. reach_s (R): when a request reaches the replica that it was sent to.
-    """
-
-    counts: N
-    times: F
-    who: N
-    inbox: N
-    queue: N
-    sizes: N
-
-
-# sizes of a replica
-# _WHOLE: KV of all promised requests when each has all its tokens; _PEAK: what they hold at most at any time, by certificate
-_COLUMNS, _INBOX, _QUEUED, _WHOLE, _PEAK, _BEST_EFFORT_KV, _BEST_EFFORT_RUNNING = range(7)
-_SIZES = 7
 
 
 @numba.njit(cache=True, nogil=True)
@@ -116,19 +76,19 @@ def serve_fleet(
     counts, times = np.zeros((replicas, COUNTS, capacity), np.int64), np.zeros((replicas, TIMES, capacity))
     who = np.zeros((replicas, capacity), np.int64)
     inbox, queue = np.zeros((replicas, total), np.int64), np.zeros((replicas, total), np.int64)
-    sizes = np.zeros((replicas, _SIZES), np.int64)
+    sizes = np.zeros((replicas, SIZES), np.int64)
     ready_s, reach_s = np.zeros(replicas), requests.arrival_s.copy()
     home, tried = np.zeros(total, np.int64), np.zeros(total, np.int64)
     memory = np.zeros(total, np.int64)
-    order, grants = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
+    order, grants, drafted = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
     kept_s = KEPT_SHARE * tpots_s
     arrived, steps, missed = 0, 0, 0
     while True:
         turn, turn_s = -1, np.inf
         for i in range(replicas):
             at_s = ready_s[i]
-            if sizes[i, _COLUMNS] == 0 and sizes[i, _QUEUED] == 0:
-                if sizes[i, _INBOX] == 0:
+            if sizes[i, COLUMNS] == 0 and sizes[i, QUEUED] == 0:
+                if sizes[i, INBOX] == 0:
                     continue
                 at_s = max(at_s, reach_s[inbox[i, 0]])
             if at_s < turn_s:
@@ -144,13 +104,13 @@ def serve_fleet(
                         least, home[arrived] = load, i
                 i = home[arrived]
             home[arrived] = i
-            inbox[i, sizes[i, _INBOX]] = arrived
-            sizes[i, _INBOX] += 1
+            inbox[i, sizes[i, INBOX]] = arrived
+            sizes[i, INBOX] += 1
             arrived += 1
             continue
         if turn < 0:
             return steps
-        one = _Replica(counts[turn], times[turn], who[turn], inbox[turn], queue[turn], sizes[turn])
+        one = FleetReplica(counts[turn], times[turn], who[turn], inbox[turn], queue[turn], sizes[turn])
         came = _came(one, reach_s, turn_s)
         if came > 0:
             left = _admit(turn_s, one, came, requests, slos, kept_s, memory, model, limits, out)
@@ -171,19 +131,19 @@ def serve_fleet(
                     out.outcome[r] = SERVED_BEST_EFFORT
                     out.replica[r] = home[r]
                     at = home[r]
-                    if sizes[at, _COLUMNS] == 0 and sizes[at, _QUEUED] == 0:
+                    if sizes[at, COLUMNS] == 0 and sizes[at, QUEUED] == 0:
                         ready_s[at] = max(ready_s[at], turn_s)
-                    sizes[at, _QUEUED] = _queue(queue[at], sizes[at, _QUEUED], r)
-            for k in range(came, one.sizes[_INBOX]):
+                    sizes[at, QUEUED] = queue_up(queue[at], sizes[at, QUEUED], r)
+            for k in range(came, one.sizes[INBOX]):
                 one.inbox[k - came] = one.inbox[k]
-            one.sizes[_INBOX] -= came
-            for k in range(one.sizes[_COLUMNS]):
+            one.sizes[INBOX] -= came
+            for k in range(one.sizes[COLUMNS]):
                 out.replica[one.who[k]] = turn
         if missed > limits.misses_allowed:
             return GIVEN_UP
-        _start_best_effort(one, requests, judgement, limits)
-        _make_room(one, memory, limits, out)
-        n = one.sizes[_COLUMNS]
+        start_best_effort(one, requests, judgement, limits)
+        make_room(one, memory, limits, out)
+        n = one.sizes[COLUMNS]
         if n == 0:
             continue
         prompts = prompts_by_deadline(one.counts, one.times, n, order)
@@ -194,55 +154,112 @@ def serve_fleet(
         took_s, _ = form_batch(
             turn_s, one.counts, one.times, n, order, prompts, model, left_over, np.bool_(False), grants
         )
-        held = _held(one, grants, memory)
-        if held > _reserved(one.sizes):  # more than certified: take KV from best effort, and form the step again
-            one.sizes[_PEAK] = held
-            if held + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING] > limits.kv_tokens:
+        held = held_kv(one, grants, memory)
+        if held > reserved(one.sizes):  # more than certified: take KV from best effort, and form the step again
+            one.sizes[PEAK] = held
+            if held + one.sizes[BEST_EFFORT_KV] + one.sizes[BEST_EFFORT_RUNNING] > limits.kv_tokens:
                 continue
         end_s = turn_s + took_s
         if took_s == 0.0:  # nothing fits before the next request comes
-            if one.sizes[_INBOX] == 0 and arrived == total:
+            if one.sizes[INBOX] == 0 and arrived == total:
                 raise RuntimeError("requests run, but no step has tokens for them")
-            end_s = reach_s[one.inbox[0]] if one.sizes[_INBOX] > 0 else requests.arrival_s[arrived]
+            end_s = reach_s[one.inbox[0]] if one.sizes[INBOX] > 0 else requests.arrival_s[arrived]
         else:
             steps += 1
+            if limits.drafts.max_window > 0:
+                window, more_s = _window(turn_s, took_s, one, grants, memory, model, limits)
+                end_s += more_s
+                for i in range(n):
+                    r = one.who[i]
+                    drafted[i] = 0
+                    if window > 0 and _drafts(one.counts, grants, i):
+                        most = min(window, requests.output[r] - judgement.tokens[r] - 1)
+                        drafted[i] = standing(r, judgement.tokens[r], most, limits.drafts.acceptance)
         ready_s[turn] = end_s
-        missed += _end_step(end_s, one, grants, requests, slos, memory, judgement, out)
+        missed += _end_step(end_s, one, grants, drafted, requests, slos, memory, judgement, out)
 
 
 @numba.njit(cache=True, nogil=True)
-def _reserved(sizes: N) -> int:
-    """KV tokens that promised requests hold at most, now or later."""
-    return min(sizes[_WHOLE], sizes[_PEAK])
+def _drafts(counts: N, grants: N, i: int) -> bool:
+    return bool(counts[KIND, i] == STANDARD and counts[DECODING, i] == 1 and grants[i] == 1)
 
 
 @numba.njit(cache=True, nogil=True)
-def _held(one: _Replica, grants: N, memory: N) -> int:
-    """KV tokens that promised requests hold at the end of a step with these tokens, prompts counted as a whole."""
-    held = 0
-    for i in range(one.sizes[_COLUMNS]):
-        if memory[one.who[i]] > 0:
-            held += one.counts[CONTEXT, i] + (grants[i] if one.counts[DECODING, i] == 1 else one.counts[PENDING, i])
-    return held
+def _window(
+    now_s: float, took_s: float, one: FleetReplica, grants: N, memory: N, model: StepModel, limits: FleetLimits
+) -> tuple[int, float]:
+    """How many tokens are drafted for each promised decode of the planned step, and by how much it takes longer.
+
+    As a worker does (`worker_service.scheduling.slo_drafts`): no token of the step is late because of it, and the
+    certificate, replayed from the later end as if no draft stood, still passes, with KV for all drafted tokens set aside.
+    """
+    n, tokens, decodes, context, due_s, lingering = one.sizes[COLUMNS], 0, 0, 0.0, np.inf, 0
+    for i in range(n):
+        tokens += grants[i]
+        if _drafts(one.counts, grants, i):
+            decodes += 1
+            context += one.counts[CONTEXT, i] + 1.0
+        if one.counts[KIND, i] == STANDARD:
+            goes_on = 0 < grants[i] < one.counts[PENDING, i]
+            due_s = due_s if goes_on else min(due_s, one.times[DUE_S, i])
+        else:
+            lingering += memory[one.who[i]]  # of promised requests without a pace
+    if decodes == 0:
+        return 0, 0.0
+    kx, ky, context_s, pair_s = model.knot_tokens, model.knot_s, model.context_token_s, model.pair_s
+    room = model.max_step_tokens - tokens
+    window = best_window(took_s, tokens, decodes, context, room, kx, ky, context_s, pair_s, limits.drafts)
+    release_s, peak = np.empty(n), np.empty(1)
+    none, no_times = np.zeros((COUNTS, 0), np.int64), np.zeros((TIMES, 0))
+    while window > 0:
+        more_s = window_s(window, tokens, decodes, context, kx, ky, context_s, pair_s, limits.drafts)
+        end_s = now_s + took_s + more_s
+        if end_s <= due_s + EPSILON_S:
+            counts, times = one.counts[:, :n].copy(), one.times[:, :n].copy()
+            commit(end_s, counts, times, n, grants)
+            for i in range(n):
+                if counts[KIND, i] == STANDARD and counts[LEFT, i] <= 0:
+                    counts[KIND, i] = GONE
+            passes, _, _ = certified(
+                end_s,
+                counts,
+                times,
+                n,
+                none,
+                no_times,
+                np.int64(0),
+                model,
+                np.bool_(True),
+                np.bool_(False),
+                release_s,
+                float(limits.kv_tokens - lingering - window * decodes),
+                np.int64(0),
+                peak,
+            )
+            if passes:
+                one.sizes[PEAK] = np.int64(peak[0]) + lingering + window * decodes
+                return window, more_s
+        window //= 2
+    return 0, 0.0
 
 
 @numba.njit(cache=True, nogil=True)
 def _load(counts: N, sizes: N, inbox: N, requests: FleetRequests) -> float:
     """Prompt tokens that a replica has before it; of equals, the KV reserved decides."""
     tokens = 0.0
-    for i in range(sizes[_COLUMNS]):
+    for i in range(sizes[COLUMNS]):
         if counts[KIND, i] == STANDARD and counts[DECODING, i] == 0:
             tokens += counts[PENDING, i]
-    for k in range(sizes[_INBOX]):
+    for k in range(sizes[INBOX]):
         tokens += requests.prompt[inbox[k]]
-    return tokens + _reserved(sizes) * 1e-9
+    return tokens + reserved(sizes) * 1e-9
 
 
 @numba.njit(cache=True, nogil=True)
-def _came(one: _Replica, reach_s: F, now_s: float) -> int:
+def _came(one: FleetReplica, reach_s: F, now_s: float) -> int:
     """How many of the inbox are here by now; at most as many as are decided on together."""
     came = 0
-    while came < one.sizes[_INBOX] and came < MAX_CANDIDATES and reach_s[one.inbox[came]] <= now_s:
+    while came < one.sizes[INBOX] and came < MAX_CANDIDATES and reach_s[one.inbox[came]] <= now_s:
         came += 1
     return came
 
@@ -250,18 +267,18 @@ def _came(one: _Replica, reach_s: F, now_s: float) -> int:
 @numba.njit(cache=True, nogil=True)
 def _send(inbox: N, sizes: N, reach_s: F, r: int) -> None:
     """Put a request into an inbox, by when it is there."""
-    at = sizes[_INBOX]
+    at = sizes[INBOX]
     while at > 0 and reach_s[inbox[at - 1]] > reach_s[r]:
         inbox[at] = inbox[at - 1]
         at -= 1
     inbox[at] = r
-    sizes[_INBOX] += 1
+    sizes[INBOX] += 1
 
 
 @numba.njit(cache=True, nogil=True)
 def _admit(
     now_s: float,
-    one: _Replica,
+    one: FleetReplica,
     came: int,
     requests: FleetRequests,
     slos: Slos,
@@ -272,7 +289,7 @@ def _admit(
     out: FleetOutcome,
 ) -> int:
     """Decide on the first `came` of the inbox and start those admitted. Returns how many were not: the first of the inbox."""
-    n, asking = one.sizes[_COLUMNS], 0
+    n, asking = one.sizes[COLUMNS], 0
     for k in range(came):
         asking += slos.first_due_s[one.inbox[k]] < np.inf
     new_counts, new_times = np.zeros((COUNTS, asking), np.int64), np.zeros((TIMES, asking))
@@ -289,7 +306,7 @@ def _admit(
             value[at] = requests.value[r]
             at += 1
     if asking > 0:
-        standard = n - one.sizes[_BEST_EFFORT_RUNNING]
+        standard = n - one.sizes[BEST_EFFORT_RUNNING]
         lingering = 0  # of promised requests without a pace, whose promise is kept already
         for i in range(n):
             if one.counts[KIND, i] == BEST_EFFORT:
@@ -314,7 +331,7 @@ def _admit(
             peak,
         )
         if peak[0] < np.inf:
-            one.sizes[_PEAK] = np.int64(peak[0]) + lingering
+            one.sizes[PEAK] = np.int64(peak[0]) + lingering
         for i in range(n):
             one.times[RELEASE_S, i] = release_s[i]
     at, released, left = 0, n, 0
@@ -327,74 +344,27 @@ def _admit(
         else:
             out.outcome[r] = ADMITTED
             memory[r] = needs[at]
-            one.sizes[_WHOLE] += needs[at]
-            _make_room(one, memory, limits, out)
-            if one.sizes[_COLUMNS] == limits.max_running:
-                _preempt_last(one, memory, out)
-            n = one.sizes[_COLUMNS]
+            one.sizes[WHOLE] += needs[at]
+            make_room(one, memory, limits, out)
+            if one.sizes[COLUMNS] == limits.max_running:
+                preempt_last(one, memory, out)
+            n = one.sizes[COLUMNS]
             one.counts[:, n] = new_counts[:, at]
             one.times[:, n] = new_times[:, at]
             one.times[RELEASE_S, n] = release_s[released]
             one.who[n] = r
-            one.sizes[_COLUMNS] = n + 1
+            one.sizes[COLUMNS] = n + 1
             released += 1
         at += asks
     return left
 
 
 @numba.njit(cache=True, nogil=True)
-def _start_best_effort(one: _Replica, requests: FleetRequests, judgement: Judgement, limits: FleetLimits) -> None:
-    """Start those queued for whom all their tokens and the next one have room, by arrival."""
-    while one.sizes[_QUEUED] > 0 and one.sizes[_COLUMNS] < limits.max_running:
-        r, n = one.queue[0], one.sizes[_COLUMNS]
-        needs = requests.prompt[r] + judgement.tokens[r]
-        held = _reserved(one.sizes) + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING]
-        if held + needs + 1 > limits.kv_tokens:
-            return
-        one.counts[KIND, n], one.counts[DECODING, n], one.counts[CONTEXT, n] = BEST_EFFORT, 0, 0
-        one.counts[PENDING, n], one.counts[LEFT, n] = needs, requests.output[r] - judgement.tokens[r]
-        one.times[DUE_S, n], one.times[TPOT_S, n], one.times[RELEASE_S, n] = np.inf, np.inf, -np.inf
-        one.who[n] = r
-        one.sizes[_COLUMNS] = n + 1
-        one.sizes[_BEST_EFFORT_KV] += needs
-        one.sizes[_BEST_EFFORT_RUNNING] += 1
-        for k in range(1, one.sizes[_QUEUED]):
-            one.queue[k - 1] = one.queue[k]
-        one.sizes[_QUEUED] -= 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _make_room(one: _Replica, memory: N, limits: FleetLimits, out: FleetOutcome) -> None:
-    """Preempt until reserved KV, best effort's and a token for each of its decodes have room."""
-    while _reserved(one.sizes) + one.sizes[_BEST_EFFORT_KV] + one.sizes[_BEST_EFFORT_RUNNING] > limits.kv_tokens:
-        _preempt_last(one, memory, out)
-
-
-@numba.njit(cache=True, nogil=True)
-def _preempt_last(one: _Replica, memory: N, out: FleetOutcome) -> None:
-    """Queue the best-effort request started last again; where there is none, the promised request started last."""
-    i = one.sizes[_COLUMNS] - 1
-    while i >= 0 and memory[one.who[i]] > 0:
-        i -= 1
-    if i < 0:
-        i = one.sizes[_COLUMNS] - 1
-    r = one.who[i]
-    if memory[r] > 0:
-        one.sizes[_WHOLE] -= memory[r]
-        memory[r] = 0
-    else:
-        one.sizes[_BEST_EFFORT_KV] -= one.counts[CONTEXT, i] + one.counts[PENDING, i]
-        one.sizes[_BEST_EFFORT_RUNNING] -= 1
-    one.sizes[_QUEUED] = _queue(one.queue, one.sizes[_QUEUED], r)
-    out.preemptions[r] += 1
-    _remove(one, i)
-
-
-@numba.njit(cache=True, nogil=True)
 def _end_step(
     end_s: float,
-    one: _Replica,
+    one: FleetReplica,
     grants: N,
+    drafted: N,  # tokens of each that stand besides
     requests: FleetRequests,
     slos: Slos,
     memory: N,
@@ -402,60 +372,43 @@ def _end_step(
     out: FleetOutcome,
 ) -> int:
     """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses."""
-    n, missed = one.sizes[_COLUMNS], 0
+    n, missed = one.sizes[COLUMNS], 0
     emits = np.zeros(n, np.int64)
     for i in range(n):
         emits[i] = grants[i] > 0 and grants[i] == one.counts[PENDING, i]
     commit(end_s, one.counts, one.times, n, grants)
+    for i in range(n):
+        one.counts[CONTEXT, i] += drafted[i]
+        one.counts[LEFT, i] -= drafted[i]
+        for _ in range(drafted[i]):
+            one.times[DUE_S, i] = next_due_s(one.times[DUE_S, i], end_s, one.times[TPOT_S, i], 1)
     i = 0
     for k in range(n):
         r = one.who[i]
         if emits[k]:
             first = judgement.tokens[r] == 0
             before = judgement.misses[r]
-            judge_token(r, end_s, judgement.tokens[r] + 1 == requests.output[r], slos, judgement)
+            for _ in range(1 + drafted[k]):
+                judge_token(r, end_s, judgement.tokens[r] + 1 == requests.output[r], slos, judgement)
             missed += before == 0 and judgement.misses[r] > 0 and out.outcome[r] == ADMITTED
             if first:
                 out.first_s[r] = end_s
             one.counts[LEFT, i] = max(1, one.counts[LEFT, i])  # it may outlive its prediction
             held = requests.prompt[r] + judgement.tokens[r]
             if memory[r] == 0:
-                one.sizes[_BEST_EFFORT_KV] += 1
+                one.sizes[BEST_EFFORT_KV] += 1
             elif held > memory[r]:
-                one.sizes[_WHOLE] += held - memory[r]
+                one.sizes[WHOLE] += held - memory[r]
                 memory[r] = held
             if judgement.tokens[r] == requests.output[r]:
                 out.finish_s[r] = end_s
                 if memory[r] > 0:
-                    one.sizes[_WHOLE] -= memory[r]
+                    one.sizes[WHOLE] -= memory[r]
                     memory[r] = 0
                 else:
-                    one.sizes[_BEST_EFFORT_KV] -= held
-                    one.sizes[_BEST_EFFORT_RUNNING] -= 1
-                _remove(one, i)
+                    one.sizes[BEST_EFFORT_KV] -= held
+                    one.sizes[BEST_EFFORT_RUNNING] -= 1
+                remove(one, i)
                 continue
         i += 1
     return missed
-
-
-@numba.njit(cache=True, nogil=True)
-def _queue(queue: N, queued: int, r: int) -> int:
-    """By arrival, so that those preempted keep their place; returns how many are queued."""
-    at = queued
-    while at > 0 and queue[at - 1] > r:
-        queue[at] = queue[at - 1]
-        at -= 1
-    queue[at] = r
-    return queued + 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _remove(one: _Replica, i: int) -> None:
-    """Take column i out, order kept."""
-    for k in range(i + 1, one.sizes[_COLUMNS]):
-        for row in range(COUNTS):
-            one.counts[row, k - 1] = one.counts[row, k]
-        for row in range(TIMES):
-            one.times[row, k - 1] = one.times[row, k]
-        one.who[k - 1] = one.who[k]
-    one.sizes[_COLUMNS] -= 1

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from planner_service.simulator.attainment_kernel import Slos, new_judgement
+from planner_service.simulator.fleet_replica import FleetLimits, FleetOutcome, FleetRequests
 from planner_service.simulator.judged import NEVER_LATER
-from planner_service.simulator.slo_fleet import ADMITTED, FleetLimits, FleetOutcome, FleetRequests, serve_fleet
+from planner_service.simulator.slo_fleet import ADMITTED, serve_fleet
 from services.domain import FinishReason, SamplingParams
 from services.domain.latency import StepLatencyModel, StepLoad
 from services.domain.slo import AttainmentTracker, SloClass
@@ -319,3 +320,18 @@ def test_predictions_are_corrected_by_what_steps_take() -> None:
     requests = [Request(0.5 * i, 100, 20, 5.0, 0.1) for i in range(10)]
     serve(requests, policy, model, limits=BatchLimits(8, 256), pool=BlockPool(1000, 4))
     assert policy.correction.factor == pytest.approx(1.5)
+
+
+def test_a_worker_that_was_slow_promises_again_once_its_steps_are_fast() -> None:
+    """Twenty times slower for a while: nothing can be promised then, so it is steps without promises that must show that."""
+    usual = StepLatencyModel.linear(0.01, 1e-4, 0.0)
+    slow = StepLatencyModel.linear(0.2, 2e-3, 0.0)
+    policy, limits = SloPolicy(usual, 0.0), BatchLimits(8, 256)
+    promised = [Request(0.5 * i, 100, 20, 5.0, 0.1) for i in range(4)]
+    serve(promised, policy, slow, limits=limits, pool=BlockPool(1000, 4))
+    assert policy.correction.factor == pytest.approx(20.0)
+    assert not serve(promised, policy, slow, limits=limits, pool=BlockPool(1000, 4)).admitted
+    plain = [Request(0.0, 100, 300) for _ in range(4)]
+    serve(plain, policy, usual, limits=limits, pool=BlockPool(1000, 4))
+    assert policy.correction.factor == pytest.approx(1.0)
+    assert len(serve(promised, policy, usual, limits=limits, pool=BlockPool(1000, 4)).admitted) == 4

@@ -25,6 +25,7 @@ from worker_service.engine.sglang.client import ServerInfo
 from worker_service.engine.sglang.launch import ServerShape, command
 from worker_service.engine.sglang.moves import Running
 from worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLimits, ShadowScheduler, chunk_within
+from worker_service.engine.sglang.turns import SendQueue
 from worker_service.scheduling import SequenceSlo
 
 LIMIT_S = 60
@@ -108,6 +109,20 @@ async def test_admission_is_by_the_predicted_steps_and_their_correction() -> Non
     for _ in range(30):
         shadow.correction.add(0.01, 0.02)
     assert shadow.decide(0.0, [], [running("n", 800, SequenceSlo(0.15, 0.1, 20))]) == [False]
+
+
+async def test_tokens_that_arrive_in_bursts_do_not_make_steps_look_slow() -> None:
+    """Ten tokens in the time of ten steps, five at a time: the correction stays at one; a slow server's is two."""
+    clock_s = [100.0]
+    for slowness in (1.0, 2.0):
+        shadow, one = ShadowScheduler(LATENCY, LIMITS), running("r", 100, state="decodes")
+        turns = SendQueue({"r": one}, lambda _: None, shadow, lambda: clock_s[0])
+        for _ in range(30):
+            for arrived in range(10):
+                clock_s[0] += 5 * slowness * shadow.uncorrected_step_s([one]) if arrived % 5 == 4 else 0.0
+                turns.arrived(one, 1)
+        assert shadow.correction.samples >= 20
+        assert shadow.correction.factor == pytest.approx(slowness, rel=0.02)
 
 
 async def test_admission_counts_the_kv_and_the_places_of_those_promised_only() -> None:

@@ -155,11 +155,16 @@ def test_drafts_end_promised_replies_sooner_where_there_is_slack_and_not_where_t
     assert held.core.proposals.of_sources.verified < 60  # only while contexts are short enough to leave a little time
 
 
-def test_nothing_is_drafted_where_whole_replies_would_not_fit_together() -> None:
-    """KV is promised over time; drafts would make replies hold it sooner."""
-    arrivals = [(0.0, *request(name, 20, 100, pace(5.0, 0.05))) for name in "abcdef"]
-    roomy, narrow = served(arrivals, 0.0, kv_tokens=4096), served(arrivals, 0.0, kv_tokens=512)
-    assert roomy.core.proposals.of_sources.verified > 0
-    promised, kept = narrow.kept(arrivals)
-    assert promised == kept > 0
-    assert narrow.core.proposals.of_sources.verified < roomy.core.proposals.of_sources.verified
+@pytest.mark.parametrize("kv_tokens", [512, 640])
+def test_drafts_have_their_kv_set_aside_where_whole_replies_would_not_fit_together(kv_tokens: int) -> None:
+    """KV is promised over time: the short replies end before the long ones need theirs. What is drafted has its KV set aside,
+    so that the short ones need not end first; every promise is kept, whether the drafts stand or not."""
+    arrivals = [(0.0, *request(name, 20, 100, pace(5.0, 0.05))) for name in "abc"]
+    arrivals += [(0.0, *request(name, 60, 30, pace(5.0, 0.05))) for name in "def"]
+    assert sum(len(prompt) + (100 if asked.request_id < "d" else 30) for _, asked, prompt in arrivals) > 512
+    plain, right, wrong = (served(arrivals, share, kv_tokens=kv_tokens) for share in (None, 0.0, 1.0))
+    for run_of in (plain, right, wrong):
+        assert run_of.kept(arrivals) == (6, 6)
+        assert run_of.core.scheduler.preemptions == 0
+    ended_s = [run_of.events["d"][-1][0] for run_of in (right, plain)]
+    assert ended_s[0] < 0.7 * ended_s[1]

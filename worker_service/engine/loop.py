@@ -31,6 +31,7 @@ from services.domain.requests import (
 )
 from services.event_streams import EventStream, OnTokens
 from worker_service.engine.core import EngineCore, StepOutput
+from worker_service.engine.deliveries import Deliveries
 from worker_service.engine.given_answers import GivenAnswers
 from worker_service.engine.interface import (
     Admitted,
@@ -108,6 +109,7 @@ class LoopEngine:
         self._held: dict[str, _Held] = {}  # used by the thread only
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}  # used by the event loop only
+        self._deliveries = Deliveries(self._streams)
         self._stopped: dict[str, HandedOver] = {}  # used by the event loop only: the HandedOver of paused requests
         self._load = Load()
         self._allocator: Allocator | None = None
@@ -254,7 +256,7 @@ class LoopEngine:
             pending = self._held.get(request_id)
             if pending is not None and pending.frames:
                 last: list[tuple[str, StepOutput]] = [(request_id, TokenFrame.joined(pending.frames))]
-                self._loop.call_soon_threadsafe(self._deliver, last)
+                self._loop.call_soon_threadsafe(self._deliveries.deliver, last)
                 pending.frames, pending.sent_at = [], time.monotonic()
             return stopped
 
@@ -277,7 +279,8 @@ class LoopEngine:
             self._held.pop(request_id, None)
 
         self._post(forget)
-        self._deliver([(request_id, handed_over)])
+        self._deliveries.deliver_of(request_id)
+        self._deliveries.put(request_id, handed_over)
         return handed_over
 
     async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
@@ -417,6 +420,7 @@ class LoopEngine:
 
         def resolve(value: _T) -> None:
             if stream is not None:
+                self._deliveries.deliver_of(request_id)
                 self._streams[request_id] = stream
             if future.cancelled():  # the caller was cancelled
                 if stream is not None:
@@ -455,7 +459,7 @@ class LoopEngine:
     def _decide(self) -> None:
         """Decide on the requests that have asked for an SLO and deliver the answers. On either thread."""
         if decided := self._core.decide():
-            self._loop.call_soon_threadsafe(self._deliver, self._gathered(decided))
+            self._loop.call_soon_threadsafe(self._deliveries.deliver, self._gathered(decided))
 
     def _decide_during_step(self) -> None:
         try:
@@ -467,7 +471,7 @@ class LoopEngine:
     def _abort(self, core: EngineCore, request_id: str) -> bool:
         finished = core.abort(request_id)
         if finished is not None:
-            self._loop.call_soon_threadsafe(self._deliver, self._gathered([(request_id, finished)]))
+            self._loop.call_soon_threadsafe(self._deliveries.deliver, self._gathered([(request_id, finished)]))
         return finished is not None
 
     def _hold_tokens(self, request: GenerationRequest) -> None:
@@ -502,14 +506,6 @@ class LoopEngine:
                 held.frames, held.sent_at = [], now
         return ready
 
-    def _deliver(self, outputs: list[tuple[str, StepOutput]]) -> None:
-        for request_id, event in outputs:
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                stream.put(event)
-                if isinstance(event, (Finished, HandedOver, Verification, RequestFailed)):
-                    del self._streams[request_id]
-
     def _run(self, built: asyncio.Future[None]) -> None:
         """The main function of the thread."""
         try:
@@ -534,7 +530,7 @@ class LoopEngine:
                 worked = core.steps > before
                 self._load = core.load()  # first: who has got the end of a reply does not find it in the load any more
                 if outputs:
-                    self._loop.call_soon_threadsafe(self._deliver, outputs)
+                    self._loop.call_soon_threadsafe(self._deliveries.deliver, outputs)
         except BaseException as error:
             _log.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._fail, error)
@@ -567,12 +563,15 @@ class LoopEngine:
         if self._failure.done():
             return
         self._failure.set_result(error)
+        self._deliveries.deliver_all()
         for stream in self._streams.values():
             stream.fail(Unavailable("the engine failed"))
         self._streams.clear()
 
     def _end_all(self) -> None:
+        self._deliveries.deliver_all()
         for request_id in list(self._streams):
             finished = self._core.abort(request_id, FinishReason.ABORTED)
             if finished is not None:
-                self._deliver(self._gathered([(request_id, finished)]))
+                for output in self._gathered([(request_id, finished)]):
+                    self._deliveries.put(*output)

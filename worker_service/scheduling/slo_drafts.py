@@ -2,10 +2,12 @@
 No I/O.
 
 A step with drafts takes longer: its pass has more rows, and drafting itself takes time. That time is taken only where no
-token of the step is late because of it, and where the certificate of admission, replayed from the later end on, still passes.
-Drafts that stand only bring forward what the certificate expects.
+token of the step is late because of it, and where the certificate of admission, replayed from the later end on, still passes
+with KV for every drafted token set aside. Drafts that stand only bring forward what the certificate expects: a reply is ahead
+by no more than was drafted for it, and so holds no more KV than that besides.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,9 +18,6 @@ from services.domain.slo.compiled.layout import CONTEXT, DUE_S, KIND, STANDARD, 
 from services.domain.slo.compiled.table import Snapshot, decide
 from services.domain.slo.draft_windows import DraftPace, PacedDecode, longest_windows
 
-UNCHECKED_TOKENS = 1 << 60
-"""KV is not checked here: nothing is drafted unless the whole replies of all promises fit together."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
@@ -26,7 +25,7 @@ class PlannedStep:
 
     ends_s: when it ends without drafts. after: the columns as they will be when it ends at a given time. due_s: by request,
     when the tokens are due that it yields under a promise. tokens: that it computes. limits: by request, how many tokens the
-    step's budget and the reply leave for drafts.
+    step's budget and the reply leave for drafts. kv_tokens, partial_tokens: as in `decide`, for the requests of `after`.
     """
 
     ends_s: float
@@ -34,6 +33,20 @@ class PlannedStep:
     due_s: Mapping[str, float]
     tokens: int
     limits: Mapping[str, int]
+    kv_tokens: int
+    partial_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedDrafts:
+    """windows: how many tokens may be drafted, by request; only requests for which any may be. kv_tokens: the most KV that
+    the promised requests of the step hold at any time with them."""
+
+    windows: Mapping[str, int]
+    kv_tokens: float
+
+
+NO_DRAFTS = AllowedDrafts({}, 0.0)
 
 
 def allowed_windows(
@@ -44,8 +57,8 @@ def allowed_windows(
     *,
     correction: float,
     prompts_wait: bool,
-) -> dict[str, int]:
-    """How many tokens may be drafted in the step, by request; only requests for which any may be.
+) -> AllowedDrafts:
+    """How many tokens may be drafted in the step.
 
     latency: of a step. model: the same times `correction`, for compiled code. prompts_wait: as in `longest_windows`.
     """
@@ -53,7 +66,7 @@ def allowed_windows(
     columns = {name: at for at, name in enumerate(after.ids)}
     able = [name for name in step.limits if name in step.due_s and name in columns]
     if not able:
-        return {}
+        return NO_DRAFTS
     windows = longest_windows(
         [PacedDecode(float(after.times[TPOT_S, columns[name]]), step.ends_s - step.due_s[name]) for name in able],
         pace,
@@ -68,10 +81,12 @@ def allowed_windows(
     while longest > 0:
         rows = sum(min(window, longest) for window in most.values())
         extra_s = verifying_s(latency, correction, step.tokens, rows) + pace.step_s * longest
-        if _keeps_promises(step, extra_s, model):
-            return {name: min(window, longest) for name, window in most.items() if window > 0}
+        held = _certified_kv(step, extra_s, rows, model)
+        if math.isfinite(held):
+            allowed = {name: min(window, longest) for name, window in most.items() if window > 0}
+            return AllowedDrafts(allowed, held + rows)
         longest //= 2
-    return {}
+    return NO_DRAFTS
 
 
 def verifying_s(latency: StepLatencyModel, correction: float, tokens: int, rows: int) -> float:
@@ -90,14 +105,17 @@ def corrected(latency: StepLatencyModel, factor: float) -> StepLatencyModel:
     )
 
 
-def _keeps_promises(step: PlannedStep, extra_s: float, model: StepModel) -> bool:
-    """Whether all tokens that are in time without drafts are so if the step takes so much longer."""
+def _certified_kv(step: PlannedStep, extra_s: float, rows: int, model: StepModel) -> float:
+    """The most KV that promised requests hold at any time if the step takes so much longer and none of its `rows` drafted
+    tokens stands; infinite where a token that is in time without drafts is late, or where no KV is left for the drafts."""
     ends_s = step.ends_s + extra_s
-    if any(step.ends_s <= due_s < ends_s for due_s in step.due_s.values()):
-        return False
+    if rows > step.kv_tokens or any(step.ends_s <= due_s < ends_s for due_s in step.due_s.values()):
+        return math.inf
     after = step.after(ends_s)
     # What is late anyway cannot be kept any more: its pace is, from now on.
     late = (after.counts[KIND] == STANDARD) & (after.times[DUE_S] < step.ends_s)
     after.times[DUE_S] = np.where(late, ends_s + after.times[TPOT_S], after.times[DUE_S])
-    decision = decide(ends_s, after, [], model, kv_tokens=UNCHECKED_TOKENS, free_places=0)
-    return bool(np.isfinite(decision.kv_tokens))
+    kv_tokens = step.kv_tokens - rows
+    return decide(
+        ends_s, after, [], model, kv_tokens=kv_tokens, partial_tokens=step.partial_tokens, free_places=0
+    ).kv_tokens

@@ -185,11 +185,12 @@ class SloPolicy(BatchPolicy):
         """Blocks that promised sequences hold at most at any time: by certificate, at most those of all their tokens."""
         return min(self._most_blocks, sum(_whole_blocks(s, block) for s in self._promised.values()))
 
-    def _blocks_aside(self, snapshot: Snapshot, block: int) -> int:
-        """Blocks for promised sequences that no certificate follows: those that move, and those of which only the first token
-        was promised, which they have."""
+    def _blocks_aside(self, snapshot: Snapshot, block: int, *, started: bool = False) -> int:
+        """Blocks for promised sequences that no certificate follows: those that move, those of which only the first token was
+        promised, which they have, and of a certificate of the started ones those that are to start."""
         followed = {name for name, kind in zip(snapshot.ids, snapshot.counts[KIND], strict=True) if kind == STANDARD}
-        followed.update(s.request_id for s in self._to_start)
+        if not started:
+            followed.update(s.request_id for s in self._to_start)
         return sum(_whole_blocks(s, block) for name, s in self._promised.items() if name not in followed)
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
@@ -222,8 +223,7 @@ class SloPolicy(BatchPolicy):
         if self._planned is None or not limits:
             return limits
         block = scheduler.pool.block_tokens
-        if sum(_whole_blocks(s, block) for s in self._promised.values()) > scheduler.pool.count:
-            return {}  # KV is promised over time: replies that grow faster than planned may not fit together
+        aside = self._blocks_aside(self._table.snapshot(), block, started=True)
         tokens = sum(self._table.grants())
         step = PlannedStep(
             self._begun_s + self._planned_s,
@@ -231,9 +231,11 @@ class SloPolicy(BatchPolicy):
             self._table.yields(),
             tokens,
             limits,
+            max(0, scheduler.pool.count - aside) * block,
+            block - 1,
         )
         self._pace = pace()
-        return allowed_windows(
+        allowed = allowed_windows(
             step,
             self._pace,
             self._latency,
@@ -241,6 +243,9 @@ class SloPolicy(BatchPolicy):
             correction=self._corrected,
             prompts_wait=bool(scheduler.waiting) or any(s.pending > 1 for s in scheduler.running),
         )
+        if allowed.windows:
+            self._most_blocks = aside + math.ceil(allowed.kv_tokens / block)
+        return allowed.windows
 
     def proposed(self, chunks: Seq[Chunk]) -> None:
         self._chunks = chunks
@@ -253,6 +258,9 @@ class SloPolicy(BatchPolicy):
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:
+            # Observed as well: once steps have been slow, nothing is promised until steps without one are seen to be fast.
+            if not any(chunk.proposed for chunk in chunks):
+                self._observe(self._latency.step_s(_load(chunks)), end_s - self._begun_s)
             return
         done = {chunk.sequence.request_id for chunk in chunks}
         skipped = [request_id for request_id in self._planned if request_id not in done]
@@ -262,12 +270,12 @@ class SloPolicy(BatchPolicy):
             if accepted > 0 and chunk.sequence.request_id in self._columns:
                 self._table.advance(chunk.sequence.request_id, accepted, end_s)
         if not skipped:
-            self._observe(end_s - self._begun_s)
+            self._observe(self._planned_s / self._corrected, end_s - self._begun_s)
         self._planned = None
 
-    def _observe(self, took_s: float) -> None:
-        """Compare the step with its prediction; replace the step model if the correction has changed."""
-        self.correction.add(self._planned_s / self._corrected, took_s)
+    def _observe(self, predicted_s: float, took_s: float) -> None:
+        """Compare the step with its prediction, without correction; replace the step model if the correction has changed."""
+        self.correction.add(predicted_s, took_s)
         factor = self.correction.factor
         if abs(factor - self._corrected) > CORRECTION_STEP * self._corrected:
             self._corrected, self._model = factor, None

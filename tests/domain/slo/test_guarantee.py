@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 
 from planner_service.simulator.attainment_kernel import Slos, new_judgement
+from planner_service.simulator.fleet_replica import FleetLimits, FleetOutcome, FleetRequests
 from planner_service.simulator.judged import NEVER_LATER
-from planner_service.simulator.slo_fleet import (
-    ADMITTED,
-    DECLINED,
-    FleetLimits,
-    FleetOutcome,
-    FleetRequests,
-    serve_fleet,
-)
+from planner_service.simulator.slo_fleet import ADMITTED, DECLINED, serve_fleet
 from services.domain.latency import StepLatencyModel
 from services.domain.slo.compiled.layout import step_model
 

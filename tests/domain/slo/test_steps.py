@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.domain.latency import StepLatencyModel
-from services.domain.slo.compiled import admission, replay, step
+from services.domain.slo.compiled import admission, promised, replay, step
 from services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
@@ -56,7 +56,7 @@ def columns(*requests: tuple[int | float, ...]) -> tuple[N, F]:
 
 
 def batch(
-    counts: N, times: F, now_s: float = 0.0, model: StepModel = SIX_PER_UNIT, shared: int = step.NONE
+    counts: N, times: F, now_s: float = 0.0, model: StepModel = SIX_PER_UNIT, shared: int = promised.NONE
 ) -> tuple[list[int], float]:
     order, grants = np.zeros(counts.shape[1], np.int64), np.zeros(counts.shape[1], np.int64)
     prompts = step.prompts_by_deadline(counts, times, counts.shape[1], order)
@@ -193,14 +193,14 @@ def test_prompts_go_by_deadline_and_a_completed_one_ends_the_step_in_time() -> N
 
 def test_best_effort_takes_what_is_left_and_a_reserve_where_there_is_one() -> None:
     counts, times = columns(decode(), best_effort(1, decoding=True), best_effort(100))
-    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 1, 4]
+    assert batch(counts, times, shared=promised.PRESENT)[0] == [1, 1, 4]
     counts, times = columns(decode(), best_effort(100), prompt(100, 50.0))
-    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 0, 5]
+    assert batch(counts, times, shared=promised.PRESENT)[0] == [1, 0, 5]
     reserving = SIX_PER_UNIT._replace(reserve=1 / 3)
-    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 2, 3]
+    assert batch(counts, times, model=reserving, shared=promised.PRESENT)[0] == [1, 2, 3]
     times[DUE_S, 2] = 1.5  # cannot wait: it may borrow the reserve
-    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 0, 5]
-    assert batch(counts, times, model=reserving, shared=step.ASSUMED)[0] == [1, 0, 3]
+    assert batch(counts, times, model=reserving, shared=promised.PRESENT)[0] == [1, 0, 5]
+    assert batch(counts, times, model=reserving, shared=promised.ASSUMED)[0] == [1, 0, 3]
 
 
 def test_a_lagging_decode_goes_alone_rather_than_not_at_all() -> None:
@@ -404,4 +404,79 @@ def test_the_kth_smallest_is_what_sorting_puts_there() -> None:
     for _ in range(300):
         values = rng.choice([*rng.normal(size=6), math.inf, 0.0], size=int(rng.integers(1, 40)))
         k = int(rng.integers(len(values)))
-        assert step.kth_smallest(values.copy(), k) == np.sort(values)[k]
+        assert promised.kth_smallest(values.copy(), k) == np.sort(values)[k]
+
+
+def test_the_kth_earliest_is_what_sorting_puts_there() -> None:
+    """Also among ties, infinities, times that are nearly equal, and columns behind those that count."""
+    rng = np.random.default_rng(4)
+    for _ in range(600):
+        some = [*rng.normal(size=5), 0.0, 1.0, 1.0 + 1e-12, math.inf if rng.random() < 0.3 else 2.0]
+        values = rng.choice(some, size=int(rng.integers(1, 60)))
+        count = int(rng.integers(1, len(values) + 1))
+        k = int(rng.integers(count))
+        found = promised.kth_earliest(values, count, k, float(values[:count].min()))
+        assert found == np.sort(values[:count])[k]
+
+
+def replayed(counts: N, times: F, model: StepModel, best_effort: bool, hold: bool) -> tuple[bool, dict[int, float]]:
+    """The reference of a replay: step after step to the last token, on all columns; when each prompt's last step began."""
+    n, now_s, released = counts.shape[1], 0.0, dict[int, float]()
+    order, grants = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    while (counts[KIND] == STANDARD).any():
+        prompts = step.prompts_by_deadline(counts, times, n, order)
+        shared = promised.ASSUMED if best_effort and prompts else promised.NONE
+        took_s, cap_s = step.form_batch(now_s, counts, times, n, order, prompts, model, shared, hold, grants)
+        assert took_s > 0
+        end_s = now_s + (max(took_s, cap_s) if shared == promised.ASSUMED and cap_s < math.inf else took_s)
+        for i in np.flatnonzero(counts[KIND] == STANDARD):
+            goes_on = 0 < grants[i] < counts[PENDING, i]
+            if not goes_on and times[DUE_S, i] < end_s - 1e-9:
+                return False, released
+            if grants[i] == counts[PENDING, i] and not counts[DECODING, i]:
+                released[int(i)] = now_s
+        step.commit(end_s, counts, times, n, grants)
+        counts[KIND, (counts[LEFT] <= 0) | (counts[KIND] == BEST_EFFORT)] = GONE
+        now_s = end_s
+    return True, released
+
+
+def test_a_replay_on_columns_without_gaps_is_that_of_all_columns_to_the_last_token() -> None:
+    """Verdict and release times, with best effort and without, prompts early and late, among gaps of every kind."""
+    verdicts = dict.fromkeys(itertools.product((False, True), repeat=3), 0)
+    for seed in range(600):
+        rng = random.Random(seed)
+        latency = rng.choice(
+            [
+                StepLatencyModel.linear(0.005, 1e-4, 1e-7),
+                StepLatencyModel((1.0, 8.0, 16.0, 256.0), (0.02, 0.022, 0.021, 0.05), 3e-7, 2e-8, 1e-7),
+            ]
+        )
+        model = step_model(latency, rng.choice([64, 512]), rng.choice([0.0, 0.1]))
+        paces = rng.sample([0.03, 0.05, 0.07, 0.1, math.inf], rng.randint(1, 3))
+        requests: list[tuple[int | float, ...]] = []
+        for _ in range(rng.randint(1, 25)):
+            pace = rng.choice(paces)
+            kind = rng.random()
+            if kind < 0.5 and pace < math.inf:
+                requests.append(decode(rng.uniform(0.6, 1.4) * pace, pace, rng.randint(1, 40), rng.randint(0, 300)))
+            elif kind < 0.8:
+                requests.append(prompt(rng.randint(1, 300), rng.choice([0.1, 0.3, 1.0]), pace, rng.randint(1, 40)))
+            else:
+                requests.append(best_effort(rng.randint(1, 50), rng.random() < 0.5))
+        for uses, hold in itertools.product((False, True), repeat=2):
+            counts, times = columns(*requests)
+            alone = counts.copy()
+            alone[KIND, alone[KIND] == BEST_EFFORT] = GONE
+            expected, released = replayed(alone, times.copy(), model, uses, hold)
+            release_s = np.full(len(requests), -math.inf)
+            passes = replay.keeps_promises(
+                0.0, counts, times, len(requests), model, uses, hold, release_s, np.inf, 0, np.zeros(1)
+            )
+            assert bool(passes) is expected, seed
+            if expected:
+                assert {i: s for i, s in enumerate(release_s.tolist()) if s > -math.inf} == pytest.approx(released), (
+                    seed
+                )
+            verdicts[uses, hold, expected] += 1
+    assert min(verdicts.values()) > 100, verdicts

@@ -7,6 +7,7 @@ the time between two tokens of the decodes is measured.
 
 import asyncio
 import random
+import statistics
 import time
 from contextlib import aclosing
 from itertools import pairwise
@@ -17,7 +18,7 @@ from worker_service.engine.sglang.client import ServerInfo, SglangClient, server
 
 BATCHES, CONTEXTS = (1, 4, 16), (16, 256)
 DECODES = 12
-"""Output tokens of each decode: enough gaps for a median."""
+"""Output tokens of each decode: enough gaps for a mean."""
 MIXED_DECODES = 48
 """Of those next to which a prompt is computed: it must arrive while they decode."""
 PROMPT_REPEATS = 3
@@ -55,9 +56,10 @@ async def measured_latency(client: SglangClient, server: ServerInfo, vocab_size:
 async def _steps(
     client: SglangClient, prompts: list[list[int]], decodes: int, next_to: list[int]
 ) -> list[tuple[StepLoad, float]]:
-    """Steps of these requests while all of them decode, by the gaps of the last one; `next_to`: a prompt sent meanwhile.
+    """A step of these requests while all of them decode, by the tokens of the last one; `next_to`: a prompt sent meanwhile.
 
-    With `next_to`, the one step in which it was computed: the longest gap. Otherwise all.
+    With `next_to`, the one step in which it was computed: the longest gap. Otherwise the mean of all gaps: where tokens
+    arrive in bursts, most gaps are nearly nothing and say nothing of a step.
     """
     begun, contexts = [asyncio.Event() for _ in prompts], [len(prompt) for prompt in prompts]
     arrived_s: list[float] = []
@@ -81,7 +83,7 @@ async def _steps(
     gaps = [b - a for a, b in pairwise(arrived_s)]
     context = sum(contexts) + len(prompts) * decodes // 2
     if not next_to:
-        return [(StepLoad(len(prompts), context), gap) for gap in gaps]
+        return [(StepLoad(len(prompts), context), statistics.fmean(gaps))] if gaps else []
     count = len(next_to)
     load = StepLoad(len(prompts) + count, context + count, 0.5 * count * (count + 1))
     return [(load, max(gaps))] if gaps else []

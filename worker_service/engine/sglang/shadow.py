@@ -29,6 +29,8 @@ from worker_service.engine.sglang.moves import Running
 
 CHUNKS_AHEAD = 2
 """Prompt tokens sent and not computed yet, in chunks of the server: one that is computed, one that waits behind it."""
+CORRECTION_WINDOWS = 64
+"""Windows of ten tokens whose times are compared with their prediction."""
 TYPICAL_DECODES = 16
 """Decodes next to which a chunk must keep the tightest pace; with more of them, admission declines."""
 MAX_BACKLOG_S = 3600.0
@@ -68,7 +70,7 @@ class ShadowScheduler:
 
     def __init__(self, latency: StepLatencyModel, limits: ServerLimits) -> None:
         self._latency, self._limits = latency, limits
-        self.correction = LatencyCorrection()
+        self.correction = LatencyCorrection(window_steps=CORRECTION_WINDOWS)
 
     def warm(self) -> None:
         """Compile every compiled function that is called here, or read it from its cache."""

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.domain.slo.attainment import PACE_WINDOW_TOKENS
 from services.domain.slo.promises import SloClass
 from worker_service.engine.sglang.moves import Running
 
@@ -16,6 +18,16 @@ _log = logging.getLogger(__name__)
 
 GATHER_S = 0.002
 """Requests that arrive within this time are decided on together."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """The latest tokens of the request whose steps are observed."""
+
+    server_id: str
+    since_s: float
+    predicted_s: float = 0.0
+    tokens: int = 0
 
 
 class SendQueue:
@@ -36,7 +48,7 @@ class SendQueue:
         self._requests, self._pause, self._shadow, self._now = requests, pause, shadow, now
         self._undecided: list[Running] = []
         self._decided: asyncio.Event | None = None
-        self._last_token_s: tuple[str, float] | None = None  # of the request whose steps are observed
+        self._window: _Window | None = None
 
     async def admit(self, running: Running) -> SloClass:
         """Decide, together with those that arrive at the same time, in which class a request is served."""
@@ -116,16 +128,22 @@ class SendQueue:
             self.advance()
 
     def _observe(self, running: Running, tokens: int, now_s: float) -> None:
-        """Compare steps with their prediction: the time between tokens of the request that has decoded longest."""
+        """Compare steps with their prediction: of the request that has decoded longest, over as many tokens as its pace is
+        judged by. Of tokens that arrive in bursts, single gaps say nothing."""
         if self._shadow is None:
             return
         first = next((r for r in self._requests.values() if r.sent and r.answered), None)
         if running is not first:
             return
-        previous, self._last_token_s = self._last_token_s, (running.server_id, now_s)
-        if previous is not None and previous[0] == running.server_id:
-            predicted_s = self._shadow.uncorrected_step_s(r for r in self._requests.values() if r.sent)
-            self._shadow.correction.add(predicted_s * tokens, now_s - previous[1])
+        window = self._window
+        if window is None or window.server_id != running.server_id:
+            self._window = _Window(running.server_id, now_s)
+            return
+        window.predicted_s += tokens * self._shadow.uncorrected_step_s(r for r in self._requests.values() if r.sent)
+        window.tokens += tokens
+        if window.tokens >= PACE_WINDOW_TOKENS:
+            self._shadow.correction.add(window.predicted_s, now_s - window.since_s)
+            self._window = _Window(running.server_id, now_s)
 
     def left(self, running: Running) -> None:
         """A request is on the server no longer."""

@@ -43,7 +43,7 @@ SKIPPED_SHARE, SKIPPED_SHARE_KV = 8, 2
 which the program hardly foresees, n / SKIPPED_SHARE_KV fewer. Those left out are then tried one by one."""
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def budget_per_s(counts: N, tpots_s: F, context_tokens: float, model: StepModel) -> float:
     """BudgetModel.tokens_per_s: (L) counts, (L) paces."""
     step_s = np.inf
@@ -59,7 +59,7 @@ def budget_per_s(counts: N, tpots_s: F, context_tokens: float, model: StepModel)
     return (fitting + 1 - decodes) / step_s
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def best_sets(
     due_s: F,  # (E) from now: entries by deadline, ties by arrival, those committed before candidates
     tokens: N,  # (E) prompt tokens to compute
@@ -164,7 +164,7 @@ def best_sets(
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def decide(
     now_s: float,
     counts: N,  # (COUNTS, >= running) of the running requests, as they will be when the current step ends
@@ -250,7 +250,7 @@ def decide(
     return tries
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _decide(
     now_s: float,
     counts: N,  # (COUNTS, >= running) of the running requests, as they will be when the current step ends
@@ -403,7 +403,7 @@ def _decide(
     return tries
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _rate(at: int, rates: F, stride: N, tpots_s: F, decoding: N, context_tokens: float, model: StepModel) -> float:
     """The budget per second with the counts of state `at`, kept in `rates`."""
     if np.isnan(rates[at]):
@@ -414,7 +414,7 @@ def _rate(at: int, rates: F, stride: N, tpots_s: F, decoding: N, context_tokens:
     return rates[at]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _tier(tpot_s: float, tpots_s: F) -> int:
     """The greatest pace that is not looser than this one: its own, or a tighter one that stands for it."""
     tier = 0

@@ -19,7 +19,7 @@ from services.domain.slo.compiled.layout import (
 from services.domain.slo.compiled.replay import keeps_promises
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def certified(
     now_s: float,
     counts: N,
@@ -44,13 +44,14 @@ def certified(
     all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
     found_s, again_s, held = np.empty(requests), np.empty(requests), np.zeros(1)
     tries = 0
+    columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
+    whole = 0.0
+    for i in range(requests):
+        if all_counts[KIND, i] == STANDARD:
+            whole += all_counts[CONTEXT, i] + all_counts[PENDING, i] + all_counts[LEFT, i] + partial_tokens
     for hold in range(2):
         found_s[:], held[0] = -np.inf, 0.0
-        columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
-        whole = 0.0
-        for i in range(requests):
-            if all_counts[KIND, i] == STANDARD:
-                whole += all_counts[CONTEXT, i] + all_counts[PENDING, i] + all_counts[LEFT, i] + partial_tokens
+        all_times[RELEASE_S] = -np.inf
         passes = keeps_promises(
             now_s,
             all_counts,
@@ -67,9 +68,7 @@ def certified(
         tries += 1
         if passes and (both or whole > kv_tokens):
             # How long steps take depends on best effort, and with it which tokens are held together: try the other case, too.
-            at = columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
-            for i in range(at):
-                all_times[RELEASE_S, i] = found_s[i]
+            all_times[RELEASE_S] = found_s
             assumed = held[0]
             passes = keeps_promises(
                 now_s,
@@ -96,7 +95,7 @@ def certified(
     return False, tries, False
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def columns(
     counts: N, times: F, running: int, new_counts: N, new_times: F, chosen: int, all_counts: N, all_times: F
 ) -> int:
@@ -115,7 +114,7 @@ def columns(
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def count_bits(bits: int) -> int:
     count = 0
     while bits > 0:

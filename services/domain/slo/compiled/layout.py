@@ -1,5 +1,6 @@
 """What the compiled functions share: the columns of a request, the step model, the time of a step."""
 
+import itertools
 from typing import NamedTuple
 
 import numba
@@ -22,6 +23,8 @@ GONE, STANDARD, BEST_EFFORT = range(3)
 DUE_S, TPOT_S, RELEASE_S = range(3)
 TIMES = 3
 EPSILON_S = SUM_TOLERANCE_S
+INTERPOLATIONS = 6
+"""Before halving: on a straight piece of the step times three are enough."""
 SLACK_PACES = 0.5
 """How far a reply may be ahead of its pace for later use, in paces (`step.next_due_s`)."""
 KEPT_SHARE = PACE_WINDOW_TOKENS / (PACE_WINDOW_TOKENS + SLACK_PACES)
@@ -29,7 +32,8 @@ KEPT_SHARE = PACE_WINDOW_TOKENS / (PACE_WINDOW_TOKENS + SLACK_PACES)
 
 
 class StepModel(NamedTuple):
-    """StepLatencyModel for compiled code. reserve: share of a step's time that is best effort's where it has work."""
+    """StepLatencyModel for compiled code. rising: more tokens never take less time. reserve: share of a step's time that is
+    best effort's where it has work."""
 
     knot_tokens: F
     knot_s: F
@@ -38,6 +42,7 @@ class StepModel(NamedTuple):
     gap_s: float
     max_step_tokens: int
     reserve: float
+    rising: bool
 
 
 def step_model(
@@ -52,10 +57,11 @@ def step_model(
         latency.gap_s * correction,
         max_step_tokens,
         reserve,
+        all(after >= before for before, after in itertools.pairwise(latency.knot_s)),
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def base_s(tokens: float, model: StepModel) -> float:
     """StepLatencyModel.base_s."""
     x, y = model.knot_tokens, model.knot_s
@@ -65,7 +71,7 @@ def base_s(tokens: float, model: StepModel) -> float:
     return max(0.0, y[at - 1] + (tokens - x[at - 1]) * (y[at] - y[at - 1]) / (x[at] - x[at - 1]))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def step_s(tokens: int, context: float, pairs: float, gap: float, model: StepModel) -> float:
     """StepLatencyModel.step_s."""
     if tokens == 0:
@@ -74,19 +80,45 @@ def step_s(tokens: int, context: float, pairs: float, gap: float, model: StepMod
     return base_s(tokens, model) + attention + model.gap_s * gap
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def tokens_within(
     seconds: float, most: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
 ) -> int:
-    """StepLatencyModel.tokens_within: tokens of a chunk from position `start` on that fit as well; -1 if not 0."""
-    if step_s(tokens, context, pairs, gap, model) > seconds + EPSILON_S:
+    """StepLatencyModel.tokens_within: tokens of a chunk from position `start` on that fit as well; -1 if not 0.
+
+    Where more tokens never take less time, the first tries are at `most`, which mostly fits, and by interpolation.
+    """
+    none_s = step_s(tokens, context, pairs, gap, model)
+    if none_s > seconds + EPSILON_S:
         return -1
     low, high = 0, most
+    if model.rising and most > 0:
+        low_s, high_s = none_s, _with_chunk_s(most, start, tokens, context, pairs, gap, model)
+        if high_s <= seconds + EPSILON_S:
+            return most
+        over, high = most, most - 1  # the smallest that is known not to fit
+        for _ in range(INTERPOLATIONS):
+            if low >= high:
+                break
+            share = (seconds - low_s) / (high_s - low_s)
+            c = min(high, low + max(1, int(share * (over - low))))
+            took_s = _with_chunk_s(c, start, tokens, context, pairs, gap, model)
+            if took_s <= seconds + EPSILON_S:
+                low, low_s = c, took_s
+            else:
+                over, high, high_s = c, c - 1, took_s
     while low < high:
         c = (low + high + 1) // 2
-        took = step_s(tokens + c, context + start + c, pairs + c * (start + 0.5 * (c + 1)), gap, model)
-        if took <= seconds + EPSILON_S:
+        if _with_chunk_s(c, start, tokens, context, pairs, gap, model) <= seconds + EPSILON_S:
             low = c
         else:
             high = c - 1
     return low
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _with_chunk_s(
+    chunk: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
+) -> float:
+    chunk_pairs = chunk * (start + 0.5 * (chunk + 1))
+    return float(step_s(tokens + chunk, context + start + chunk, pairs + chunk_pairs, gap, model))

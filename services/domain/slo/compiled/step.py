@@ -33,57 +33,34 @@ from services.domain.slo.compiled.layout import (
     KIND,
     LEFT,
     PENDING,
-    RELEASE_S,
     SLACK_PACES,
     STANDARD,
     TPOT_S,
     F,
     N,
     StepModel,
-    base_s,
     step_s,
     tokens_within,
 )
+from services.domain.slo.compiled.promised import (
+    PRESENT,
+    Load,
+    form_promised,
+    load_s,
+    new_decodes,
+    promised_decodes,
+    promised_prompts,
+)
 
-# Whether best effort has work in a step.
-NONE, PRESENT, ASSUMED = range(3)
 
-
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def next_due_s(due_s: float, end_s: float, tpot_s: float, decoding: int) -> float:
     """When the token is due behind one that came at `end_s` and was due at `due_s`. decoding: 0 if that was the first one."""
     ahead_s = min(max(due_s, end_s), end_s + SLACK_PACES * tpot_s) if decoding == 1 else end_s
     return float(ahead_s + tpot_s)
 
 
-@numba.njit(cache=True, nogil=True)
-def kth_smallest(values: F, k: int) -> float:
-    """The element that sorting would put at index `k`; changes the order of `values`.
-
-    Hoare's selection (1961, Algorithm 65: FIND). numba's `np.partition` does the same, but takes seconds to compile.
-    """
-    low, high = 0, len(values) - 1
-    while low < high:
-        pivot, i, j = values[(low + high) // 2], low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if k <= j:
-            high = j
-        elif k >= i:
-            low = i
-        else:
-            break
-    return float(values[k])
-
-
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
     """Fill `order` with the standard requests whose prompts are to be computed, earliest deadline first; how many."""
     count = 0
@@ -98,7 +75,7 @@ def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def form_batch(
     now_s: float,
     counts: N,  # (COUNTS, >= requests)
@@ -115,178 +92,59 @@ def form_batch(
 
     Returns the seconds it will take, 0 for an empty one, and the seconds it may take (infinite without limit).
     """
-    # what the decodes allow and ask for
-    limit_s, tightest_s, demand_per_s, decodes = np.inf, np.inf, 0.0, 0
-    for i in range(requests):
-        grants[i] = 0
-        if counts[KIND, i] == STANDARD and counts[DECODING, i] == 1:
-            decodes += 1
-            limit_s = min(limit_s, times[DUE_S, i] - now_s)
-            tightest_s = min(tightest_s, times[TPOT_S, i])
-            demand_per_s += 1.0 / times[TPOT_S, i]
-    longest_step_s = min(tightest_s, base_s(model.max_step_tokens, model))
-    cannot_wait_s = 2.0 * longest_step_s - EPSILON_S
-    room = model.max_step_tokens
-    tokens, context, pairs = 0, 0.0, 0.0
-    decode_context, longest, taken = 0.0, 0, 0
-
-    # 1. decodes
-    if decodes > 0:
-        quota = int(np.ceil(demand_per_s * max(0.0, min(limit_s, longest_step_s)) - EPSILON_S))
-        due = np.empty(decodes)
-        urgent = 0
-        k = 0
-        for i in range(requests):
-            if counts[KIND, i] == STANDARD and counts[DECODING, i] == 1:
-                due[k] = times[DUE_S, i]
-                urgent += due[k] - now_s < cannot_wait_s
-                k += 1
-        quota = min(max(quota, urgent), decodes, room)
-        last_s, ties = np.inf, decodes
-        if quota < decodes and quota > 0:
-            last_s = kth_smallest(due, quota - 1)
-            ties = quota
-            for k in range(decodes):
-                ties -= due[k] < last_s
-        if quota > 0:
-            for i in range(requests):
-                if counts[KIND, i] != STANDARD or counts[DECODING, i] == 0:
-                    continue
-                at_last = times[DUE_S, i] >= last_s
-                if at_last and (times[DUE_S, i] > last_s or ties == 0):
-                    continue
-                ties -= at_last
-                grants[i] = 1
-                taken += 1
-                ends = counts[CONTEXT, i] + 1
-                decode_context += ends
-                longest = max(longest, ends)
-        tokens, context = taken, decode_context
-    gap = longest * taken - decode_context
-    cap_s = limit_s
-    if taken > 0 and prompts > 0:
-        later_s = _alone_first_s(now_s, counts, times, requests, order[0], taken, decode_context, gap, limit_s, model)
-        if later_s < np.inf:
-            for i in range(requests):
-                grants[i] = 0
-            tokens, taken, longest = 0, 0, 0
-            context, decode_context, gap = 0.0, 0.0, 0.0
-            cap_s = limit_s - later_s
-
-    # 2. prompts
+    decodes = new_decodes(requests)
+    sums = promised_decodes(counts, times, requests, decodes)
+    waiting = promised_prompts(counts, times, order, prompts)
+    load = form_promised(now_s, decodes, sums, waiting, prompts, model, best_effort, hold)
+    grants[:requests] = 0
+    for k in range(sums.requests):
+        grants[decodes.column[k]] = decodes.granted[k]
     for p in range(prompts):
+        grants[order[p]] = waiting.granted[p]
+    if best_effort == PRESENT:
+        load = _add_best_effort(load, counts, requests, model, grants)
+    return load_s(load, model), load.cap_s
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _add_best_effort(load: Load, counts: N, requests: int, model: StepModel, grants: N) -> Load:
+    """Part 4: what fits in addition to the promised tokens."""
+    tokens, context, pairs, room = load.tokens, load.context, load.pairs, model.max_step_tokens
+    taken, decode_context, longest = load.decodes, load.decode_context, load.longest
+    for i in range(requests):
         if tokens >= room:
             break
-        i = order[p]
-        slack_s = times[DUE_S, i] - now_s
-        free_to_end = slack_s < cannot_wait_s or (not hold and now_s >= times[RELEASE_S, i] - EPSILON_S)
-        allowed = counts[PENDING, i] - (0 if free_to_end else 1)
-        if allowed <= 0:
+        if counts[KIND, i] != BEST_EFFORT or counts[DECODING, i] == 0:
             continue
-        reserved = best_effort == ASSUMED or (best_effort == PRESENT and slack_s >= cannot_wait_s)
-        within_s = cap_s * (1.0 - model.reserve) if reserved and cap_s < np.inf else cap_s
+        ends = counts[CONTEXT, i] + 1.0
+        wider = max(longest, ends) * (taken + 1) - (decode_context + ends)
+        if step_s(tokens + 1, context + ends, pairs, wider, model) > load.cap_s + EPSILON_S:
+            break
+        grants[i] = 1
+        taken += 1
+        tokens += 1
+        context += ends
+        decode_context += ends
+        longest = max(longest, ends)
+    gap = longest * taken - decode_context
+    for i in range(requests):
+        if tokens >= room:
+            break
+        if counts[KIND, i] != BEST_EFFORT or counts[DECODING, i] == 1:
+            continue
         start = counts[CONTEXT, i]
-        c = tokens_within(within_s, min(allowed, room - tokens), start, tokens, context, pairs, gap, model)
+        most = min(counts[PENDING, i], room - tokens)
+        c = tokens_within(load.cap_s, most, start, tokens, context, pairs, gap, model)
         if c <= 0:
             break
         grants[i] = c
         tokens += c
         context += start + c
         pairs += c * (start + 0.5 * (c + 1))
-        if c == counts[PENDING, i]:  # its first token comes at the end of this step
-            cap_s = min(cap_s, max(slack_s, step_s(tokens, context, pairs, gap, model)))
-
-    # nothing but last tokens that wait: do not stand idle
-    if tokens == 0 and prompts > 0:
-        i = order[0]
-        c = min(counts[PENDING, i], room)
-        grants[i] = c
-        start = counts[CONTEXT, i]
-        tokens, context, pairs = c, float(start + c), c * (start + 0.5 * (c + 1))
-        cap_s = max(times[DUE_S, i] - now_s, step_s(tokens, context, pairs, gap, model))
-
-    for p in range(prompts):
-        if (
-            grants[order[p]] < counts[PENDING, order[p]]
-        ):  # a prompt that goes on must not be held up by what fills the step
-            cap_s = min(cap_s, max(longest_step_s, step_s(tokens, context, pairs, gap, model)))
-            break
-
-    # 3. and 4. what else fits
-    if taken < decodes or best_effort == PRESENT:
-        for kind in range(STANDARD, BEST_EFFORT + 1):
-            for i in range(requests):
-                if tokens >= room:
-                    break
-                if counts[KIND, i] != kind or counts[DECODING, i] == 0 or grants[i] > 0:
-                    continue
-                ends = counts[CONTEXT, i] + 1
-                wider = max(longest, ends) * (taken + 1) - (decode_context + ends)
-                if step_s(tokens + 1, context + ends, pairs, wider, model) > cap_s + EPSILON_S:
-                    break
-                grants[i] = 1
-                taken += 1
-                tokens += 1
-                context += ends
-                decode_context += ends
-                longest, gap = max(longest, ends), wider
-    if best_effort == PRESENT:
-        for i in range(requests):
-            if tokens >= room:
-                break
-            if counts[KIND, i] != BEST_EFFORT or counts[DECODING, i] == 1:
-                continue
-            start = counts[CONTEXT, i]
-            c = tokens_within(cap_s, min(counts[PENDING, i], room - tokens), start, tokens, context, pairs, gap, model)
-            if c <= 0:
-                break
-            grants[i] = c
-            tokens += c
-            context += start + c
-            pairs += c * (start + 0.5 * (c + 1))
-    return step_s(tokens, context, pairs, gap, model), cap_s
+    return Load(tokens, context, pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
 
 
-@numba.njit(cache=True, nogil=True)
-def _alone_first_s(
-    now_s: float,
-    counts: N,
-    times: F,
-    requests: int,
-    prompt: int,  # the one that is due first
-    taken: int,  # decodes that this step would have
-    decode_context: float,  # of those
-    gap: float,  # of those
-    limit_s: float,
-    model: StepModel,
-) -> float:
-    """Seconds of a step with all decodes, where a prompt goes before it alone; infinite where it does not.
-
-    It does where it would be late in a step with the decodes and is not without them, and they can all wait for the step
-    behind it: the short prompt of a request whose first token is due within little more than a step.
-    """
-    slack_s = times[DUE_S, prompt] - now_s
-    count, start = counts[PENDING, prompt], counts[CONTEXT, prompt]
-    pairs = count * (start + 0.5 * (count + 1))
-    together = step_s(taken + count, decode_context + start + count, pairs, gap, model)
-    if together <= slack_s + EPSILON_S or count > model.max_step_tokens:
-        return np.inf
-    alone = step_s(count, float(start + count), pairs, 0.0, model)
-    if alone > slack_s + EPSILON_S:
-        return np.inf
-    decodes, context, longest = 0, 0.0, 0
-    for i in range(requests):
-        if counts[KIND, i] == STANDARD and counts[DECODING, i] == 1:
-            ends = counts[CONTEXT, i] + 1
-            decodes += 1
-            context += ends
-            longest = max(longest, ends)
-    later: float = step_s(decodes, context, 0.0, longest * decodes - context, model)
-    fits = decodes <= model.max_step_tokens and alone + later <= limit_s + EPSILON_S
-    return later if fits else np.inf
-
-
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def commit(end_s: float, counts: N, times: F, requests: int, grants: N) -> None:
     """The step has ended: what reached its last token has got the next one, which is due a pace later."""
     for i in range(requests):

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from services.domain.slo.attainment import PACE_WINDOW_TOKENS
-from services.domain.slo.compiled import admission, step
+from services.domain.slo.compiled import admission, promised, step
 from services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
@@ -162,7 +162,7 @@ class RequestTable:
         """Tokens of each column in the step that begins now, and the seconds it is predicted to take."""
         n = len(self.ids)
         prompts = step.prompts_by_deadline(self._counts, self._times, n, self._order)
-        shared = step.PRESENT if self.standard < n else step.NONE
+        shared = promised.PRESENT if self.standard < n else promised.NONE
         took_s, _ = step.form_batch(
             now_s, self._counts, self._times, n, self._order, prompts, model, shared, False, self._grants
         )
@@ -303,7 +303,7 @@ def _write(counts: N, times: F, at: int, request: TableRequest) -> None:
     times[DUE_S, at], times[TPOT_S, at], times[RELEASE_S, at] = request.due_s, KEPT_SHARE * request.tpot_s, -np.inf
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _commit(end_s: float, counts: N, times: F, pace: F, requests: int, grants: N) -> None:
     """step.commit with measured times: a request that lags is due earlier, so that its window of ten gaps is still kept."""
     for i in range(requests):
