@@ -14,10 +14,11 @@ from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.requests import Draft, FinishReason, GenerationRequest, TokenUsage
 from services.domain.stages.advice import MoveAdvice
+from services.domain.values import value_type
 from services.event_streams import OnTokens
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class WorkerAdmitted:
     slo_kept: bool
     prompt_tokens: int
@@ -29,7 +30,7 @@ class WorkerDeclined:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class WorkerFinished:
     reason: FinishReason
     usage: TokenUsage
@@ -44,7 +45,7 @@ class WorkerHandedOver:
     stall_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class WorkerAlive:
     """A heartbeat."""
 
