@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc import aio
@@ -119,7 +118,7 @@ class ReplyMultiplexer:
 
     async def reply(
         self,
-        request: pb.GenerateRequest,
+        write_request: Callable[[pb.GenerateRequest], None],
         timeout_s: float,
         trace_context: Mapping[str, str],
         silence_s: float,
@@ -128,6 +127,7 @@ class ReplyMultiplexer:
     ) -> pb.GenerateResponse:
         """Have the worker serve one request; return its terminal event.
 
+        write_request: writes the request into an empty message.
         on_event, on_tokens: called with all events before it, in order, by the task that reads the call. They must not block.
         What they raise ends the reply. Cancelling cancels the reply at the worker.
 
@@ -141,15 +141,15 @@ class ReplyMultiplexer:
         deadline_s = self._loop.time() + timeout_s
         self._last_id += 1
         reply_id = self._last_id
-        timeout = Duration()
-        timeout.FromNanoseconds(max(0, round(timeout_s * 1e9)))
-        start = pb.StartReply(request=request, timeout=timeout, trace_context=trace_context or None)
-        step = pb.ReplyStep(reply_id=reply_id, start=start)
+        step = pb.ReplyStep(reply_id=reply_id)
+        start = step.start
+        write_request(start.request)
+        common.write_duration(max(0.0, timeout_s), start.timeout)
+        if trace_context:  # to write an empty map takes as long as the request
+            start.trace_context.update(trace_context)
         if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all its replies
             raise MessageTooLarge.by("prompt", size, MAX_STEP_BYTES)
-        reply = self._replies[reply_id] = _Reply(
-            silence_s, deadline_s, on_event, on_tokens, self._loop.create_future()
-        )
+        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_event, on_tokens, self._loop.create_future())
         self._watch.begin(reply)
         self._send(step)
         try:

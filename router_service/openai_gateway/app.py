@@ -471,7 +471,6 @@ class OpenAiGateway:
 
         return ReasoningOutput(output, parser, on_reasoning)
 
-
     def _any_reasons(self, plan: Plan) -> bool:
         """Whether a model of the plan's tiers has a reasoning format; looked up again for a new view."""
         version, known = self._view.version, self._reasons

@@ -1,8 +1,8 @@
 """Value types that are created for every request, event or frame. No I/O.
 
-A frozen dataclass sets each field by a call, three to four times as slow as an assignment: for a request of the router that was
-a tenth of all CPU time (docs/adr/0081). So these types are frozen for the type checker, which refuses assignments, and plain
-at run time. Use `dataclass(frozen=True)` for everything that is not created many times per second.
+A frozen dataclass sets each field by a call, three to four times as slow as an assignment: that was a tenth of the router's
+CPU time per request (docs/adr/0081). So these types are frozen for the type checker, which refuses assignments, and plain at
+run time. Use `dataclass(frozen=True)` for everything that is not created many times per second.
 """
 
 import dataclasses
