@@ -422,8 +422,7 @@ class OpenAiGateway:
                 async with self._driver.admitted(requests, queued) as places:
                     await _all([run(index, each, places) for index, each in enumerate(requests)])
                     replies.check_not_declined(choices)
-                    reply.end()
-                    await writer.sent()
+                    await writer.end(reply.end())
             except PeerNotReading:
                 raise
             except PenstockError as error:
