@@ -84,7 +84,7 @@ class Admission:
             raise ValueError(f"{places} places of {self.max_active}")
         self._arrivals += 1
         ticket = Ticket((-priority, self._arrivals), places)
-        if not self._heap and self.active + places <= self.max_active:  # as usual: nobody waits
+        if not self._heap and self.active + places <= self.max_active:  # as usual: none waits
             self._take(ticket, now_s)
             return ticket, [ticket]
         heapq.heappush(self._heap, ticket)

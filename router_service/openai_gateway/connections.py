@@ -72,10 +72,10 @@ def _by_fixed_path(app: web.Application, handler: _Handler) -> _Handler:
             routes[route.method, route.resource.canonical] = route.handler, match
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        found = routes.get((request.method, request.raw_path))
-        if found is None or "Expect" in request.headers or not isinstance(request, web.Request):
+        direct = routes.get((request.method, request.raw_path))
+        if direct is None or "Expect" in request.headers or not isinstance(request, web.Request):
             return await handler(request)
-        serve, request._match_info = found
+        serve, request._match_info = direct
         response: web.StreamResponse = await guard(request, serve)
         return response
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def value_type(*, frozen: bool, slots: bool) -> Callable[[type[_T]], type[_T]]:
-        """A dataclass with slots, equality and hash that nobody may change. Both arguments must be True.
+        """A dataclass with slots, equality and hash, which must not be changed. Both arguments must be True.
 
         They are given because the type checker reads them.
 

@@ -190,8 +190,13 @@ async def test_the_last_events_and_the_end_of_the_response_are_one_write(version
         transport = writer._request.transport
         assert transport is not None
         usual = transport.write
+
+        def counted(data: bytes) -> None:
+            writes.append(data)
+            usual(data)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transport, "write", lambda data: (writes.append(bytes(data)), usual(data)))
+            patch.setattr(transport, "write", counted)
             await writer.end(b"data: 2\n\ndata: [DONE]\n\n")
             writer.send(b": a comment\n\n")
 
