@@ -80,18 +80,37 @@ _MOVE_REASONS_BACK = {value: key for key, value in _MOVE_REASONS.items()}
 
 
 def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
+    message = pb.Prompt()
+    write_prompt(prompt, message)
+    return message
+
+
+def write_prompt(prompt: Prompt, message: pb.Prompt) -> None:
+    """Write a prompt into an empty message.
+
+    A message that is given to the constructor of another one would be encoded and parsed again.
+    """
     match prompt:
         case ChatPrompt(messages, tool_use, thinking, effort):
-            chat = pb.ChatPrompt(
-                messages=[_message_to_proto(m) for m in messages], thinking=thinking, reasoning_effort=effort
-            )
+            chat = message.chat
+            chat.SetInParent()
+            for each in messages:
+                written = chat.messages.add(role=each.role, content=each.content)
+                if each.tool_calls:
+                    written.tool_calls.extend([call_to_proto(call) for call in each.tool_calls])
+                if each.tool_call_id:
+                    written.tool_call_id = each.tool_call_id
+            if thinking is not None:
+                chat.thinking = thinking
+            if effort:
+                chat.reasoning_effort = effort
             if tool_use.tools:
                 tool_use_to_proto(tool_use, chat)
-            return pb.Prompt(chat=chat)
         case TextPrompt(text):
-            return pb.Prompt(text=text)
+            message.text = text
         case TokenPrompt(token_ids):
-            return pb.Prompt(token_ids=pb.TokenIds(ids=token_ids))
+            message.token_ids.SetInParent()
+            message.token_ids.ids.extend(token_ids)
 
 
 def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
@@ -122,15 +141,6 @@ def prompt_from_proto(prompt: pb.Prompt, path: str = "prompt") -> Prompt:
             return TokenPrompt(token_ids_from_proto(prompt.token_ids.ids, f"{path}.token_ids.ids"))
         case _:
             raise invalid(path, "one of chat, text and token_ids is needed")
-
-
-def _message_to_proto(message: ChatMessage) -> pb.ChatMessage:
-    return pb.ChatMessage(
-        role=message.role,
-        content=message.content,
-        tool_calls=[call_to_proto(call) for call in message.tool_calls],
-        tool_call_id=message.tool_call_id,
-    )
 
 
 def _message_from_proto(message: pb.ChatMessage, path: str) -> ChatMessage:
@@ -233,24 +243,45 @@ def at_most(values: Sized, limit: int, path: str, what: str) -> None:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
-    structured, unset = sampling.structured_output, sampling.unset
-    return pb.SamplingParams(
-        temperature=None if "temperature" in unset else sampling.temperature,
-        top_p=None if "top_p" in unset else sampling.top_p,
-        top_k=None if "top_k" in unset else sampling.top_k,
-        seed=sampling.seed,
-        max_output_tokens=sampling.max_output_tokens,
-        stop=sampling.stop,
-        top_logprobs_count=sampling.top_logprobs,
-        ignore_eos=sampling.ignore_eos,
-        structured_output=None if structured is None else structured_output_to_proto(structured),
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        repetition_penalty=None if sampling.repetition_penalty == 1 else sampling.repetition_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        min_p=sampling.min_p,
-        stop_token_ids=sampling.stop_token_ids,
-    )
+    message = pb.SamplingParams()
+    write_sampling(sampling, message)
+    return message
+
+
+def write_sampling(sampling: SamplingParams, message: pb.SamplingParams) -> None:
+    """Write parameters into an empty message: those that are not the default."""
+    message.SetInParent()
+    unset = sampling.unset
+    if "temperature" not in unset:
+        message.temperature = sampling.temperature
+    if "top_p" not in unset:
+        message.top_p = sampling.top_p
+    if "top_k" not in unset:
+        message.top_k = sampling.top_k
+    if sampling.seed is not None:
+        message.seed = sampling.seed
+    if sampling.max_output_tokens is not None:
+        message.max_output_tokens = sampling.max_output_tokens
+    if sampling.stop:
+        message.stop.extend(sampling.stop)
+    if sampling.top_logprobs is not None:
+        message.top_logprobs_count = sampling.top_logprobs
+    if sampling.ignore_eos:
+        message.ignore_eos = True
+    if sampling.structured_output is not None:
+        message.structured_output.CopyFrom(structured_output_to_proto(sampling.structured_output))
+    if sampling.frequency_penalty:
+        message.frequency_penalty = sampling.frequency_penalty
+    if sampling.presence_penalty:
+        message.presence_penalty = sampling.presence_penalty
+    if sampling.repetition_penalty != 1:
+        message.repetition_penalty = sampling.repetition_penalty
+    if sampling.logit_bias:
+        message.logit_bias.update(sampling.logit_bias)
+    if sampling.min_p:
+        message.min_p = sampling.min_p
+    if sampling.stop_token_ids:
+        message.stop_token_ids.extend(sampling.stop_token_ids)
 
 
 def sampling_from_proto(sampling: pb.SamplingParams, path: str = "sampling") -> SamplingParams:
@@ -442,8 +473,14 @@ def move_advice_from_proto(advice: worker_pb2.MoveAdvice) -> MoveAdvice | None:
 
 def duration(value_s: float) -> Duration:
     value = Duration()
-    value.FromNanoseconds(round(value_s * 1e9))
+    write_duration(value_s, value)
     return value
+
+
+def write_duration(value_s: float, message: Duration) -> None:
+    """Write a time into an empty message."""
+    message.SetInParent()
+    message.FromNanoseconds(round(value_s * 1e9))
 
 
 def seconds(value: Duration, path: str = "duration") -> float:

@@ -107,8 +107,9 @@ class Chassis:
         self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
 
 
-ROUTER_YOUNG_OBJECTS = 20_000
-"""New objects between two garbage collections of a router (Python's default: 700): at most some megabytes in cycles."""
+ROUTER_YOUNG_OBJECTS = 100_000
+"""New objects between two garbage collections of a router (Python's default: 700): some ten megabytes. As many as 150
+requests have at once; where there are fewer, most objects of a request are gone before a collection would look at them."""
 ENTRIES = (Role.ROUTER, Role.PLANNER)
 """Services that clients call. The others trace what their callers do."""
 

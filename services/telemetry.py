@@ -251,6 +251,8 @@ def child_span(
 
 def is_traced(context: Context | None = None) -> bool:
     """Whether what happens in a context, or the current one, is traced."""
+    if context is _UNTRACED:
+        return False
     span = trace.get_current_span(context)
     return span is not INVALID_SPAN and span.get_span_context().trace_flags.sampled
 

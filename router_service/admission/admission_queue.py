@@ -147,6 +147,8 @@ class AdmissionQueue:
 
     def _admitted(self, tickets: list[Ticket]) -> None:
         """Wake admitted requests. The place of one whose task is already cancelled is given to the next at once."""
+        if not self._turns:
+            return
         tickets = [*tickets]
         while tickets:
             ticket = tickets.pop(0)

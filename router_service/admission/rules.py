@@ -84,6 +84,9 @@ class Admission:
             raise ValueError(f"{places} places of {self.max_active}")
         self._arrivals += 1
         ticket = Ticket((-priority, self._arrivals), places)
+        if not self._heap and self.active + places <= self.max_active:  # as usual: none waits
+            self._take(ticket, now_s)
+            return ticket, [ticket]
         heapq.heappush(self._heap, ticket)
         self.waiting += places
         self._waiting_tickets += 1
@@ -125,16 +128,22 @@ class Admission:
         """
         return (self.waiting + 1) * self._hold_time.mean_s(now_s) / self.max_active
 
+    def _take(self, ticket: Ticket, now_s: float) -> None:
+        """Give a ticket its places."""
+        ticket.state, ticket.admitted_at_s = TicketState.ADMITTED, now_s
+        self._hold_time.taken(ticket.places, now_s)
+        self.active += ticket.places
+
     def _admit(self, now_s: float) -> list[Ticket]:
+        if not self._heap:
+            return []
         admitted: list[Ticket] = []
         while self._heap:
             first = self._heap[0]
             if first.state is TicketState.WAITING:
                 if self.active + first.places > self.max_active:
                     break
-                first.state, first.admitted_at_s = TicketState.ADMITTED, now_s
-                self._hold_time.taken(first.places, now_s)
-                self.active += first.places
+                self._take(first, now_s)
                 self.waiting -= first.places
                 self._waiting_tickets -= 1
                 admitted.append(first)

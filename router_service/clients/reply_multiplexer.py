@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc import aio
@@ -43,10 +42,17 @@ class _Reply(Listener):
 
     __slots__ = ("_on_event", "_on_tokens", "ended", "over_there", "sent")
 
-    def __init__(self, silence_s: float, deadline_s: float, on_event: OnEvent, on_tokens: OnTokens) -> None:
+    def __init__(
+        self,
+        silence_s: float,
+        deadline_s: float,
+        on_event: OnEvent,
+        on_tokens: OnTokens,
+        ended: "asyncio.Future[pb.GenerateResponse]",
+    ) -> None:
         super().__init__(silence_s, deadline_s)
         self._on_event, self._on_tokens = on_event, on_tokens
-        self.ended: asyncio.Future[pb.GenerateResponse] = asyncio.get_running_loop().create_future()
+        self.ended = ended
         self.sent = self.over_there = False
 
     def tokens(self, frame: TokenFrame) -> None:
@@ -92,7 +98,7 @@ class ReplyMultiplexer:
 
     def __init__(self, channel: aio.Channel, watch: SilenceWatch) -> None:
         self.channel = channel
-        self._watch = watch
+        self._watch, self._loop = watch, asyncio.get_running_loop()
         self._steps: deque[pb.ReplyStep] = deque()
         self._wake = asyncio.Event()
         self._replies: dict[int, _Reply] = {}
@@ -112,7 +118,7 @@ class ReplyMultiplexer:
 
     async def reply(
         self,
-        request: pb.GenerateRequest,
+        write_request: Callable[[pb.GenerateRequest], None],
         timeout_s: float,
         trace_context: Mapping[str, str],
         silence_s: float,
@@ -121,6 +127,7 @@ class ReplyMultiplexer:
     ) -> pb.GenerateResponse:
         """Have the worker serve one request; return its terminal event.
 
+        write_request: writes the request into an empty message.
         on_event, on_tokens: called with all events before it, in order, by the task that reads the call. They must not block.
         What they raise ends the reply. Cancelling cancels the reply at the worker.
 
@@ -131,16 +138,18 @@ class ReplyMultiplexer:
             MessageTooLarge: The request does not fit a message; nothing has been sent.
             DeadlineExceeded: `timeout_s` has passed, whatever the worker does.
         """
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        deadline_s = self._loop.time() + timeout_s
         self._last_id += 1
         reply_id = self._last_id
-        timeout = Duration()
-        timeout.FromNanoseconds(max(0, round(timeout_s * 1e9)))
-        start = pb.StartReply(request=request, timeout=timeout, trace_context=trace_context)
-        step = pb.ReplyStep(reply_id=reply_id, start=start)
+        step = pb.ReplyStep(reply_id=reply_id)
+        start = step.start
+        write_request(start.request)
+        common.write_duration(max(0.0, timeout_s), start.timeout)
+        if trace_context:  # to write an empty map takes as long as the request
+            start.trace_context.update(trace_context)
         if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all its replies
             raise MessageTooLarge.by("prompt", size, MAX_STEP_BYTES)
-        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_event, on_tokens)
+        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_event, on_tokens, self._loop.create_future())
         self._watch.begin(reply)
         self._send(step)
         try:

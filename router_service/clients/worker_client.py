@@ -14,10 +14,11 @@ from services import proto_codec as common
 from services.channels import ChannelPool
 from services.domain.requests import Draft, FinishReason, GenerationRequest, TokenUsage
 from services.domain.stages.advice import MoveAdvice
+from services.domain.values import value_type
 from services.event_streams import OnTokens
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class WorkerAdmitted:
     slo_kept: bool
     prompt_tokens: int
@@ -29,7 +30,7 @@ class WorkerDeclined:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class WorkerFinished:
     reason: FinishReason
     usage: TokenUsage
@@ -44,7 +45,7 @@ class WorkerHandedOver:
     stall_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class WorkerAlive:
     """A heartbeat."""
 
@@ -101,9 +102,13 @@ class WorkerClient:
             PenstockError: The worker's error; Unavailable for a worker whose connection broke or that was silent; what the
                 callbacks raise.
         """
-        message = _request_to_proto(request, transfer_id)
         end = await self._multiplexers.get(address).reply(
-            message, timeout_s, dict(metadata), self._silence_s, lambda event: on_event(_event(event)), on_tokens
+            lambda message: _write_request(request, transfer_id, message),
+            timeout_s,
+            dict(metadata),
+            self._silence_s,
+            lambda event: on_event(_event(event)),
+            on_tokens,
         )
         return _end(end)
 
@@ -151,23 +156,25 @@ def _report(response: pb.MigrateOutResponse) -> MoveReport:
             return WorkerNotMoved(response.transfer_failed.reason, response.transfer_failed.busy)
 
 
-def _request_to_proto(request: GenerationRequest, transfer_id: str) -> pb.GenerateRequest:
-    message = pb.GenerateRequest(
-        request_id=request.request_id,
-        prompt=common.prompt_to_proto(request.prompt),
-        sampling=common.sampling_to_proto(request.sampling),
-        resume_token_ids=request.resume_token_ids,
-        priority=request.priority,
-        decline_unkept_slo=request.decline_unkept_slo,
-        transfer_id=transfer_id or None,
-    )
+def _write_request(request: GenerationRequest, transfer_id: str, message: pb.GenerateRequest) -> None:
+    """Write a request into an empty message."""
+    message.request_id = request.request_id
+    common.write_prompt(request.prompt, message.prompt)
+    common.write_sampling(request.sampling, message.sampling)
+    if request.resume_token_ids:
+        message.resume_token_ids.extend(request.resume_token_ids)
+    if request.priority:
+        message.priority = request.priority
+    if request.decline_unkept_slo:
+        message.decline_unkept_slo = True
+    if transfer_id:
+        message.transfer_id = transfer_id
     if request.draft is not None:
         message.draft.CopyFrom(_draft_to_proto(request.draft))
     if request.output_interval_s is not None:
-        message.output_interval.CopyFrom(common.duration(request.output_interval_s))
+        common.write_duration(request.output_interval_s, message.output_interval)
     if request.slo is not None:
         message.slo.CopyFrom(common.slo_to_proto(request.slo))
-    return message
 
 
 def _draft_to_proto(draft: Draft) -> pb.Draft:

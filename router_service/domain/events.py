@@ -9,6 +9,7 @@ from services.domain.plans import CASCADE_MODEL
 from services.domain.requests import FinishReason, Prompt, SamplingParams, TokenFrame, TokenUsage
 from services.domain.slo.promises import Promise, SloClass
 from services.domain.tools import ToolCall
+from services.domain.values import value_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Resume:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class RouterRequest:
     """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client gets tokens as they are
     generated. prediction: what the client thinks that the answer will be, in large part; empty for none.
@@ -55,7 +56,7 @@ class EscalationReason(enum.Enum):
     TIE_NOT_ACCEPTED = "tie_not_accepted"
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class Accepted:
     """burst_step: that the request takes of the plan's burst ladder; None if none was chosen."""
 
@@ -65,13 +66,13 @@ class Accepted:
     burst_step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class TierStarted:
     tier: str
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class TierAdmitted:
     """slo_class: of a request with an SLO; None without one. It holds until the next event of this kind."""
 
@@ -92,7 +93,7 @@ class TierDeclined:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class Answer:
     """Part of an accepted answer."""
 
@@ -139,7 +140,7 @@ class InstanceChanged:
     moved: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class TierSummary:
     """What one tier did for a request. score_reason, flagged: as in Judged; of an answer that was rejected early, the
     escalation's reason."""
@@ -172,7 +173,7 @@ class SloResult:
     late_windows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class Finished:
     """The last event. usage: of the answer. ttft_s: None if there was no token.
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextvars
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
@@ -24,11 +23,13 @@ from services.domain.requests import MAX_REQUEST_ID_CHARS, Draft, FinishReason, 
 from services.domain.slo.promises import SloClass
 from services.domain.slo.sliding_sample import SlidingSample
 from services.domain.stages.advice import MoveAdvice
+from services.domain.values import replaced, value_type
+from services.random_bits import random_bits
 
 METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class TierDone:
     """The reply is complete, or declined."""
 
@@ -95,9 +96,9 @@ class Attempt:
         promise: of the reply; what is left of it travels. declines: the instance shall decline what it cannot keep.
         """
         self._services, self._assembler, self._promise, self._may_move = services, assembler, promise, may_move
-        now_s = asyncio.get_running_loop().time()
-        self._slo = promise.remainder(now_s) if promise is not None else None
-        request = replace(
+        self._loop = asyncio.get_running_loop()
+        self._slo = promise.remainder(self._loop.time()) if promise is not None else None
+        request = replaced(
             request,
             request_id=attempt_id(request.request_id),
             resume_token_ids=tuple(assembler.token_ids),
@@ -139,7 +140,7 @@ class Attempt:
             DeadlineExceeded: The deadline passed.
         """
         try:
-            if asyncio.get_running_loop().time() >= self._deadline_s:
+            if self._loop.time() >= self._deadline_s:
                 raise DeadlineExceeded("the deadline passed")
             tokens = self._assembler.prompt_tokens + len(self._assembler.token_ids)
             with self._services.pool.sending(self.reply.record.instance_id, tokens) as self._sent:
@@ -175,7 +176,7 @@ class Attempt:
                 self._assembler.declined(TierDeclined(tier, instance_id, event.reason))
             case MoveAdvice() if self._move is None or self._move.done():
                 follow = self._follow(event)
-                self._move = asyncio.get_running_loop().create_task(follow, name="move", context=self._context)
+                self._move = self._loop.create_task(follow, name="move", context=self._context)
             case WorkerChanged():
                 target_id = event.record.instance_id
                 self._sent.move(target_id)
@@ -190,7 +191,7 @@ class Attempt:
         return outcome
 
     def _may_move_now(self) -> bool:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         stall_s = self._services.stalls.expected_s
         return self._may_move() and (self._promise is None or self._promise.allows_stall(stall_s, now_s))
 
@@ -198,9 +199,9 @@ class Attempt:
         """The request for the target of a move: with what is left of its promise, which a move must not cost it."""
         if self._promise is None:
             return request
-        self._slo = self._promise.remainder(asyncio.get_running_loop().time())
+        self._slo = self._promise.remainder(self._loop.time())
         promised = self._promise.slo_class is SloClass.STANDARD and self._slo is not None
-        return replace(request, slo=self._slo, decline_unkept_slo=promised)
+        return replaced(request, slo=self._slo, decline_unkept_slo=promised)
 
 
 def _draft_for(record: InstanceRecord, request: GenerationRequest) -> Draft | None:
@@ -216,5 +217,5 @@ def attempt_id(reply_id: str) -> str:
     No other attempt has it, of this router or another: an attempt whose end has not reached its worker yet does not block the
     next one. It begins with the reply's id, truncated to the largest length of an id.
     """
-    suffix = f":{secrets.token_hex(6)}"
+    suffix = f":{random_bits.hex(6)}"
     return f"{reply_id[: MAX_REQUEST_ID_CHARS - len(suffix)]}{suffix}"

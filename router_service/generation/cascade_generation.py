@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Container, Coroutine
-from dataclasses import replace
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -55,6 +53,8 @@ from services.domain.requests import (
 )
 from services.domain.score_prediction import ScorePredictor, prompt_text
 from services.domain.slo.promises import Promise
+from services.domain.values import replaced
+from services.random_bits import random_bits
 from services.reasoning import reasoning_parser
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class CascadeGeneration:
         if plan is None:
             raise Unavailable("no plan has been published yet")
         route = cascade.route(plan, request.model)
-        sampling = request.sampling.with_seed(secrets.randbits(63))
+        sampling = request.sampling.with_seed(random_bits.below(63))
         assert sampling.seed is not None
         at = _entry(plan, route, request)
         taken = self._burst_step(plan, request)
@@ -183,8 +183,8 @@ class CascadeGeneration:
         tier = answer.tier.name
         is_judged = answer.held or answer.stored
         if is_judged and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
-            sampling = replace(sampling, top_logprobs=0)
-        early = await self._early(request, plan, answer)
+            sampling = replaced(sampling, top_logprobs=0)
+        early = await self._early(request, plan, answer) if answer.tier.early_checks else None
         # Tokens with a promised pace do not wait for others, although their client may read them at the end only.
         has_pace = answer.promise is not None and answer.promise.has_pace
         may_wait = answer.held or not (request.streamed or has_pace)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, StatusCode
 
@@ -24,6 +24,7 @@ from services.domain.plans import TierPlan
 from services.domain.requests import ChatPrompt, Draft, FinishReason, TokenFrame, TokenUsage
 from services.domain.slo.attainment import AttainmentTracker
 from services.domain.slo.promises import SloClass
+from services.domain.values import replaced
 from services.reasoning import ReasoningParser
 
 OnAnswer = Callable[[str, TokenFrame], None]
@@ -132,7 +133,7 @@ class TierAnswer:
         if self.answered_at is None and frame.token_ids:
             self.answered_at = asyncio.get_running_loop().time()
         if frame.logprobs and not self.with_logprobs:
-            frame = replace(frame, logprobs=())
+            frame = replaced(frame, logprobs=())
         self.on_answer(self.tier.name, frame)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -176,7 +177,7 @@ class TierAnswer:
 
     def usage(self) -> TokenUsage:
         usage = self.done.usage if self.done is not None else TokenUsage()
-        return usage if usage.prompt_tokens else replace(usage, prompt_tokens=self.prompt_tokens)
+        return usage if usage.prompt_tokens else replaced(usage, prompt_tokens=self.prompt_tokens)
 
     def summary(self) -> TierSummary:
         return TierSummary(

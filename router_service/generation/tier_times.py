@@ -34,7 +34,9 @@ class TierTimes:
 
     def answered(self, tier: str, began_s: float, first_token_s: float, now_s: float) -> None:
         """A tier has completed an answer now."""
-        times = self._tiers.setdefault(tier, _Times())
+        times = self._tiers.get(tier)
+        if times is None:
+            times = self._tiers[tier] = _Times()
         times.first.add(first_token_s - began_s, now_s)
         times.rest.add(now_s - first_token_s, now_s)
         times.whole.add(now_s - began_s, now_s)

@@ -91,7 +91,7 @@ class MovableReply:
         may_move: whether a move may begin. at_target: the request as the target of a move gets it.
         """
         self._workers, self._request, self._metadata = workers, request, metadata
-        self._deadline_s = deadline_s
+        self._deadline_s, self._loop = deadline_s, asyncio.get_running_loop()
         self._on_event, self._on_tokens = on_event, on_tokens
         self._on_failure, self._may_move, self._at_target = on_failure, may_move, at_target
         self.record = record
@@ -239,7 +239,7 @@ class MovableReply:
         )
 
     def _left_s(self) -> float:
-        return max(0.001, self._deadline_s - asyncio.get_running_loop().time())
+        return max(0.001, self._deadline_s - self._loop.time())
 
 
 class _TargetReply:

@@ -1,7 +1,6 @@
 """The HTTP server: routes, streaming, errors."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -27,6 +26,7 @@ from router_service.openai_gateway.errors import error_body, error_headers, plai
 from router_service.openai_gateway.event_writer import EventWriter
 from router_service.openai_gateway.health import HealthRoutes
 from router_service.openai_gateway.idle_comments import COMMENT, IdleComments
+from router_service.openai_gateway.json_values import json_bytes
 from router_service.openai_gateway.objectives import in_own_field
 from router_service.openai_gateway.reasoning import ReasoningOutput
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
@@ -43,7 +43,7 @@ from services.background import end, supervise
 from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
 from services.domain.instances import ModelCard
 from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL
+from services.domain.plans import CASCADE_MODEL, Plan
 from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
 from services.domain.slo.promises import Promise
 from services.errors import http_status
@@ -112,6 +112,7 @@ class OpenAiGateway:
         self._runner: GatewayRunner | None = None
         self._site: web.TCPSite | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._reasons: tuple[int, Plan, bool] | None = None  # of the view's version and plan: whether any tier reasons
 
     async def start(
         self, host: str, port: int, *, shared_port: bool = False, certificates: CertificateFiles | None = None
@@ -348,11 +349,11 @@ class OpenAiGateway:
             (choice,) = choices
             form = self._tool_format(choice.finished.tier) if choice.finished is not None else None
             response = shape.whole(request_id, choice, form, _extension(request_id, choices))
-            return _json_response(request, json.dumps(response).encode(), admission.headers)
+            return _json_response(request, json_bytes(response), admission.headers)
         head = replies.envelope(shape, request_id, body.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
         content = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return _json_response(request, content.encode(), admission.headers)
+        return _json_response(request, content, admission.headers)
 
     async def _stream(
         self,
@@ -421,8 +422,7 @@ class OpenAiGateway:
                 async with self._driver.admitted(requests, queued) as places:
                     await _all([run(index, each, places) for index, each in enumerate(requests)])
                     replies.check_not_declined(choices)
-                    reply.end()
-                    await writer.sent()
+                    await writer.end(reply.end())
             except PeerNotReading:
                 raise
             except PenstockError as error:
@@ -460,10 +460,7 @@ class OpenAiGateway:
     ) -> RequestOutput:
         """The output of a request whose reasoning goes to `on_reasoning`, where a tier's model has any."""
         plan = self._view.plan
-        if plan is None or isinstance(shape, CompletionFormat):
-            return output
-        cards = [self._card(tier.name) for tier in plan.tiers]
-        if not any(card is not None and card.reasoning_format for card in cards):
+        if plan is None or isinstance(shape, CompletionFormat) or not self._any_reasons(plan):
             return output
 
         def parser(tier: str) -> ReasoningParser | None:
@@ -472,6 +469,15 @@ class OpenAiGateway:
             return reasoning_parser(name, request.prompt, request.sampling)
 
         return ReasoningOutput(output, parser, on_reasoning)
+
+    def _any_reasons(self, plan: Plan) -> bool:
+        """Whether a model of the plan's tiers has a reasoning format; looked up again for a new view."""
+        version, known = self._view.version, self._reasons
+        if known is None or known[0] != version or known[1] is not plan:
+            cards = [self._card(tier.name) for tier in plan.tiers]
+            reasons = any(card is not None and card.reasoning_format for card in cards)
+            known = self._reasons = version, plan, reasons
+        return known[2]
 
 
 def _json_response(request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.Response:

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp.web_urldispatcher import PlainResource, UrlMappingMatchInfo
 
 from router_service.openai_gateway.bodies import first_line
 from router_service.openai_gateway.connection_limits import LimitedRunner
@@ -40,9 +41,8 @@ class GatewayRunner(LimitedRunner):
 
     async def _make_server(self) -> web.Server:
         usual = await super()._make_server()
-        return _Server(
-            _guarded(usual.request_handler), request_factory=usual.request_factory, loop=usual._loop, **self._options
-        )
+        handler = _by_fixed_path(self.app, usual.request_handler)
+        return _Server(_guarded(handler), request_factory=usual.request_factory, loop=usual._loop, **self._options)
 
 
 class _Server(web.Server):
@@ -53,6 +53,33 @@ class _Server(web.Server):
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._connection_options)
+
+
+def _by_fixed_path(app: web.Application, handler: _Handler) -> _Handler:
+    """An application's handler, without the look-up of the route for a request whose path is that of a route.
+
+    aiohttp compares each path with patterns, makes an object for the match, and wraps the handler in middlewares, of which
+    this application has one. All else (a query, an escaped path, an Expect header) takes its usual way.
+    """
+    (middleware,) = app.middlewares
+    guard: Any = middleware
+    routes = {}
+    for route in app.router.routes():
+        if isinstance(route.resource, PlainResource):
+            match = UrlMappingMatchInfo({}, route)
+            match.add_app(app)
+            match.freeze()
+            routes[route.method, route.resource.canonical] = route.handler, match
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        direct = routes.get((request.method, request.raw_path))
+        if direct is None or "Expect" in request.headers or not isinstance(request, web.Request):
+            return await handler(request)
+        serve, request._match_info = direct
+        response: web.StreamResponse = await guard(request, serve)
+        return response
+
+    return handle
 
 
 def _guarded(handler: _Handler) -> _Handler:

@@ -38,7 +38,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self.closed = False
-        """Whether the context has been left."""
+        """Whether the response has ended, or the context has been left."""
         self._silent = False  # nothing has been sent since the last round of `IdleComments`
         self._direct = False  # nothing is buffered, and the headers have been sent
         self._context = contextvars.copy_context()  # the deadline of the request's writes is in it
@@ -78,6 +78,16 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         if self._silent and self._task is None:
             self.send(event)
         self._silent = True
+
+    async def end(self, events: bytes) -> None:
+        """Send the last events, together with the end of the response if the client reads; return when they are written."""
+        if self._direct and not self._protocol.writing_paused:
+            self.closed, self._direct = True, False  # no comment may follow while the client is waited for
+            with suppress(ConnectionError), self._watched:  # aiohttp sees a lost connection by itself
+                await self._response.write_eof(events)
+        elif events:
+            self.send(events)
+            await self.sent()
 
     async def sent(self) -> None:
         """Return when everything has been written to the transport and its buffer has room."""

@@ -4,6 +4,7 @@ Fields that would change the answer and are not supported (audio, ...) are refus
 those that change nothing: labels (user, metadata, ...), null, default values, and fields of replies that are sent back.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -73,6 +74,8 @@ class Message(BaseModel):
 
     def plain(self) -> ChatMessage:
         given = self.content or ""
+        if isinstance(given, str) and self.tool_calls is None and not self.tool_call_id:
+            return ChatMessage("system" if self.role == "developer" else self.role, given)
         text = given if isinstance(given, str) else "".join(part.text for part in given)
         calls = tuple(call.plain() for call in self.tool_calls or ())
         return ChatMessage("system" if self.role == "developer" else self.role, text, calls, self.tool_call_id or "")
@@ -151,15 +154,21 @@ class _Common(StructuredFields, SloField):
         return self.n or 1
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None) -> SamplingParams:
+        temperature, top_p, top_k = self.temperature, self.top_p, self.top_k
+        common: dict[str, Any] = {
+            "temperature": 1.0 if temperature is None else temperature,
+            "top_p": 1.0 if top_p is None else top_p,
+            "top_k": max(0, top_k or 0),
+            "unset": _UNSET[temperature is None, top_p is None, top_k is None],
+            "max_output_tokens": max_tokens,
+            "top_logprobs": top_logprobs,
+        }
+        if self.model_fields_set.isdisjoint(_RARE_FIELDS):
+            return SamplingParams(**common)
         return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(0, self.top_k or 0),
-            unset=frozenset(name for name in SAMPLING_DEFAULTS if getattr(self, name) is None),
+            **common,
             seed=None if self.seed is None else self.seed & MAX_SEED,
-            max_output_tokens=max_tokens,
             stop=self.stops(),
-            top_logprobs=top_logprobs,
             structured_output=self.structured_output(),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
@@ -170,9 +179,21 @@ class _Common(StructuredFields, SloField):
             ignore_eos=bool(self.ignore_eos),
         )
 
-    def bias_problems(self) -> Iterator[FieldProblem]:
+    def common_problems(self, params: SamplingParams) -> Iterator[FieldProblem]:
+        """The problems of these fields. params: what `sampling` made of them."""
+        if self.logit_bias is not None:
+            yield from self.bias_problems(self.logit_bias)
+        if not self.model_fields_set.isdisjoint(_RARE_FIELDS):
+            yield from self.structured_problems()
+        if self.slo is not None:
+            yield from self.slo_problems()
+        if problems := [*params.problems("sampling")]:
+            yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+
+    @staticmethod
+    def bias_problems(logit_bias: dict[str, float]) -> Iterator[FieldProblem]:
         """The first key of `logit_bias` that is no token id."""
-        for token in self.logit_bias or ():
+        for token in logit_bias:
             if not _is_id(token):
                 yield FieldProblem("logit_bias", f"'{shortened(token)}' is no token id")
                 return
@@ -185,6 +206,25 @@ class _Common(StructuredFields, SloField):
                 for p in error.problems
             )
         )
+
+
+_UNSET = {
+    given: frozenset(name for name, unset in zip(SAMPLING_DEFAULTS, given, strict=True) if unset)
+    for given in itertools.product((False, True), repeat=len(SAMPLING_DEFAULTS))
+}
+"""SamplingParams.unset by which of SAMPLING_DEFAULTS are None."""
+_RARE_FIELDS = frozenset(StructuredFields.model_fields) | {
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "min_p",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+}
+"""The fields of `_Common.sampling` that most requests leave out: without them, nothing of them is looked at."""
 
 
 class ChatRequest(_Common, ToolFields):
@@ -208,9 +248,12 @@ class ChatRequest(_Common, ToolFields):
 
     @cached_property
     def prompt(self) -> Prompt:
-        options = self.chat_template_kwargs or TemplateOptions()
+        messages = tuple([message.plain() for message in self.messages])
+        options = self.chat_template_kwargs
+        if options is None:
+            return ChatPrompt(messages, self.tool_use(), None, self.reasoning_effort or "")
         return ChatPrompt(
-            tuple(message.plain() for message in self.messages),
+            messages,
             self.tool_use(),
             options.thinking if options.enable_thinking is None else options.enable_thinking,
             self.reasoning_effort or options.reasoning_effort or "",
@@ -231,11 +274,7 @@ class ChatRequest(_Common, ToolFields):
         for i, message in enumerate(self.messages):
             if message.content is None and message.role != "assistant":
                 yield FieldProblem(f"messages[{i}].content", "must be given")
-        yield from self.bias_problems()
-        yield from self.structured_problems()
-        yield from self.slo_problems()
-        if problems := [*self.params.problems("sampling")]:
-            yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+        yield from self.common_problems(self.params)
         yield from renamed_problems(prompt_problems(self.prompt, "prompt"))
 
 
@@ -273,11 +312,7 @@ class CompletionRequest(_Common):
     def problems(self) -> Iterator[FieldProblem]:
         for prompt in self.prompts():
             yield from renamed_problems(prompt_problems(prompt, "prompt"))
-        yield from self.bias_problems()
-        yield from self.structured_problems()
-        yield from self.slo_problems()
-        if problems := [*self.params.problems("sampling")]:
-            yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
+        yield from self.common_problems(self.params)
 
 
 class Checked(Protocol):

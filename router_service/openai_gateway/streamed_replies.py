@@ -72,6 +72,7 @@ class StreamedReply:
         self._texts = [""] * len(choices)  # of parts that wait for others
         self._begun = [False] * len(choices)  # whether their first tokens, which do not wait, have been sent
         self._waiting = self._opened = False
+        self._closing = b""  # the chunk that closes the last choice: sent with the end of the stream
 
     def answer(self, index: int, tier: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, of any tier."""
@@ -113,18 +114,25 @@ class StreamedReply:
         choice.event(event)
         last = all(c.finished is not None for c in self._choices)
         extra = {"penstock": self._extension()} if last and not self._usage else {}
-        self._json(self._base | {"choices": [self._shape.closing(choice)]} | extra)
+        closing = _data(self._base | {"choices": [self._shape.closing(choice)]} | extra).encode()
+        if last:
+            self._closing = closing
+        else:
+            self._send(closing)
 
-    def end(self) -> None:
-        """All choices are complete."""
+    def end(self) -> bytes:
+        """All choices are complete. Returns the end of the stream, which is written at once."""
+        end, self._closing = self._closing, b""
         if self._usage:
             extra = {"penstock": self._extension()}
-            self._json(self._base | {"choices": [], "usage": replies.usage(self._choices)} | extra)
-        self._send(b"data: [DONE]\n\n")
+            end += _data(self._base | {"choices": [], "usage": replies.usage(self._choices)} | extra).encode()
+        return end + b"data: [DONE]\n\n"
 
     def error(self, body: Json) -> None:
         """The reply ends with an error."""
         self._send_texts()
+        if self._closing:
+            self._send(self._closing)
         self._json(body)
 
     def _send_texts(self) -> None:

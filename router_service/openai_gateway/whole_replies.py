@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from router_service.openai_gateway import replies
+from router_service.openai_gateway.json_values import json_bytes
 from router_service.openai_gateway.replies import ChatFormat, Choice, Format, Json
 from services.domain.requests import PositionLogprobs
 
@@ -16,10 +17,10 @@ SLICE_VALUES = 1000
 """Number of logprobs encoded at once: about ten milliseconds of the event loop."""
 
 
-async def encoded(shape: Format, head: Json, choices: Seq[Choice], *, logprobs: bool) -> str:
+async def encoded(shape: Format, head: Json, choices: Seq[Choice], *, logprobs: bool) -> bytes:
     """A reply as JSON: `head` with its choices."""
     if not logprobs:
-        return _dumps(head | {"choices": [shape.choice(choice, logprobs=False) for choice in choices]})
+        return json_bytes(head | {"choices": [shape.choice(choice, logprobs=False) for choice in choices]})
     pieces = [_dumps(head)[:-1], ',"choices":[']
     for number, choice in enumerate(choices):
         fields = shape.choice(choice, logprobs=False)
@@ -30,7 +31,7 @@ async def encoded(shape: Format, head: Json, choices: Seq[Choice], *, logprobs: 
             await asyncio.sleep(0)
         pieces.append("}")
     pieces.append("]}")
-    return "".join(pieces)
+    return "".join(pieces).encode()
 
 
 def _chat(choice: Choice) -> Iterator[str]:

@@ -112,7 +112,9 @@ class InstancePool:
         self._known_version = -1
         self._candidates: dict[tuple[str, bool], list[Candidate]] = {}  # by tier, with a lease or without
         self._candidates_version = -1
-        self._stages: dict[str, list[_StageMembers]] = {}  # by tier, with a lease
+        self._stages: dict[
+            str, list[_StageMembers]
+        ] = {}  # by tier, with a lease; empty for a tier without many instances
         self._stages_version = -1
         self._changed: asyncio.Event | None = None  # if a task waits for it
         self._queue = PlaceQueue(self._room, self.wait_s)
@@ -221,8 +223,11 @@ class InstancePool:
             self._stages.clear()
         stages = self._stages.get(tier)
         if stages is None:
-            stages = self._stages[tier] = _stages_of(self.view.workers(tier))
-        if sum(len(stage.instance_ids) for stage in stages) <= STAGES_COMPARED * SAMPLE_OF_STAGE:
+            stages = _stages_of(self.view.workers(tier))
+            if sum(len(stage.instance_ids) for stage in stages) <= STAGES_COMPARED * SAMPLE_OF_STAGE:
+                stages = []
+            self._stages[tier] = stages
+        if not stages:
             return []
         covering = [stage for stage in stages if tokens < stage.to_tokens][:STAGES_COMPARED] or stages[-1:]
         first = zlib.crc32(request_id.encode())

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from services.domain.dispatch import NOTHING_SENT, Sent, saved_tokens, sent_tokens, stage_for, wait_s, work_tokens
 from services.domain.instances import InstanceRecord
 from services.domain.stages.places import by_preference
+from services.domain.values import value_type
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class Placed:
     """The instance to try, and why this one. others: further instances that could be tried and have not declined."""
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -68,6 +68,23 @@ class _Use:
 
     tokens: int = 0
     known: bool = False
+
+
+class _Unlimited(AbstractAsyncContextManager[Admission]):
+    """Admits requests of callers that need no key."""
+
+    __slots__ = ("_admission",)
+
+    def __init__(self, requests: Iterable[RouterRequest]) -> None:
+        self._admission = Admission(tuple(requests))
+
+    async def __aenter__(self) -> Admission:
+        return self._admission
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
 
 
 class _TenantState:
@@ -185,19 +202,22 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         current = caller.get()
         return current is None or current.tenant.allows_model(model)
 
-    @asynccontextmanager
-    async def admitted(self, requests: Sequence[RouterRequest]) -> AsyncIterator[Admission]:
+    def admitted(self, requests: Sequence[RouterRequest]) -> AbstractAsyncContextManager[Admission]:
         """Admit requests of one call as long as the context lasts: all of them, or none.
 
-        Raises:
+        Entering it raises:
             PermissionDenied: The tenant may not use the model.
             InvalidRequest: A field is above the tenant's limit.
             RateLimited: The tenant has used up a limit.
         """
         current = caller.get()
         if current is None:
-            yield Admission(tuple(replace(request, may_be_sampled=self._keys is None) for request in requests))
-            return
+            return _Unlimited(replace(request, may_be_sampled=self._keys is None) for request in requests)
+        return self._admitted(current, requests)
+
+    @asynccontextmanager
+    async def _admitted(self, current: Caller, requests: Sequence[RouterRequest]) -> AsyncIterator[Admission]:
+        """As `admitted`, within the limits of the caller's tenant."""
         tenant, state = current.tenant, self._states[current.tenant.name]
         for request in requests:
             slo_class = None if request.promise is None else request.promise.class_name
@@ -206,7 +226,7 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
             replace(_within(request, tenant.max_tokens), may_be_sampled=tenant.sample_prompts) for request in requests
         )
         reserved = sum(reserved_tokens(request.prompt, request.sampling) for request in allowed)
-        async with self._within_limits(state, len(allowed), reserved) as use:
+        async with _WithinLimits(self, state, len(allowed), reserved) as use:
             ended = 0
 
             def finished(event: Finished) -> None:
@@ -236,37 +256,35 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         if not current.tenant.allows_model(model):
             raise PermissionDenied(f"model: tenant '{current.tenant.name}' may not use it")
         state = self._states[current.tenant.name]
-        async with self._within_limits(state, 1, tokens) as use:
+        async with _WithinLimits(self, state, 1, tokens) as use:
 
             def counted(number: int) -> None:
                 use.tokens, use.known = number, True
 
             yield TextAdmission(_headers(state), counted)
 
-    @asynccontextmanager
-    async def _within_limits(self, state: _TenantState, requests: int, tokens: int) -> AsyncIterator[_Use]:
-        """Hold places for requests and reserve their tokens; at the end, what was used counts.
+    async def take(self, state: _TenantState, requests: int, tokens: int) -> int:
+        """Begin requests of a tenant and reserve their tokens, until `end`; return the tokens taken.
 
         Raises:
             RateLimited: The tenant has used up a limit.
         """
-        async with AsyncExitStack() as stack:
+        try:
+            await state.begin(requests)
             try:
-                await state.begin(requests)
-                stack.callback(self._end, state, requests)
-                taken = await self._take(state, requests, tokens)
-            except RateLimited as error:
-                self._limited.add(1, {"penstock.tenant": state.tenant.name})
-                raise RateLimited(str(error).partition(";")[0], error.retry_after_s, _headers(state)) from None
-            use = _Use()
-            try:
-                yield use
-            except PenstockError:  # what the mesh did not serve costs nothing
-                use.known = True
+                return await self._take(state, requests, tokens)
+            except BaseException:
+                self._end(state, requests)
                 raise
-            finally:
-                if use.known:
-                    self._settle(state, use.tokens - taken)
+        except RateLimited as error:
+            self._limited.add(1, {"penstock.tenant": state.tenant.name})
+            raise RateLimited(str(error).partition(";")[0], error.retry_after_s, _headers(state)) from None
+
+    def end(self, state: _TenantState, requests: int, change: int | None) -> None:
+        """The requests have ended. change: what they have used beyond what was taken; None: not known."""
+        if change is not None and (tokens := state.quotas.get("tokens")) is not None:
+            tokens.settle(change)
+        self._end(state, requests)
 
     async def _take(self, state: _TenantState, requests: int, tokens: int) -> int:
         """Take requests and tokens from their limits; return the tokens taken."""
@@ -284,10 +302,6 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
                 by_requests.settle(-requests)
             raise
         return taken
-
-    def _settle(self, state: _TenantState, change: int) -> None:
-        if (tokens := state.quotas.get("tokens")) is not None:
-            tokens.settle(change)
 
     def _end(self, state: _TenantState, count: int) -> None:
         state.active -= count
@@ -344,6 +358,31 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
                 merged = self._pending.setdefault(of, {})
                 for measure, amount in amounts.items():
                     merged[measure] = merged.get(measure, 0.0) + amount
+
+
+class _WithinLimits(AbstractAsyncContextManager[_Use]):
+    """Holds places for requests and reserves their tokens; at the end, what was used counts.
+
+    Entering it raises:
+        RateLimited: The tenant has used up a limit.
+    """
+
+    __slots__ = ("_requests", "_state", "_taken", "_tenancy", "_tokens", "_use")
+
+    def __init__(self, tenancy: Tenancy, state: _TenantState, requests: int, tokens: int) -> None:
+        self._tenancy, self._state, self._requests, self._tokens = tenancy, state, requests, tokens
+
+    async def __aenter__(self) -> _Use:
+        self._taken = await self._tenancy.take(self._state, self._requests, self._tokens)
+        self._use = _Use()
+        return self._use
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        use = self._use
+        known = use.known or isinstance(error, PenstockError)  # what the mesh did not serve costs nothing
+        self._tenancy.end(self._state, self._requests, use.tokens - self._taken if known else None)
 
 
 def _within(request: RouterRequest, max_tokens: int | None) -> RouterRequest:

@@ -81,7 +81,10 @@ class Plan:
     burst: BurstLadder | None = None
 
     def tier(self, name: str) -> TierPlan | None:
-        return next((t for t in self.tiers if t.name == name), None)
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        return None
 
     def validate(self) -> None:
         """Check all fields.

@@ -4,12 +4,13 @@ import enum
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
 from services.domain.structured import StructuredOutput
 from services.domain.tools import MAX_CALL_ID_CHARS, NO_TOOLS, ToolCall, ToolUse, call_problems
+from services.domain.values import replaced, value_type
 
 # Limits of one request. They exceed every context served today (a token is about four characters), and are low enough that a
 # request is checked in milliseconds and fits into a message to a worker.
@@ -48,7 +49,7 @@ What kills an engine does so at the prompt, at the first step, or where the repl
 may hold tokens back sends as many before it does."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class ChatMessage:
     """One message. tool_calls: of the assistant. tool_call_id: the call that a message of role `tool` answers."""
 
@@ -59,10 +60,12 @@ class ChatMessage:
 
     @property
     def characters(self) -> int:
+        if not self.tool_calls:
+            return len(self.content)
         return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class ChatPrompt:
     """A chat, rendered by the chat template of the model.
 
@@ -85,7 +88,8 @@ class ChatPrompt:
     @property
     def characters(self) -> int:
         """Of everything that is rendered."""
-        return sum(message.characters for message in self.messages) + self.tool_use.characters
+        characters = sum([message.characters for message in self.messages])
+        return characters if self.tool_use is NO_TOOLS else characters + self.tool_use.characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,10 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
                 yield from _message_problems(message, f"{path}.chat.messages[{i}]")
             if sum(m.characters for m in messages) > MAX_PROMPT_CHARS:
                 yield FieldProblem(f"{path}.chat.messages", f"longer than {MAX_PROMPT_CHARS} characters")
-            yield from tool_use.problems(f"{path}.chat")
-            yield from _reasoning_problems(thinking, effort, f"{path}.chat")
+            if tool_use is not NO_TOOLS:
+                yield from tool_use.problems(f"{path}.chat")
+            if effort:
+                yield from _reasoning_problems(thinking, effort, f"{path}.chat")
         case TextPrompt(text):
             if not text:
                 yield FieldProblem(f"{path}.text", "must not be empty")
@@ -192,7 +198,7 @@ class SamplingDefaults:
 NO_DEFAULTS = SamplingDefaults()
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters.
 
@@ -244,14 +250,14 @@ class SamplingParams:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
 
     def with_seed(self, seed: int) -> "SamplingParams":
-        return self if self.seed is not None else replace(self, seed=seed)
+        return self if self.seed is not None else replaced(self, seed=seed)
 
     def with_defaults(self, defaults: "SamplingDefaults | None") -> "SamplingParams":
         """The parameters with which a model computes: its defaults where the client set nothing. None: it has its own."""
         if defaults is None:
             return self
         values = {name: value for name in self.unset if (value := getattr(defaults, name)) is not None}
-        return replace(self, **values, unset=frozenset()) if self.unset else self
+        return replaced(self, **values, unset=frozenset()) if self.unset else self
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
         if not 0 <= self.temperature <= 2:  # refuses NaN, too
@@ -271,13 +277,25 @@ class SamplingParams:
                 yield FieldProblem(f"{path}.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
             yield FieldProblem(f"{path}.top_logprobs_count", f"must be from 0 to {MAX_TOP_LOGPROBS}")
-        yield from self._logit_problems(path)
+        if self._logit_changes() != _NO_LOGIT_CHANGES:
+            yield from self._logit_problems(path)
         if self.structured_output is not None:
             yield from self.structured_output.problems(f"{path}.structured_output")
             if self.ignore_eos:
                 yield FieldProblem(
                     f"{path}.ignore_eos", "cannot be combined with structured_output, which says when to end"
                 )
+
+    def _logit_changes(self) -> tuple[object, ...]:
+        """The fields that `_logit_problems` checks."""
+        return (
+            self.frequency_penalty,
+            self.presence_penalty,
+            self.repetition_penalty,
+            self.logit_bias,
+            self.min_p,
+            self.stop_token_ids,
+        )
 
     def _logit_problems(self, path: str) -> Iterator[FieldProblem]:
         """The problems of what changes logits or ends a reply at a token."""
@@ -303,6 +321,7 @@ class SamplingParams:
             yield FieldProblem(f"{path}.stop_token_ids", f"a token id must be from 0 to {MAX_TOKEN_ID}")
 
 
+_NO_LOGIT_CHANGES = SamplingParams()._logit_changes()
 _SLO_RANGE = f"must be from {MIN_SLO_S:g} to {MAX_SLO_S:g} s"
 
 
@@ -376,7 +395,7 @@ class FinishReason(enum.Enum):
     MIGRATED = "migrated"
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class TokenUsage:
     """Tokens of a reply.
 
@@ -407,7 +426,7 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class TokenFrame:
     """Consecutive output tokens of one reply; `offset` is the output position of the first."""
 
@@ -494,7 +513,7 @@ def prediction_problems(prediction: str, path: str) -> Iterator[FieldProblem]:
         yield FieldProblem(path, f"at most {MAX_DRAFT_CHARS} characters, not {len(prediction)}")
 
 
-@dataclass(frozen=True, slots=True)
+@value_type(frozen=True, slots=True)
 class GenerationRequest:
     """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
 
@@ -521,7 +540,7 @@ class GenerationRequest:
 
     def with_defaults(self, defaults: SamplingDefaults | None) -> "GenerationRequest":
         """As `SamplingParams.with_defaults`."""
-        return replace(self, sampling=self.sampling.with_defaults(defaults)) if self.sampling.unset else self
+        return replaced(self, sampling=self.sampling.with_defaults(defaults)) if self.sampling.unset else self
 
     def validate(self) -> None:
         """Check all fields.

@@ -25,9 +25,9 @@ def sample_of(seed: int, count: int = 60, tiers: int = 3) -> JudgedSample:
     """Right and wrong answers, more of them right in later tiers, and scores that tell them apart badly."""
     rng = np.random.default_rng(seed)
     right = rng.random((count, tiers)) < np.linspace(0.4, 0.9, tiers)
-    scores = np.clip(100 * right + rng.normal(0, 40, right.shape), 0, 100).round()
+    scores = np.clip(100 * right + rng.normal(0, 40, right.shape), 0, 100).round().astype(np.float64)
     lengths = rng.integers(5, 60, count), rng.integers(2, 50, (count, tiers))
-    return JudgedSample(TIERS[:tiers], *lengths, scores, known_quality=100.0 * right)
+    return JudgedSample(TIERS[:tiers], *lengths, scores, known_quality=right.astype(np.float64) * 100)
 
 
 @settings(deadline=None, max_examples=50)

@@ -177,3 +177,41 @@ async def test_a_client_that_leaves_ends_its_own_response_only_by_cancellation()
         await asyncio.get_running_loop().sock_recv(connection, 100)
         connection.close()
         assert isinstance(await ended, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_the_last_events_and_the_end_of_the_response_are_one_write(version: str) -> None:
+    """With TLS a write is a record; each costs as much as a few tokens. Nothing follows the end."""
+    writes: list[bytes] = []
+
+    async def handle(writer: EventWriter) -> None:
+        writer.send(b"data: 1\n\n")
+        await writer.sent()
+        transport = writer._request.transport
+        assert transport is not None
+        usual = transport.write
+
+        def counted(data: bytes) -> None:
+            writes.append(data)
+            usual(data)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transport, "write", counted)
+            await writer.end(b"data: 2\n\ndata: [DONE]\n\n")
+            writer.send(b": a comment\n\n")
+
+    async with served(handle) as (address, ended), asyncio.timeout(60):
+        with closing(await connected(address, version)) as connection:
+            assert body_of(await read_all(connection)) == b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+        assert await ended is None
+    assert len(writes) == 1
+
+
+async def test_the_last_events_of_a_response_that_has_not_begun_come_with_its_headers() -> None:
+    async def handle(writer: EventWriter) -> None:
+        await writer.end(b"data: only\n\n")
+
+    async with served(handle) as (address, ended), asyncio.timeout(60):
+        with closing(await connected(address)) as connection:
+            assert body_of(await read_all(connection)) == b"data: only\n\n"
+        assert await ended is None

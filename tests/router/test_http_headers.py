@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+import yarl
 
 from services.testing import RedisProcess
 from tests.support.held_engine import held_engines
@@ -127,3 +128,28 @@ async def test_a_client_that_leaves_takes_no_other_stream_with_it(session: aioht
             await comment(response)
             proceed.set()
             assert (await asyncio.wait_for(response.text(), 60)).endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/chat/completions?api-version=1", "/v1/chat%2Fcompletions"]
+)
+async def test_a_path_is_served_alike_however_it_is_looked_up(session: aiohttp.ClientSession, path: str) -> None:
+    """Paths as they are written take a shorter way through aiohttp; with a query, or escaped, the usual one."""
+    body = {"model": "small", "messages": HELLO, "max_tokens": 2}
+    url = yarl.URL(f"{session._base_url}".rstrip("/") + path, encoded=True)
+    headers = {"Origin": ORIGIN}
+    async with aiohttp.ClientSession() as plain, plain.post(url, json=body, headers=headers) as response:
+        assert response.headers["x-request-id"]
+        assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+        answer = await response.json()
+        if response.status == 200:
+            assert answer["id"].endswith(response.headers["x-request-id"])
+        else:
+            assert (response.status, "%2F" in path) == (404, True), answer
+
+
+async def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(session: aiohttp.ClientSession) -> None:
+    """`Expect: 100-continue`, as curl sends it with large bodies."""
+    body = {"model": "small", "messages": HELLO, "max_tokens": 2}
+    async with session.post("/v1/chat/completions", json=body, expect100=True) as response:
+        assert response.status == 200

@@ -236,7 +236,7 @@ async def ended(
 ) -> pb.GenerateResponse:
     """The last event of a reply to a prompt."""
     request = pb.GenerateRequest(prompt=common_pb2.Prompt(text=text))
-    return await session.reply(request, 60.0, {}, 30.0, lambda _: None, on_tokens)
+    return await session.reply(lambda message: message.CopyFrom(request), 60.0, {}, 30.0, lambda _: None, on_tokens)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import pytest
 
 from router_service.domain.events import Finished
 from router_service.openai_gateway import replies, whole_replies
+from router_service.openai_gateway.json_values import json_bytes
 from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob, TokenUsage
 
@@ -53,3 +54,9 @@ async def test_others_have_their_turn_between_slices(shape: Format, monkeypatch:
     await whole_replies.encoded(shape, {"id": "r"}, [choice(0, 1000, 20)], logprobs=True)
     assert largest <= whole_replies.SLICE_VALUES
     assert turns >= 21_000 / whole_replies.SLICE_VALUES
+
+
+def test_half_a_surrogate_pair_is_written_as_an_escape() -> None:
+    """The compiled encoder refuses it; no reply fails for it."""
+    assert json.loads(json_bytes({"text": "a\ud83d", "score": 0.5})) == {"text": "a\ud83d", "score": 0.5}
+    assert json_bytes({"text": "é"}) == '{"text":"é"}'.encode()

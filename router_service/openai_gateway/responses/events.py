@@ -74,8 +74,9 @@ class StreamedResponse:
         self._open()
         self._send_all(self._growing.finish(event, self._extension()))
 
-    def end(self) -> None:
-        """The last event has been sent already: this stream has no end mark."""
+    def end(self) -> bytes:
+        """Nothing: the last event has been sent already, and this stream has no end mark."""
+        return b""
 
     def error(self, body: Json) -> None:
         error = body["error"]
