@@ -30,15 +30,19 @@ INFEASIBLE = float("inf")
 PAIRS_TRIED, TRIPLES_TRIED = 12, 6  # multisets of two and of three kinds that are simulated for one f
 SINGLE_COUNTS = 128  # every count of GPUs up to here is tried, beyond it one in COUNT_STEPS of the count
 COUNT_STEPS = 64
+WINDOW = (
+    7 / 8
+)  # of a count that is asked for: from there on l(f) is found of every count, as those next to it are asked soon
 ROUNDING = 1e-9  # by which a bound is lowered, as sums are rounded
 
 
-def gpu_counts(most: int) -> list[int]:
+@functools.cache
+def gpu_counts(most: int) -> tuple[int, ...]:
     """The counts of GPUs a tier may have, from 1 to at most `most`: beyond SINGLE_COUNTS in steps of about 1.6 %."""
     counts = list(range(1, min(most, SINGLE_COUNTS) + 1))
     while counts and counts[-1] >= SINGLE_COUNTS and counts[-1] + counts[-1] // COUNT_STEPS <= most:
         counts.append(counts[-1] + counts[-1] // COUNT_STEPS)
-    return counts
+    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +168,21 @@ class LatencyTable:
         counts = gpu_counts(gpus)
         most = counts[-1] if counts else 0
         if most not in self._best:
-            self._best[most] = self._found(most)
+            begin = self._counts(1, int(most * WINDOW))
+            if begin and begin[-1] > self._known_under(most):
+                self._best[begin[-1]] = self._found(begin[-1])
+            for count in self._counts(self._known_under(most) + 1, most):
+                self._best[count] = self._found(count)
         return self._best[most]
+
+    def _known_under(self, count: int) -> int:
+        """The most GPUs under `count` of which l(f) is known."""
+        return max(known for known in self._best if known < count)
 
     def _found(self, most: int) -> Strategy | None:
         """The best strategy on at most so many GPUs, of those equal the one on fewer: the largest counts are tried first, as
         what is fast ends the simulations of what is not."""
-        known = max(count for count in self._best if count < most)
+        known = self._known_under(most)
         best = self._best[known]
         latency_s, on = (INFEASIBLE if best is None else best.latency_s), known
         for count in reversed(self._counts(max(known + 1, self._least_kept), most)):
@@ -195,10 +207,8 @@ class LatencyTable:
             return 0
         if not self._kinds or (min(self._alone_percentiles) > limit_s and len(self._kinds) == 1):
             return None
-        slower = [count + 1 for count in self._best if self.latency_s(count) > limit_s]
-        begin = max(self._missed[1] if limit_s <= self._missed[0] else 0, *slower)
         under = float(np.nextafter(limit_s, INFEASIBLE))
-        for count in self._counts(max(begin, self._least_kept), most):
+        for count in self._counts(self.fewest_known(limit_s), most):
             if count in self._best:
                 if self.latency_s(count) <= limit_s:
                     return count
@@ -206,6 +216,14 @@ class LatencyTable:
                 return count
             self._missed = (limit_s, count + 1)
         return None
+
+    def fewest_known(self, limit_s: float) -> int:
+        """GPUs than which no fewer are within a limit, by what has been simulated so far."""
+        if not len(self._work):
+            return 0
+        missed = self._missed[1] if limit_s <= self._missed[0] else 0
+        slower = (count + 1 for count, best in self._best.items() if best is None or best.latency_s > limit_s)
+        return max(missed, self._least_kept, *slower)
 
     def next_better(self, gpus: int, most: int) -> int | None:
         """The fewest GPUs over `gpus`, at most `most`, that make the tier faster than `gpus` do."""
@@ -215,7 +233,7 @@ class LatencyTable:
     def next_fewer(self, gpus: int) -> int | None:
         """The most GPUs under `gpus` that are still enough to serve, and with which the tier is slower."""
         enough = self.least_gpus_within(self.latency_s(gpus), gpus)
-        fewer = self._counts(1, enough - 1) if enough is not None else []
+        fewer = self._counts(1, enough - 1) if enough is not None else ()
         return fewer[-1] if fewer and self.latency_s(fewer[-1]) < INFEASIBLE else None
 
     def latencies_s(self, strategy: Strategy) -> Floats:
@@ -229,7 +247,7 @@ class LatencyTable:
             self._each[parts] = served.finish_s - self._work.arrival_s
         return self._each[parts]
 
-    def _counts(self, least: int, most: int) -> list[int]:
+    def _counts(self, least: int, most: int) -> Sequence[int]:
         counts = gpu_counts(most)
         return counts[bisect.bisect_left(counts, least) :]
 

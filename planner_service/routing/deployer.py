@@ -131,7 +131,7 @@ class Deployer:
     @staticmethod
     def _fewest_within(tables: Sequence[LatencyTable], limit_s: float, gpus: int) -> list[int] | None:
         """See _counts_within; tables: of tiers that can be served."""
-        least = [table.least_sustaining_gpus for table in tables]
+        least = [table.fewest_known(limit_s) for table in tables]
         left, counts = gpus - sum(least), [0] * len(tables)
         if left < 0:
             return None
