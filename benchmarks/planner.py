@@ -106,34 +106,35 @@ def row(objective: Objective, gpus: int, share: float, rounds: int) -> dict[str,
         how = {"requests": None, "seed": SEED, "lengths": "quality", "rate": gpus / 4}
         return plan_over_horizon(partial(planned, site, options), site, trace, judged, **how)[0]  # type: ignore[arg-type]
 
-    made, times, cpu_times = timed(plan, rounds if gpus <= REPEATED_UP_TO else 1, LIMITS_S[gpus])
+    cascade_plan, times, cpu_times = timed(plan, rounds if gpus <= REPEATED_UP_TO else 1, LIMITS_S[gpus])
     figures: dict[str, Any] = {
         "gpus": gpus,
         "objective": objective.value,
         "min_quality": round(target, 2),
-        "missed": made is None,
+        "missed": cascade_plan is None,
         "limit_s": LIMITS_S[gpus],
         "seconds": times,
         "cpu_seconds": cpu_times,
     }
     begin = f"{gpus:>5} GPUs, {objective.value}, quality {target:.1f}"
-    if made is None:
+    if cascade_plan is None:
         print(f"{begin}: missed: over {LIMITS_S[gpus]:g} s ({cpu_times[-1]:.2f} s CPU)", flush=True)
         return figures
-    assert made.felt_interval is not None
+    assert cascade_plan.felt_interval is not None
     figures |= {
-        "requests": made.requests,
-        "latencies": made.seconds / made.felt_p95_s,
-        "routings": made.solution.evaluations,
-        "simulations": made.simulations,
-        "proof": made.solution.proof.value,
-        "gap": made.solution.gap,
-        "p95_s": made.felt_p95_s,
-        "interval_s": [made.felt_interval.low, made.felt_interval.high],
-        "gpus_used": made.gpus,
+        "requests": cascade_plan.requests,
+        "latencies": cascade_plan.seconds / cascade_plan.felt_p95_s,
+        "routings": cascade_plan.solution.evaluations,
+        "simulations": cascade_plan.simulations,
+        "proof": cascade_plan.solution.proof.value,
+        "gap": cascade_plan.solution.gap,
+        "p95_s": cascade_plan.felt_p95_s,
+        "interval_s": [cascade_plan.felt_interval.low, cascade_plan.felt_interval.high],
+        "gpus_used": cascade_plan.gpus,
     }
     work = (
-        f"{made.requests} requests, {figures['routings']} routings, {made.simulations} simulations, {figures['proof']}"
+        ", ".join(f"{figures[what]} {what}" for what in ("requests", "routings", "simulations"))
+        + f", {figures['proof']}"
     )
     took = f"{statistics.median(times):6.2f} s ({statistics.median(cpu_times):.2f} s CPU)"
     print(f"{begin}: {took}  {work}", flush=True)

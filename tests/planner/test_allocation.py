@@ -58,8 +58,8 @@ def test_all_three_find_the_optimum(found: list[list[float]]) -> None:
         assert (lazy is None) == (best == INF)
         if lazy is not None:
             assert lazy[1] == best == slowest(found, lazy[0])
-            splits = itertools.product(range(gpus + 1), repeat=len(found))
-            assert sum(lazy[0]) == min(sum(c) for c in splits if sum(c) <= gpus and slowest(found, c) == best)
+            every = itertools.product(range(gpus + 1), repeat=len(found))
+            assert sum(lazy[0]) == min(sum(c) for c in every if sum(c) <= gpus and slowest(found, c) == best)
 
 
 def test_a_limit_that_is_reachable_spares_the_slower_ones() -> None:
