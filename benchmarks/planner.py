@@ -3,12 +3,17 @@
 The load grows with the cluster (a request per second for four GPUs), so that every cluster is about equally busy.
 Example data (the trace twice over) and the DeepSeek cascade of the examples; three quality targets each. A plan is for a
 stretch of 20 latencies, keeps within the usual utilisation and is run on five other stretches.
+
+A plan that takes longer than its limit is ended and counts as missed. Clusters over REPEATED_UP_TO are planned once, not
+in every round, and results are written after each plan: the whole takes about ten minutes.
 """
 
+import contextlib
 import dataclasses
+import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +33,13 @@ from planner_service.simulator.felt import Objective
 from planner_service.site import Demand, Site
 
 EXAMPLES = Path("examples")
-GPUS = (16, 32, 80, 256, 1024)
+LIMITS_S = {16: 10.0, 32: 10.0, 80: 30.0, 256: 60.0, 1024: 90.0}  # by GPUs, after which a plan is ended
+TARGETS_S = {32: 3.0, 80: 10.0, 1024: 90.0}
+REPEATED_UP_TO = 80  # GPUs
 SHARES = (0.3, 0.6, 0.9)  # of the way from the first tier's quality to the last's
 SEED = 1
+
+Times = list[float]
 
 
 def twice(trace: Workload) -> Workload:
@@ -47,53 +56,90 @@ def planned(site: Site, options: Options, demand: Demand, runs: Sequence[Demand]
     return plan_cascade(site, demand, options, runs=runs)
 
 
-def measure(rounds: int, objective: Objective) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the main thread once so much time has passed."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def cells() -> list[tuple[Objective, int, float]]:
+    """What is planned: objective, GPUs and share of the quality, small clusters first."""
+    return [(objective, gpus, share) for gpus in LIMITS_S for objective in Objective for share in SHARES]
+
+
+def timed(plan: Callable[[], CascadePlan], rounds: int, limit_s: float) -> tuple[CascadePlan | None, Times, Times]:
+    """(the plan, seconds and CPU seconds of each round); None, and those until then, where one took longer than the limit."""
+    result, times, cpu_times = None, list[float](), list[float]()
+    for _ in range(rounds):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        try:
+            with within(limit_s):
+                result = plan()
+        except TimeoutError:
+            result = None
+        times.append(time.perf_counter() - began)
+        cpu_times.append(time.process_time() - cpu_began)
+        if result is None:
+            break
+    return result, times, cpu_times
+
+
+def row(objective: Objective, gpus: int, share: float, rounds: int) -> dict[str, Any]:
+    """One cell, measured."""
     base = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
     judged = read_quality(EXAMPLES / "judged.csv", base.tiers)
     trace = twice(read_trace(EXAMPLES / "trace.csv"))
-    rows: list[dict[str, Any]] = []
-    for gpus in GPUS:
-        site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=gpus // 8))
-        for share in SHARES:
-            target = judged.worst + share * (judged.best - judged.worst)
-            options = Options(min_quality=target, objective=objective, max_utilisation=MAX_UTILISATION)
-            times, cpu_times = [], []
-            for _ in range(rounds):
-                began, cpu_began = time.perf_counter(), time.process_time()
-                plan, _ = plan_over_horizon(
-                    partial(planned, site, options),
-                    site,
-                    trace,
-                    judged,
-                    requests=None,
-                    seed=SEED,
-                    lengths="quality",
-                    rate=gpus / 4,
-                )
-                times.append(time.perf_counter() - began)
-                cpu_times.append(time.process_time() - cpu_began)
-            assert plan.felt_interval is not None
-            row = {
-                "gpus": gpus,
-                "objective": objective.value,
-                "min_quality": round(target, 2),
-                "seconds": times,
-                "cpu_seconds": cpu_times,
-                "requests": plan.requests,
-                "latencies": plan.seconds / plan.felt_s,
-                "routings": plan.solution.evaluations,
-                "simulations": plan.simulations,
-                "proof": plan.solution.proof.value,
-                "gap": plan.solution.gap,
-                "p95_s": plan.felt_s,
-                "interval_s": [plan.felt_interval.low, plan.felt_interval.high],
-                "gpus_used": plan.gpus,
-            }
-            rows.append(row)
-            work = f"{plan.requests} requests, {row['routings']} routings, {row['simulations']} simulations, {row['proof']}"
-            took = f"{statistics.median(times):6.2f} s ({statistics.median(cpu_times):.2f} s CPU)"
-            print(f"{gpus:>5} GPUs, {objective.value}, quality {target:.1f}: {took}  {work}", flush=True)
-    return rows
+    site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=gpus // 8))
+    target = judged.worst + share * (judged.best - judged.worst)
+    options = Options(min_quality=target, objective=objective, max_utilisation=MAX_UTILISATION)
+
+    def plan() -> CascadePlan:
+        how = {"requests": None, "seed": SEED, "lengths": "quality", "rate": gpus / 4}
+        return plan_over_horizon(partial(planned, site, options), site, trace, judged, **how)[0]  # type: ignore[arg-type]
+
+    cascade_plan, times, cpu_times = timed(plan, rounds if gpus <= REPEATED_UP_TO else 1, LIMITS_S[gpus])
+    figures: dict[str, Any] = {
+        "gpus": gpus,
+        "objective": objective.value,
+        "min_quality": round(target, 2),
+        "missed": cascade_plan is None,
+        "limit_s": LIMITS_S[gpus],
+        "seconds": times,
+        "cpu_seconds": cpu_times,
+    }
+    begin = f"{gpus:>5} GPUs, {objective.value}, quality {target:.1f}"
+    if cascade_plan is None:
+        print(f"{begin}: missed: over {LIMITS_S[gpus]:g} s ({cpu_times[-1]:.2f} s CPU)", flush=True)
+        return figures
+    assert cascade_plan.felt_interval is not None
+    figures |= {
+        "requests": cascade_plan.requests,
+        "latencies": cascade_plan.seconds / cascade_plan.felt_s,
+        "routings": cascade_plan.solution.evaluations,
+        "simulations": cascade_plan.simulations,
+        "proof": cascade_plan.solution.proof.value,
+        "gap": cascade_plan.solution.gap,
+        "p95_s": cascade_plan.felt_s,
+        "interval_s": [cascade_plan.felt_interval.low, cascade_plan.felt_interval.high],
+        "gpus_used": cascade_plan.gpus,
+    }
+    work = (
+        ", ".join(f"{figures[what]} {what}" for what in ("requests", "routings", "simulations"))
+        + f", {figures['proof']}"
+    )
+    took = f"{statistics.median(times):6.2f} s ({statistics.median(cpu_times):.2f} s CPU)"
+    print(f"{begin}: {took}  {work}", flush=True)
+    return figures
 
 
 def run(rounds: int) -> None:
@@ -110,10 +156,17 @@ def run(rounds: int) -> None:
         ),
         min_quality=70,
     )
-    rows = [row for objective in Objective for row in measure(rounds, objective)]
-    path = report.write("planner", {"seed": SEED, "runs": RUNS, "rounds": rounds, "rows": rows})
-    by_gpus = {gpus: [s for row in rows if row["gpus"] == gpus for s in row["seconds"]] for gpus in GPUS}
+    rows: list[dict[str, Any]] = []
+    for cell in cells():
+        rows.append(row(*cell, rounds))
+        figures = {"seed": SEED, "runs": RUNS, "rounds": rounds, "targets_s": TARGETS_S, "rows": rows}
+        path = report.write("planner", {"complete": len(rows) == len(cells()), **figures})
+    for gpus, target_s in TARGETS_S.items():
+        slowest_s = max(max(one["seconds"]) for one in rows if one["gpus"] == gpus)
+        is_met = slowest_s <= target_s and not any(one["missed"] for one in rows if one["gpus"] == gpus)
+        print(f"{gpus:>5} GPUs: at most {slowest_s:.1f} s, target {target_s:g} s: {'met' if is_met else 'missed'}")
+    by_gpus = {gpus: [s for one in rows if one["gpus"] == gpus for s in one["seconds"]] for gpus in LIMITS_S}
     series = {"seconds": [median_and_range(s) for s in by_gpus.values()]}
-    groups = [f"{gpus} GPUs" for gpus in GPUS]
+    groups = [f"{gpus} GPUs" for gpus in LIMITS_S]
     plot = report.bars("planner", "Time to plan three tiers", groups, series, "seconds", log=True)
     print(f"{path}\n{plot}")

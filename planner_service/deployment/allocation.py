@@ -7,38 +7,40 @@ Variables: x[i,f] in {0,1}, L >= 0.   Objective: minimise L (CASCADIA, section 3
 (iii) L >= sum_f l_i(f) x[i,f] for every tier.
 (iv)  x[i,f] = 0 where l_i(f) is infinite.
 
-`allocate` solves the same problem without a table of all l_i(f): it raises the slowest tier to the next count that makes it
-faster until the GPUs are used up. That is exact: whatever beats the largest latency reached must give that tier at least
-so many GPUs, and every tier has the fewest with which the bound so far could be met.
+`allocate` solves the same problem without a table of all l_i(f): it asks for the fewest GPUs of each tier with which no
+tier is slower than a limit, and lowers the limit below what it finds until they are too many. That is exact: each tier
+needs its own GPUs, so whatever is faster takes at least the fewest of each. A limit that is known to be reachable is a
+start that spares the slower ones.
 """
 
-import bisect
+import math
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+ANY_S = sys.float_info.max  # a limit that every latency is within
+
 
 def allocate(
-    latency: Sequence[Callable[[int], float]], least: Sequence[int], gpus: int, steps: Sequence[int]
+    within: Callable[[float], Sequence[int] | None],
+    latency_s: Callable[[Sequence[int]], float],
+    reachable_s: float = ANY_S,
 ) -> tuple[tuple[int, ...], float] | None:
-    """(GPUs of each tier, L); None where not all tiers fit. `least`: the fewest GPUs tier i can run on.
+    """(GPUs of each tier, L); None where not all tiers fit. Among the optima, the one with the fewest GPUs.
 
-    steps: the counts at which latencies may change, ascending. Among the optima, the one with the fewest GPUs.
+    within(limit): the fewest GPUs of each tier with which its latency is at most the limit; None where these are too many.
+    latency_s(counts): of the slowest tier on so many. reachable_s: an L that is known to be reachable, if there is any.
     """
-    counts = list(least)
-    if sum(counts) > gpus:
-        return None
-    seconds = [tier(f) for tier, f in zip(latency, counts, strict=True)]
-    while True:
-        slowest = max(range(len(seconds)), key=seconds.__getitem__)
-        most = counts[slowest] + gpus - sum(counts)
-        more = steps[bisect.bisect_right(steps, counts[slowest]) : bisect.bisect_right(steps, most)]
-        better = next((f for f in more if latency[slowest](f) < seconds[slowest]), None)
-        if better is None:
-            return tuple(counts), seconds[slowest]
-        counts[slowest], seconds[slowest] = better, latency[slowest](better)
+    best, limit_s = None, reachable_s
+    while (counts := within(limit_s)) is not None:
+        best = tuple(counts), latency_s(counts)
+        if best[1] <= 0.0:
+            break  # nothing is faster
+        limit_s = math.nextafter(best[1], 0.0)
+    return best
 
 
 def solve_milp(

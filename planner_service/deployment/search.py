@@ -12,6 +12,8 @@ and none further than until so many requests are late that its percentile cannot
 """
 
 import bisect
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,14 +41,19 @@ INFEASIBLE = float("inf")
 PAIRS_TRIED, TRIPLES_TRIED = 12, 6  # multisets of two and of three kinds that are simulated for one f
 SINGLE_COUNTS = 128  # every count of GPUs up to here is tried, beyond it one in COUNT_STEPS of the count
 COUNT_STEPS = 64
+WINDOW = (
+    7 / 8
+)  # of a count that is asked for: from there on l(f) is found of every count, as those next to it are asked soon
+ROUNDING = 1e-9  # by which a bound is lowered, as sums are rounded
 
 
-def gpu_counts(most: int) -> list[int]:
+@functools.cache
+def gpu_counts(most: int) -> tuple[int, ...]:
     """The counts of GPUs a tier may have, from 1 to at most `most`: beyond SINGLE_COUNTS in steps of about 1.6 %."""
     counts = list(range(1, min(most, SINGLE_COUNTS) + 1))
     while counts and counts[-1] >= SINGLE_COUNTS and counts[-1] + counts[-1] // COUNT_STEPS <= most:
         counts.append(counts[-1] + counts[-1] // COUNT_STEPS)
-    return counts
+    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,7 @@ class LatencyTable:
             self._counted = several
         self._work, self._dispatch, self._percentile = work, dispatch, percentile
         self._kinds = [kind for kind in kinds if kind.lane_tokens >= work.longest_tokens]
-        self._best: list[tuple[int, Strategy | None]] = []  # l(f) of each count up to some, ascending
+        self._best: dict[int, Strategy | None] = {0: None}  # l(f) of the counts that were asked for
         self._parts: dict[int, list[Parts]] = {}
         self._exact: dict[Parts, float] = {}  # latencies
         self._at_least: dict[Parts, float] = {}  # bounds of those that were given up
@@ -138,6 +145,17 @@ class LatencyTable:
     def least_gpus(self) -> int:
         """The fewest GPUs that can serve; 0 for no requests. ValueError where no kind fits."""
         return min(kind.shape.gpus for kind in self._kinds) if len(self._work) else 0
+
+    @property
+    def least_sustaining_gpus(self) -> int:
+        """What no strategy that sustains the rate needs fewer GPUs than; 0 for no requests. ValueError where no kind fits.
+
+        Replicas sustain together at most the sum of what each sustains, so at most what the best kind does per GPU.
+        """
+        if not len(self._work) or self._needed_per_s == 0.0:
+            return self.least_gpus
+        per_gpu = float((self._sustained / self._sizes).max())
+        return max(self.least_gpus, math.ceil(self._needed_per_s / per_gpu * (1 - ROUNDING)))
 
     @property
     def gpu_s(self) -> float:
@@ -172,16 +190,37 @@ class LatencyTable:
         """The best strategy on at most `gpus`; None where nothing fits, or nothing sustains the rate."""
         if not len(self._work):
             return NOTHING
-        if not self._best:
-            self._best.append((0, None))
-        for count in self._counts(self._best[-1][0] + 1, gpus):
-            best = self._best[-1][1]
+        counts = gpu_counts(gpus)
+        most = counts[-1] if counts else 0
+        if most not in self._best:
+            begin = self._counts(1, int(most * WINDOW))
+            if begin and begin[-1] > self._known_under(most):
+                self._best[begin[-1]] = self._found(begin[-1])
+            for count in self._counts(self._known_under(most) + 1, most):
+                self._best[count] = self._found(count)
+        return self._best[most]
+
+    def _known_under(self, count: int) -> int:
+        """The most GPUs under `count` of which l(f) is known."""
+        return max(known for known in self._best if known < count)
+
+    def _found(self, most: int) -> Strategy | None:
+        """The best strategy on at most so many GPUs, of those equal the one on fewer: the largest counts are tried first, as
+        what is fast ends the simulations of what is not."""
+        known = self._known_under(most)
+        best = self._best[known]
+        latency_s, on = (INFEASIBLE if best is None else best.latency_s), known
+        for count in reversed(self._counts(max(known + 1, self._least_kept), most)):
             for parts in self._candidates(count):
-                latency = self.simulate(parts, INFEASIBLE if best is None else best.latency_s)
-                if latency < (INFEASIBLE if best is None else best.latency_s):
-                    best = self._strategy(parts, latency)
-            self._best.append((count, best))
-        return self._best[bisect.bisect_right(self._best, gpus, key=lambda one: one[0]) - 1][1]
+                # what was found on more GPUs need only be equalled, what is known on fewer must be beaten
+                under = float(np.nextafter(latency_s, INFEASIBLE)) if on > count else latency_s
+                if (seconds := self.simulate(parts, under)) < under:
+                    latency_s, on, best = seconds, count, self._strategy(parts, seconds)
+        return best
+
+    @functools.cached_property
+    def _least_kept(self) -> int:
+        return self.least_sustaining_gpus if self._kinds else 0
 
     def latency_s(self, gpus: int) -> float:
         strategy = self.best(gpus)
@@ -193,11 +232,9 @@ class LatencyTable:
             return 0
         if not self._kinds or (min(self._alone_percentiles) > limit_s and len(self._kinds) == 1):
             return None
-        begin = self._missed[1] if limit_s <= self._missed[0] else 0
         under = float(np.nextafter(limit_s, INFEASIBLE))
-        known = self._best[-1][0] if self._best else 0
-        for count in self._counts(max(begin, self.least_gpus), most):
-            if count <= known:
+        for count in self._counts(self.fewest_known(limit_s), most):
+            if count in self._best:
                 if self.latency_s(count) <= limit_s:
                     return count
             elif any(self.simulate(parts, under) <= limit_s for parts in self._candidates(count)):
@@ -205,21 +242,24 @@ class LatencyTable:
             self._missed = (limit_s, count + 1)
         return None
 
+    def fewest_known(self, limit_s: float) -> int:
+        """GPUs than which no fewer are within a limit, by what has been simulated so far."""
+        if not len(self._work):
+            return 0
+        missed = self._missed[1] if limit_s <= self._missed[0] else 0
+        slower = (count + 1 for count, best in self._best.items() if best is None or best.latency_s > limit_s)
+        return max(missed, self._least_kept, *slower)
+
     def next_better(self, gpus: int, most: int) -> int | None:
         """The fewest GPUs over `gpus`, at most `most`, that make the tier faster than `gpus` do."""
         seconds = self.latency_s(gpus)
-        return next((f for f in self._counts(gpus + 1, most) if self.latency_s(f) < seconds), None)
+        return self.least_gpus_within(math.nextafter(seconds, 0.0), most) if seconds > 0.0 else None
 
     def next_fewer(self, gpus: int) -> int | None:
         """The most GPUs under `gpus` that are still enough to serve, and with which the tier is slower."""
-        seconds = self.latency_s(gpus)
-        for count in reversed(self._counts(1, gpus - 1)):
-            latency = self.latency_s(count)
-            if latency == INFEASIBLE:
-                return None
-            if latency > seconds:
-                return count
-        return None
+        enough = self.least_gpus_within(self.latency_s(gpus), gpus)
+        fewer = self._counts(1, enough - 1) if enough is not None else ()
+        return fewer[-1] if fewer and self.latency_s(fewer[-1]) < INFEASIBLE else None
 
     def times(self, strategy: Strategy) -> Times:
         """Of each request, under a strategy of this table."""
@@ -238,7 +278,7 @@ class LatencyTable:
             return strategy.latency_s
         return percentile_s(self.times(strategy).finish_s[self._whole_counted], percentile)
 
-    def _counts(self, least: int, most: int) -> list[int]:
+    def _counts(self, least: int, most: int) -> Sequence[int]:
         counts = gpu_counts(most)
         return counts[bisect.bisect_left(counts, least) :]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from planner_service.deployment.allocation import allocate, solve_milp
+from planner_service.deployment.allocation import ANY_S, allocate, solve_milp
 from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import (
     INFEASIBLE,
@@ -61,6 +61,7 @@ class Deployer:
         self._tables: dict[tuple[int, bytes, bytes], LatencyTable] = {}
         self._known: dict[tuple[bytes, ...], Deployment | None] = {}
         self._tried: set[tuple[bytes, ...]] = set()
+        self._reached: dict[tuple[LatencyTable, ...], float] = {}  # limits within which there are enough GPUs
 
     @property
     def gpu_step(self) -> int:
@@ -131,24 +132,33 @@ class Deployer:
         _, tables = self._routed(thresholds)
         if not all(table.feasible for table in tables):
             return None
-        left = (self.gpus if gpus is None else gpus) - sum(table.least_gpus for table in tables)
-        counts = [0] * len(tables)
+        counts = self._fewest_within(tables, limit_s, self.gpus if gpus is None else gpus)
+        if counts is not None:
+            self._reached[tuple(tables)] = min(limit_s, self._reached.get(tuple(tables), ANY_S))
+        return counts
+
+    @staticmethod
+    def _fewest_within(tables: Sequence[LatencyTable], limit_s: float, gpus: int) -> list[int] | None:
+        """See _counts_within; tables: of tiers that can be served."""
+        least = [table.fewest_known(limit_s) for table in tables]
+        left, counts = gpus - sum(least), [0] * len(tables)
         if left < 0:
             return None
-        for tier in sorted(
-            range(len(tables)), key=lambda i: -tables[i].least_gpus
-        ):  # the dearest are the most likely to fail
-            table = tables[tier]
-            count = table.least_gpus_within(limit_s, table.least_gpus + left)
+        for tier in sorted(range(len(tables)), key=lambda i: -least[i]):  # the dearest are the most likely to fail
+            count = tables[tier].least_gpus_within(limit_s, least[tier] + left)
             if count is None:
                 return None
             counts[tier] = count
-            left -= count - table.least_gpus
+            left -= count - least[tier]
         return counts
 
     def _at(self, thresholds: Sequence[float], counts: Sequence[int]) -> Deployment | None:
         """The best strategy of each tier on at most so many GPUs; None where a tier that has requests cannot run on its."""
-        _, tables = self._routed(thresholds)
+        return self._on(self._routed(thresholds)[1], counts)
+
+    @staticmethod
+    def _on(tables: Sequence[LatencyTable], counts: Sequence[int]) -> Deployment | None:
+        """See _at."""
         if not all(table.feasible for table in tables):
             return None
         strategies = [table.best(count) for table, count in zip(tables, counts, strict=True)]
@@ -156,7 +166,10 @@ class Deployer:
 
     def balanced(self, thresholds: Sequence[float]) -> Deployment | None:
         """All GPUs, in proportion to the work of each tier (largest remainder); None where that does not serve all."""
-        _, tables = self._routed(thresholds)
+        return self._balanced(self._routed(thresholds)[1])
+
+    def _balanced(self, tables: Sequence[LatencyTable]) -> Deployment | None:
+        """See balanced."""
         if not all(table.feasible for table in tables):
             return None
         least, work = np.array([table.least_gpus for table in tables]), np.array([table.gpu_s for table in tables])
@@ -167,7 +180,7 @@ class Deployer:
         counts = np.floor(shares).astype(int)
         for tier in np.argsort(counts - shares, kind="stable")[: spare - int(counts.sum())]:
             counts[tier] += 1
-        return self._at(thresholds, (least + counts).tolist())
+        return self._on(tables, (least + counts).tolist())
 
     def splits(self, thresholds: Sequence[float]) -> Iterator[Deployment]:
         """All GPUs, shared out over the tiers in every way, in SPLIT_UNITS units; none where there are over SPLIT_MOST."""
@@ -369,12 +382,15 @@ class Deployer:
     def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
         if not all(table.feasible for table in tables):
             return None
-        least = [table.least_gpus for table in tables]
-        solved = allocate([table.latency_s for table in tables], least, self.gpus, gpu_counts(self.gpus))
-        if solved is None:
-            return None
-        strategies = [table.best(f) for table, f in zip(tables, solved[0], strict=True)]
-        return _deployment([s for s in strategies if s is not None], len(tables))
+        balanced, reachable_s = self._balanced(tables), self._reached.get(tuple(tables), ANY_S)
+        if balanced is not None:
+            reachable_s = min(reachable_s, balanced.latency_s)
+
+        def slowest_s(counts: Sequence[int]) -> float:
+            return max(table.latency_s(count) for table, count in zip(tables, counts, strict=True))
+
+        solved = allocate(lambda limit_s: self._fewest_within(tables, limit_s, self.gpus), slowest_s, reachable_s)
+        return None if solved is None else self._on(tables, solved[0])
 
 
 def _deployment(strategies: Sequence[Strategy], tiers: int) -> Deployment | None:

@@ -10,6 +10,8 @@ each lane has its share of the KV. A step enters the first stage when that is fr
 sooner than one stage's time behind the step before it (the recurrence of a permutation flow shop).
 """
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ from planner_service.simulator.batch_step import (
     PRIORITY_STEP,
     RUNNING,
     WAITING,
+    WITHOUT_ALLOCATION,
     Engine,
     Requests,
     base_s,
@@ -42,8 +45,29 @@ BUSY_S, STEPS, PREEMPTIONS, TOKENS, PEAK_RUNNING = range(5)
 COUNTERS = 5
 LATENCY, FIRST_TOKEN, PACE = range(3)  # what is measured, see felt.Measured
 
+# of a lane: quiet steps that may still follow; those that are not yet in length and computed; the context of the next one,
+# and how much longer its longest is
+LEFT, DONE, CONTEXT, GAP = range(4)
+QUIET_COUNTS = 4
 
-@numba.njit(cache=True)
+
+class Lanes(NamedTuple):
+    """The L lanes of a replica with their batches, over R requests.
+
+    counts (L, BATCH_COUNTS). running, waiting (L, R): request numbers by rank. upcoming (L): the next request of each to
+    arrive. ready_s (L): when its step ends. quiet (L, QUIET_COUNTS), and quiet_s (L): the base time of its quiet steps.
+    """
+
+    counts: N
+    running: N
+    waiting: N
+    upcoming: N
+    ready_s: F
+    quiet: N
+    quiet_s: F
+
+
+@numba.njit(cache=True, nogil=True)
 def simulate_replica(
     arrival_s: F,  # (N) ascending
     prompt: N,  # (N) tokens
@@ -72,21 +96,40 @@ def simulate_replica(
         rank[r] -= priority[r] * PRIORITY_STEP
         in_order = in_order and priority[r] == priority[0]
     zeros = np.zeros((3, count), np.int64)
-    length, computed, blocks = prompt.copy(), zeros[0], zeros[1]
-    requests = Requests(prompt, output, rank, length, computed, blocks, zeros[2], first_s, finish_s)
-    engine = Engine(limits, rates, kx, ky)
-    # per lane: counts, rows of request numbers by rank
-    lanes = np.zeros((stages, BATCH_COUNTS), np.int64)
-    lanes[:, FREE] = shape[1]
-    running_rows, waiting_rows = np.zeros((stages, count), np.int64), np.zeros((stages, count), np.int64)
+    requests = Requests(prompt, output, rank, prompt.copy(), zeros[0], zeros[1], zeros[2], first_s, finish_s)
+    lanes = Lanes(
+        np.zeros((stages, BATCH_COUNTS), np.int64),
+        np.zeros((stages, count), np.int64),
+        np.zeros((stages, count), np.int64),
+        np.arange(stages),
+        np.zeros(stages),
+        np.zeros((stages, QUIET_COUNTS), np.int64),
+        np.zeros(stages),
+    )
+    lanes.counts[:, FREE] = shape[1]
     ended = np.zeros(count, np.int64)
-    upcoming = np.arange(stages)  # the next request of each lane to arrive
-    ready = np.zeros(stages)
-    quiet = np.zeros(stages, np.int64)  # quiet steps that may still follow
-    quiet_done = np.zeros(stages, np.int64)  # and that are not yet in length and computed
-    quiet_context = np.zeros(stages, np.int64)
-    quiet_gap = np.zeros(stages, np.int64)
-    quiet_base = np.zeros(stages)
+    engine = Engine(limits, rates, kx, ky)
+    return _serve(arrival_s, requests, engine, lanes, ended, in_order, jump, due_s, late_allowed, counters)
+
+
+@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+def _serve(
+    arrival_s: F,
+    requests: Requests,
+    engine: Engine,
+    lanes: Lanes,
+    ended: N,  # (N) room for the requests that end in a step
+    in_order: bool,  # whether all are of one priority
+    jump: bool,
+    due_s: F,
+    late_allowed: int,
+    counters: F,
+) -> int:
+    """simulate_replica, with all memory at hand."""
+    count, stages = len(arrival_s), len(lanes.upcoming)
+    limits, rates, kx, ky = engine.limits, engine.rates, engine.kx, engine.ky
+    length, computed, blocks = requests.length, requests.computed, requests.blocks
+    upcoming, ready, quiet, quiet_base = lanes.upcoming, lanes.ready_s, lanes.quiet, lanes.quiet_s
     entry_free = 0.0
     last_exit = 0.0
     late = 0
@@ -94,7 +137,7 @@ def simulate_replica(
         # the lane that can go first
         lane, start = -1, np.inf
         for candidate in range(stages):
-            if lanes[candidate, RUNNING] + lanes[candidate, WAITING] > 0:
+            if lanes.counts[candidate, RUNNING] + lanes.counts[candidate, WAITING] > 0:
                 at = ready[candidate]
             elif upcoming[candidate] < count:
                 at = max(ready[candidate], arrival_s[upcoming[candidate]])
@@ -107,40 +150,41 @@ def simulate_replica(
         start = max(start, entry_free)
         arrived = upcoming[lane] < count and arrival_s[upcoming[lane]] <= start
         # behind one that cannot start none can, unless it is of a higher priority
-        watch_arrivals = lanes[lane, WAITING] == 0 or not in_order
-        if quiet[lane] > 0 and not (arrived and watch_arrivals):
-            n = lanes[lane, RUNNING]
-            a = quiet_base[lane] + rates[CONTEXT_S] * quiet_context[lane] + rates[GAP_S] * quiet_gap[lane]
+        watch_arrivals = lanes.counts[lane, WAITING] == 0 or not in_order
+        if quiet[lane, LEFT] > 0 and not (arrived and watch_arrivals):
+            n = lanes.counts[lane, RUNNING]
+            a = quiet_base[lane] + rates[CONTEXT_S] * quiet[lane, CONTEXT] + rates[GAP_S] * quiet[lane, GAP]
             steps = 1
             took = a
             if stages == 1:
-                steps = quiet[lane]
+                steps = quiet[lane, LEFT]
                 b = rates[CONTEXT_S] * n
                 if watch_arrivals and upcoming[lane] < count:
                     steps = _steps_until(arrival_s[upcoming[lane]] - start, a, b, steps)
                 took = _run_s(steps, a, b)
-            quiet_context[lane] += steps * n
-            quiet[lane] -= steps
-            quiet_done[lane] += steps
+            quiet[lane, CONTEXT] += steps * n
+            quiet[lane, LEFT] -= steps
+            quiet[lane, DONE] += steps
             end = max(start + took, last_exit + took / stages)
             entry_free, last_exit, ready[lane] = start + took / stages, end, end
             counters[BUSY_S] += took / stages
             counters[STEPS] += steps
             counters[TOKENS] += steps * n
             continue
-        counts, running, waiting = lanes[lane], running_rows[lane], waiting_rows[lane]
-        if quiet_done[lane] > 0:
+        counts, running, waiting = lanes.counts[lane], lanes.running[lane], lanes.waiting[lane]
+        if quiet[lane, DONE] > 0:
             for i in range(counts[RUNNING]):
                 r = running[i]
-                length[r] += quiet_done[lane]
-                computed[r] += quiet_done[lane]
-                needed = blocks_for(computed[r], limits[BLOCK_TOKENS]) - blocks[r]
-                blocks[r] += needed
-                counts[FREE] -= needed
-            quiet_done[lane] = 0
-        quiet[lane] = 0
+                length[r] += quiet[lane, DONE]
+                computed[r] += quiet[lane, DONE]
+                if computed[r] > blocks[r] * limits[BLOCK_TOKENS]:
+                    needed = blocks_for(computed[r], limits[BLOCK_TOKENS]) - blocks[r]
+                    blocks[r] += needed
+                    counts[FREE] -= needed
+            quiet[lane, DONE] = 0
+        quiet[lane, LEFT] = 0
         while upcoming[lane] < count and arrival_s[upcoming[lane]] <= start:
-            insert(waiting, counts, WAITING, upcoming[lane], rank)
+            insert(waiting, counts, WAITING, upcoming[lane], requests.rank)
             upcoming[lane] += stages
         load, preemptions = plan_step(counts, running, waiting, requests, limits)
         took = step_s(load, engine)
@@ -160,11 +204,12 @@ def simulate_replica(
                 value = (end - first_s[r]) / max(1, output[r] - 1)
             late += value >= due_s[r]
         if jump:
-            quiet[lane], quiet_context[lane], quiet_gap[lane] = quiet_steps(counts, running, waiting, requests, limits)
+            following = quiet_steps(counts, running, waiting, requests, limits)
+            quiet[lane, LEFT], quiet[lane, CONTEXT], quiet[lane, GAP] = following
             quiet_base[lane] = base_s(counts[RUNNING], kx, ky)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def simulate_tier(
     arrival_s: F,  # (N) ascending
     prompt: N,  # (N)
@@ -228,7 +273,7 @@ def simulate_tier(
     return True
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def percentile_within(
     arrival_s: F,  # (N) ascending; what follows as in simulate_tier
     prompt: N,
@@ -297,13 +342,13 @@ def percentile_within(
     return float(latency[below] + (latency[below + 1] - latency[below]) * (place - below))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
 def _run_s(k: int, a: float, b: float) -> float:
     """Seconds that k quiet steps take, the first a, each b longer than the one before."""
     return k * a + b * (0.5 * k * (k - 1))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
 def _steps_until(wait_s: float, a: float, b: float, most: int) -> int:
     """The fewest steps, of `most`, after which wait_s has passed; `most` if it has not."""
     if _run_s(most, a, b) <= wait_s:
@@ -318,7 +363,7 @@ def _steps_until(wait_s: float, a: float, b: float, most: int) -> int:
     return low
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
 def alone_s(
     prompt: N,
     output: N,

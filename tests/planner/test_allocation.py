@@ -1,9 +1,9 @@
-"""GPU allocation: the water-filling, the MILP and brute force agree on every instance."""
+"""GPU allocation: the search, the MILP and brute force agree on every instance."""
 
 import itertools
 import math
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +39,6 @@ def tables(draw: st.DrawFn) -> list[list[float]]:
 @given(tables())
 def test_all_three_find_the_optimum(found: list[list[float]]) -> None:
     gpus = len(found[0]) - 1
-    least = [next((f for f, s in enumerate(table) if s < INF), gpus + 1) for table in found]
     for use_all in (False, True):
         best = brute_force(found, gpus, use_all=use_all)
         milp = solve_milp(found, gpus, use_all=use_all)
@@ -53,28 +52,45 @@ def test_all_three_find_the_optimum(found: list[list[float]]) -> None:
             least_sum = min(sum(row) for row in latencies if max(row) == best)
             assert sum(table[f] for table, f in zip(found, milp[0], strict=True)) == pytest.approx(least_sum)
     # latencies that do not rise make the two budgets alike, and the search meets both
-    lazy = allocate([table.__getitem__ for table in found], least, gpus, range(gpus + 1))
     best = brute_force(found, gpus, use_all=False)
-    assert (lazy is None) == (best == INF)
-    if lazy is not None:
-        assert lazy[1] == best
-        assert sum(lazy[0]) <= gpus
-        assert lazy[1] == max(table[f] for table, f in zip(found, lazy[0], strict=True))
+    reachable = [] if best == INF else [{}, {"reachable_s": best}, {"reachable_s": best + 1.0}]
+    for start in reachable or [{}]:
+        lazy = allocate(lambda limit_s: fewest(found, gpus, limit_s), lambda counts: slowest(found, counts), **start)
+        assert (lazy is None) == (best == INF)
+        if lazy is not None:
+            assert lazy[1] == best == slowest(found, lazy[0])
+            every = itertools.product(range(gpus + 1), repeat=len(found))
+            assert sum(lazy[0]) == min(sum(c) for c in every if sum(c) <= gpus and slowest(found, c) == best)
 
 
-def test_the_search_asks_for_few_latencies() -> None:
-    """It raises the slowest tier only: on its way it never asks a tier for what it could not get."""
-    asked: set[tuple[int, int]] = set()
+def test_a_limit_that_is_reachable_spares_the_slower_ones() -> None:
+    """What is asked is the limit that is known, and then only what is under it."""
+    found, asked = [[INF, *(100.0 * (t + 1) / f for f in range(1, 65))] for t in range(3)], list[float]()
 
-    def latency(tier: int) -> "object":
-        def at(f: int) -> float:
-            asked.add((tier, f))
-            return 100.0 / max(1, f) * (tier + 1)
+    def within(limit_s: float) -> list[int] | None:
+        asked.append(limit_s)
+        return fewest(found, 64, limit_s)
 
-        return at
+    everything = allocate(within, lambda counts: slowest(found, counts))
+    from_any, reachable_s = len(asked), 1.1 * brute_force_of_shares(found)
+    asked.clear()
+    assert allocate(within, lambda counts: slowest(found, counts), reachable_s) == everything
+    assert len(asked) < from_any / 4
+    assert max(asked) == reachable_s
 
-    found = allocate([latency(t) for t in range(3)], [1, 1, 1], 64, range(65))  # type: ignore[misc]
-    assert found is not None
-    assert sum(found[0]) <= 64
-    assert len(asked) <= 64 + 3
-    assert np.isclose(found[1], max(100.0 / f * (t + 1) for t, f in enumerate(found[0])))
+
+def fewest(tables: list[list[float]], gpus: int, limit_s: float) -> list[int] | None:
+    """The fewest GPUs of each tier with which it is within the limit; None where they are more than there are."""
+    counts = [next((f for f, s in enumerate(table) if s <= limit_s), gpus + 1) for table in tables]
+    return counts if sum(counts) <= gpus else None
+
+
+def slowest(tables: list[list[float]], counts: Sequence[int]) -> float:
+    return max(table[f] for table, f in zip(tables, counts, strict=True))
+
+
+def brute_force_of_shares(tables: list[list[float]]) -> float:
+    """brute_force for three tiers and the last count of their tables."""
+    gpus = len(tables[0]) - 1
+    pairs = itertools.product(range(1, gpus), repeat=2)
+    return min(slowest(tables, (a, b, gpus - a - b)) for a, b in pairs if a + b < gpus)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.brute_force import LIMITS, brute_force, instance, kinds, wanted_quality
-from planner_service.deployment.search import LatencyTable, exhaustive_latency
+from planner_service.deployment.search import LatencyTable, Sustain, exhaustive_latency
 from planner_service.routing import grid
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.goals import cheapest, least_latency, most_quality
@@ -120,10 +120,35 @@ def test_latencies_do_not_depend_on_what_was_asked_before() -> None:
         rising = [up.latency_s(f) for f in range(9)]
         assert [down.latency_s(f) for f in reversed(range(9))] == rising[::-1]
         assert [table().latency_s(f) for f in range(9)] == rising
+        assert [down.best(f) for f in range(9)] == [up.best(f) for f in range(9)] == [table().best(f) for f in range(9)]
+        better = [next((f for f in range(g + 1, 9) if rising[f] < rising[g]), None) for g in range(1, 9)]
+        assert [table().next_better(g, 8) for g in range(1, 9)] == better
+        fewer = [next((f for f in range(g - 1, 0, -1) if rising[f] > rising[g]), None) for g in range(1, 9)]
+        assert [table().next_fewer(g) for g in range(1, 9)] == fewer
         for limit in (*rising[1:], 0.9 * rising[3], 0.5 * rising[8]):
             within = next((f for f, s in enumerate(rising) if s <= limit), None)
             assert table().least_gpus_within(limit, 8) == within
             assert up.least_gpus_within(limit, 8) == within
+
+
+def test_fewer_gpus_than_the_least_sustain_nothing() -> None:
+    """No multiset of replicas on fewer GPUs than least_sustaining_gpus sustains the rate, by either dispatch."""
+    replicas = [*kinds(1.0), Replica(ReplicaShape(4, 1), StepLatencyModel.linear(0.008, 4e-5, 1e-6), 8192, LIMITS)]
+    bounded = 0
+    for seed, dispatch in itertools.product(range(10), Dispatch):
+        rng = np.random.default_rng(seed)
+        work = Workload(np.cumsum(rng.exponential(0.05, 80)), rng.integers(5, 90, 80), rng.integers(2, 60, 80))
+        sustain = Sustain(0.75, {kind: float(rng.uniform(0.3, 1.0)) for kind in replicas})
+        table = LatencyTable(work, replicas, dispatch, 95.0, sustain)
+        free = LatencyTable(work, replicas, dispatch, 95.0)
+        assert free.least_sustaining_gpus == free.least_gpus == 1
+        bounded += table.least_sustaining_gpus > 1
+        assert all(table.best(f) is None for f in range(table.least_sustaining_gpus))
+        for counts in itertools.product(range(9), range(5), range(3)):
+            parts = tuple((k, n) for k, n in enumerate(counts) if n)
+            if parts and sum(n * replicas[k].shape.gpus for k, n in parts) < table.least_sustaining_gpus:
+                assert not table._sustains(parts)
+    assert bounded > 5
 
 
 @pytest.mark.slow
