@@ -19,7 +19,7 @@ from worker_service.engine.interface import EngineInfo, EngineUnusable, KvLayout
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.torch import plain_model
-from worker_service.engine.torch.compiled_forward import MAX_TOKENS
+from worker_service.engine.torch.attention import KERNEL_TOKENS
 from worker_service.engine.torch.draft_loading import (
     LoadedDraftModel,
     OtherTokens,
@@ -95,6 +95,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         options.max_context_tokens or config.max_position_embeddings,
         blocks * options.kv_block_tokens,
     )
+    _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     try:
         runner = TorchRunner(
             model,
@@ -130,7 +131,6 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         capabilities=capabilities_of_own_steps(keeps_slos=core.scheduler.policy.keeps_slos),
         sampling_defaults=defaults,
     )
-    _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     return core, info
 
 
@@ -196,12 +196,12 @@ def _check_with_transformers(folder: Path) -> None:
 
 
 def _warm_up(core: EngineCore) -> None:
-    """Run one prompt, too long for the compiled pass, and one decode, and copy a block, so that neither the first request nor
-    the first move waits for compilation."""
+    """Run one prompt, long enough for torch's attention where that is used, and one decode, and copy a block, so that neither
+    the first request nor the first move waits for compilation."""
     from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
 
     sampling = SamplingParams(temperature=0.0, max_output_tokens=2, ignore_eos=True)
-    length = min(2 * MAX_TOKENS, core.limits.max_context_tokens - 2)
+    length = min(2 * KERNEL_TOKENS, core.limits.max_context_tokens - 2)
     core.add(GenerationRequest("warm-up", TokenPrompt((1,)), sampling), [1] * max(1, length))
     while not core.idle:
         core.step()
