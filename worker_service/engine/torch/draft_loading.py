@@ -111,12 +111,15 @@ def pass_cost(
     widths = sorted({1, 2, min(4, max_window + 1), max_window + 1})
     replies = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < most] + [min(most, 256)]
     context = min(CONTEXT_TOKENS, max_context_tokens - max_window - 1, pool.count * pool.block_tokens // 2)
-    blocks = pool.take(min(pool.count, -(-(context + max_window + 1) // pool.block_tokens)))
+    each = -(-(context + max_window + 1) // pool.block_tokens)
+    blocks = pool.take(min(pool.count, each * replies[-1]))
+    tables = [blocks[first : first + each] for first in range(0, max(1, len(blocks) - each + 1), each)]
     measured = dict[tuple[int, int], float]()
     try:
         for count in replies:
             for width in widths:
-                rows = [Row([0] * width, context, blocks, width, GREEDY, 0)] * count
+                # KV of its own for each reply, as far as there is room: reading it is a part of the cost
+                rows = [Row([0] * width, context, tables[i % len(tables)], width, GREEDY, 0) for i in range(count)]
                 measured[count, width] = _seconds(functools.partial(runner.run, rows), timer)
     finally:
         pool.release(blocks)

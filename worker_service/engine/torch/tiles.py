@@ -32,7 +32,7 @@ def _tile(vectors: int, lanes: int) -> Any:
     Its arguments: the addresses of x, w and out, the numbers of rows and inputs, and the lengths of their lines in elements.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def tile(_: Any, x: Any, w: Any, out: Any, rows: Any, inputs: Any, x_line: Any, w_line: Any, out_line: Any) -> Any:
         def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
             addresses, rows, sizes = args[:3], args[3], args[4:]
