@@ -49,8 +49,8 @@ def other_drafters(current: Plan, planned: Sequence[PlannedTier]) -> str:
         names = planned_tier.drafters
         if not names or same_models(tier.drafters, names):
             continue
-        loaded, wanted = (", ".join(each) or "nothing" for each in (tier.drafters, names))
-        different.append(f"{tier.name} is planned with drafts of {wanted}, its workers load {loaded}")
+        loaded, named = (", ".join(each) or "nothing" for each in (tier.drafters, names))
+        different.append(f"{tier.name} is planned with drafts of {named}, its workers load {loaded}")
     return "; ".join(different)
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker_service.engine.torch import block_copies, kernels
 
 KERNEL_TOKENS = 16
-"""Up to this many tokens of a sequence use the compiled kernel beside torch's products."""
+"""Up to this many tokens of a sequence use the compiled kernel next to torch's products."""
 RUN_TOKENS = 8
 """Tokens of a sequence for which the kernel reads its keys and values once."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
