@@ -8,6 +8,7 @@ from planner_service.servicer import SERVICE, PlannerServicer
 from planner_service.solver_pool import SolverPool
 from services.clock import SystemClock
 from services.domain.mesh_view import MeshView
+from services.domain.plans import same_models
 from services.field_problems import SettingsError
 from services.mesh_file import digest
 from services.mesh_schema import MeshReplan
@@ -61,6 +62,12 @@ def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, s
     tiers = tuple(tier.name for tier in chassis.mesh.tiers)
     if site.tiers != tiers:
         raise SettingsError(f"planner.replan.models: has the tiers {', '.join(site.tiers)}, not {', '.join(tiers)}")
+    for at, tier in enumerate(chassis.mesh.plan("").tiers):
+        planned = [spec.name for spec, _ in site.speculation_of(at).drafters]
+        if planned and not same_models(tier.drafters, planned):  # profiles may have been measured with drafts
+            loaded, named = (", ".join(names) or "nothing" for names in (tier.drafters, planned))
+            problem = f"tier {tier.name} is planned with drafts of {named}, its workers load {loaded}"
+            raise SettingsError(f"planner.replan.models: {problem}")
     if replan.gpus is not None and replan.gpus > site.gpus:
         raise SettingsError(f"planner.replan.gpus: the cluster has {site.gpus}, not {replan.gpus}")
     rule = DriftRule(

@@ -65,11 +65,11 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
 
         Raises:
             InvalidRequest: a tier has more instances than may be, none has any, or the plan names a scorer that the
-                judge does not have.
+                judge does not have, or drafters that workers do not load.
             RevisionConflict: another plan than `expected` is current.
             StateUnavailable: Redis cannot be reached.
         """
-        problems = [*self._too_many(plan)]
+        problems = [*self._too_many(plan), *self._other_drafters(plan)]
         nobody = not any(tier.instances for tier in plan.tiers)
         if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
             problems.append(FieldProblem("plan.tiers", "no tier has an instance: no request could be answered"))
@@ -80,6 +80,7 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
             raise InvalidRequest(*problems)
         stamped = dataclasses.replace(
             plan,
+            tiers=tuple(dataclasses.replace(tier, drafters=self._drafters(tier.name)) for tier in plan.tiers),
             provenance=dataclasses.replace(
                 plan.provenance,
                 created_at=self._clock.wall(),
@@ -102,6 +103,21 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
             if tier.instances > most:
                 problem = f"must be at most {most}, not {tier.instances}: see planner.max_instances in the mesh file"
                 yield FieldProblem(f"plan.tiers[{i}].instance_count", problem)
+
+    def _drafters(self, tier: str) -> tuple[str, ...]:
+        """What drafts in the tier's workers, which load it when they start."""
+        seeded = self._seed.tier(tier)
+        return seeded.drafters if seeded is not None else ()
+
+    def _other_drafters(self, plan: Plan) -> Iterator[FieldProblem]:
+        for i, tier in enumerate(plan.tiers):
+            loaded = self._drafters(tier.name)
+            if tier.drafters and tier.drafters != loaded:
+                problem = (
+                    f"workers of tier {tier.name} load {', '.join(loaded) or 'no drafters'} when they start, not "
+                    f"{', '.join(tier.drafters)[:200]}: see tiers[].speculation in the mesh file"
+                )
+                yield FieldProblem(f"plan.tiers[{i}].drafters", problem)
 
     async def newer_than(self, revision: int) -> Plan:
         """The current plan, as soon as there is one newer than `revision`."""

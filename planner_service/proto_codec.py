@@ -39,6 +39,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
                 qoe=None if t.qoe is None else qoe_to_proto(t.qoe),
                 skip_below=t.skip_below,
                 early_checks=early_checks_to_proto(t.early_checks),
+                drafters=t.drafters,
             )
             for t in plan.tiers
         ],
@@ -71,6 +72,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
     for i, tier in enumerate(plan.tiers):
         at_most(tier.stages, MAX_STAGES, f"plan.tiers[{i}].stages", "stages")
         at_most(tier.early_checks, MAX_EARLY_CHECKS, f"plan.tiers[{i}].early_checks", "checks")
+        at_most(tier.drafters, MAX_TIERS, f"plan.tiers[{i}].drafters", "models")
     created = Plan(
         revision=plan.revision,
         tiers=tuple(
@@ -83,6 +85,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
                 qoe_from_proto(t.qoe) if t.HasField("qoe") else None,
                 t.skip_below if t.HasField("skip_below") else None,
                 early_checks_from_proto(t.early_checks),
+                tuple(t.drafters),
             )
             for t in plan.tiers
         ),

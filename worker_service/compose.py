@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import itertools
 import logging
 import sys
 from pathlib import Path
@@ -252,12 +251,8 @@ def drafter_folders(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -
         SettingsError: A model cannot be downloaded.
     """
     models = {other.name: other.model for other in mesh.tiers}
-    names = tier.speculation.drafters
-    if names == "auto":
-        before = itertools.takewhile(lambda other: other.name != tier.name, mesh.tiers)
-        names = tuple(o.name for o in before if o.engine == "torch" and o.model != tier.model)
     # Tiers may share a model, which is loaded once.
-    return tuple(dict.fromkeys(model_folder(settings, models.get(name, name)) for name in names))
+    return tuple(dict.fromkeys(model_folder(settings, models.get(name, name)) for name in mesh.drafters(tier)))
 
 
 def build_engine(

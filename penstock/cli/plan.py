@@ -520,18 +520,19 @@ def rollback(
         if target_revision == current.revision:
             fail(f"plan {target_revision} is the current one", 2)
         earlier = planner.get_plan(target_revision)
-        tiers = [PlannedTier(t.name, t.model, t.threshold, t.instances) for t in earlier.tiers]
+        tiers = [PlannedTier(t.name, t.model, t.threshold, t.instances, drafters=t.drafters) for t in earlier.tiers]
         _refuse_other_models(current, tiers, force=force)
         if not json:
             plan_changes.show(console, current, tiers)
-        plan = dataclasses.replace(earlier, source="rollback", note=note or f"to plan {target_revision}")
+        same = tuple(dataclasses.replace(t, drafters=()) for t in earlier.tiers)  # the planner knows what workers load
+        plan = dataclasses.replace(earlier, tiers=same, source="rollback", note=note or f"to plan {target_revision}")
         _print(planner.set_plan(plan, expected_revision=current.revision), json=json)
 
 
 def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
     from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
-    from planner_service.plan_file import early_rules_of, instances_of, ladder_of
+    from planner_service.plan_file import drafters_of, early_rules_of, instances_of, ladder_of
 
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
@@ -539,7 +540,7 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
         instances = [instances_of(tier) for tier in figures["tiers"]]
         per_tier = mesh_tiers(figures["thresholds"], instances)
         planned = [
-            PlannedTier(tier["name"], tier["model"], threshold, count, tier["gpus"])
+            PlannedTier(tier["name"], tier["model"], threshold, count, tier["gpus"], drafters_of(tier).names)
             for tier, (threshold, count) in zip(figures["tiers"], per_tier, strict=True)
         ]
         _refuse_other_models(current, planned, force=force)
@@ -610,13 +611,19 @@ def _published(ladder: "PlannedLadder") -> BurstLadder:
 
 
 def _refuse_other_models(current: Plan, planned: list[PlannedTier], *, force: bool) -> None:
-    """End the command if a plan is for other tiers or, without --force, for other models; show the changes."""
+    """End the command if a plan is for other tiers or, without --force, for other models or drafters; show the changes."""
     if reason := plan_changes.other_tiers(current, planned):
         plan_changes.show(errors, current, planned)
         fail(reason, 2)
     if (reason := plan_changes.other_models(current, planned)) and not force:
         plan_changes.show(errors, current, planned)
         fail(f"the plan is for other models: {reason}; publish it anyway with --force", 2)
+    if (reason := plan_changes.other_drafters(current, planned)) and not force:
+        plan_changes.show(errors, current, planned)
+        advice = (
+            "set tiers[].speculation in the mesh file and start the workers again, or publish it anyway with --force"
+        )
+        fail(f"the plan is for other drafters: {reason}; workers load drafters when they start: {advice}", 2)
 
 
 def _report(written: list[Path], *, quiet: bool) -> None:
@@ -634,10 +641,12 @@ def _print(plan: Plan, *, json: bool) -> None:
         print_json(plan)
         return
     table = Table(title=f"plan {plan.revision} ({plan.source}{': ' + plan.note if plan.note else ''})")
-    for name in ("tier", "model", "threshold", "instances"):
+    drafts = any(t.drafters for t in plan.tiers)
+    for name in ("tier", "model", "threshold", "instances", *(("drafters",) if drafts else ())):
         table.add_column(name)
     for t in plan.tiers:
-        table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances))
+        drafters = (", ".join(t.drafters) or "-",) if drafts else ()
+        table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances), *drafters)
     console.print(table)
     if plan.burst is not None:
         console.print(burst_table(plan.burst, [t.name for t in plan.tiers]))

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from penstock.client.plans import Plan
+from penstock.client.plans import Plan, TierPlan
+from services.domain.plans import same_model, same_models
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTier:
-    """A tier of a plan that is going to be published. gpus: None if the plan does not tell."""
+    """A tier of a plan that is going to be published. gpus: None if the plan does not tell. drafters: empty if it names none:
+    its profiles may have been measured with drafts."""
 
     name: str
     model: str
     threshold: float | None = None
     instances: int | None = None
     gpus: int | None = None
+    drafters: tuple[str, ...] = ()
 
 
 def other_tiers(current: Plan, planned: Sequence[PlannedTier]) -> str:
@@ -39,19 +42,23 @@ def other_models(current: Plan, planned: Sequence[PlannedTier]) -> str:
     return "; ".join(different)
 
 
-def same_model(served: str, planned: str) -> bool:
-    """Whether a model of the mesh is the planned one: `Qwen/Qwen2.5-7B-Instruct` is a `qwen2.5-7b`.
-
-    Ignores the organisation and case. A plan names the shape of a model, so the served name may have a suffix.
-    """
-    served_name, planned_name = (name.rpartition("/")[2].lower() for name in (served, planned))
-    return served_name == planned_name or (bool(planned_name) and served_name.startswith(f"{planned_name}-"))
+def other_drafters(current: Plan, planned: Sequence[PlannedTier]) -> str:
+    """How the plan's drafters differ from those that the workers of the mesh load; empty if they are the same."""
+    different = []
+    for tier, planned_tier in zip(current.tiers, planned, strict=True):
+        names = planned_tier.drafters
+        if not names or same_models(tier.drafters, names):
+            continue
+        loaded, named = (", ".join(each) or "nothing" for each in (tier.drafters, names))
+        different.append(f"{tier.name} is planned with drafts of {named}, its workers load {loaded}")
+    return "; ".join(different)
 
 
 def show(console: Console, current: Plan, planned: Sequence[PlannedTier]) -> None:
     """Print a table of the current plan and the changes to it."""
     table = Table(title=f"changes to plan {current.revision}", title_justify="left")
-    for name in ("tier", "model", "instances", "GPUs", "threshold"):
+    drafts = any(tier.drafters for tier in current.tiers) or any(tier.drafters for tier in planned)
+    for name in ("tier", "model", *(("drafters",) if drafts else ()), "instances", "GPUs", "threshold"):
         table.add_column(name, overflow="fold")
     planned_tiers = {tier.name: tier for tier in planned}
     served = {tier.name: tier for tier in current.tiers}
@@ -60,11 +67,18 @@ def show(console: Console, current: Plan, planned: Sequence[PlannedTier]) -> Non
         table.add_row(
             name,
             _change(old.model if old else None, new.model if new else None),
+            *((_drafters(old, new),) if drafts else ()),
             _change(old.instances if old else None, new.instances if new else None),
             "-" if new is None or new.gpus is None else str(new.gpus),
             _change(old.threshold if old else None, new.threshold if new else None),
         )
     console.print(table)
+
+
+def _drafters(old: TierPlan | None, new: PlannedTier | None) -> str:
+    """Of a plan that names none, those that workers load."""
+    before = ", ".join(old.drafters) if old else ""
+    return _change(before or "-", (", ".join(new.drafters) or before if new else "") or "-")
 
 
 def _change(old: float | str | None, new: float | str | None) -> str:

@@ -28,7 +28,7 @@ class TierPlan:
 
     stages: the length stages; without any, every instance serves all lengths. qoe: D0 to D4 of the QoE model of the stages,
     in seconds. skip_below: the tier is passed over for prompts whose predicted score is lower; None: never. early_checks: of
-    answers that are not finished.
+    answers that are not finished. drafters: models that draft in its workers, by the mesh file; no plan changes them.
     """
 
     name: str
@@ -39,6 +39,7 @@ class TierPlan:
     qoe: tuple[float, ...] = ()
     skip_below: float | None = None
     early_checks: tuple[EarlyCheck, ...] = ()
+    drafters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

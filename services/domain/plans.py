@@ -2,7 +2,7 @@
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.domain.bursts import BurstLadder, ladder_problems
@@ -22,13 +22,29 @@ class JudgeUnavailable(enum.Enum):
     ACCEPT = "accept"  # accept the answer: keeps cost, lowers quality
 
 
+def same_model(served: str, planned: str) -> bool:
+    """Whether a model of the mesh is the planned one: `Qwen/Qwen2.5-7B-Instruct` is a `qwen2.5-7b`.
+
+    Ignores the organisation and case. A plan names the shape of a model, so the served name may have a suffix.
+    """
+    served_name, planned_name = (name.rpartition("/")[2].lower() for name in (served, planned))
+    return served_name == planned_name or (bool(planned_name) and served_name.startswith(f"{planned_name}-"))
+
+
+def same_models(served: Sequence[str], planned: Sequence[str]) -> bool:
+    """Whether the models of the mesh are the planned ones, in any order."""
+    every = all(any(same_model(name, other) for other in planned) for name in served)
+    return every and len(served) == len(planned)
+
+
 @dataclass(frozen=True, slots=True)
 class TierPlan:
     """One tier. threshold: from 0 to 100; None for the last tier, whose answers are always accepted.
 
     stages: the length stages; without any, every instance serves all lengths. qoe: the QoE model by which stages are planned
     and refined. skip_below: the tier is passed over for prompts whose predicted score is lower; None: never. early_checks:
-    when answers that are not finished are scored, and which of them are rejected.
+    when answers that are not finished are scored, and which of them are rejected. drafters: the models that draft in its
+    workers.
     """
 
     name: str
@@ -39,6 +55,7 @@ class TierPlan:
     qoe: QoeModel | None = None
     skip_below: float | None = None
     early_checks: tuple[EarlyCheck, ...] = ()
+    drafters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

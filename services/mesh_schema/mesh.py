@@ -1,5 +1,7 @@
 """A whole mesh file."""
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
@@ -75,6 +77,7 @@ class MeshFile(BaseModel):
 
     def plan(self, input_digest: str) -> Plan:
         """The plan that this file describes."""
+        served = {tier.name: tier.served_name for tier in self.tiers}
         tiers = tuple(
             TierPlan(
                 t.name,
@@ -83,6 +86,7 @@ class MeshFile(BaseModel):
                 t.workers,
                 skip_below=t.skip_below,
                 early_checks=tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
+                drafters=tuple(dict.fromkeys(served.get(name) or Path(name).name for name in self.drafters(t))),
             )
             for t in self.tiers
         )
@@ -92,6 +96,14 @@ class MeshFile(BaseModel):
             judge_unavailable=JudgeUnavailable(self.planner.judge_unavailable),
             provenance=Provenance("mesh-file", input_digest=input_digest),
         )
+
+    def drafters(self, tier: MeshTier) -> tuple[str, ...]:
+        """What drafts for a tier: names of other tiers, folders or ids at the hub."""
+        names = tier.speculation.drafters
+        if names != "auto":
+            return names
+        before = itertools.takewhile(lambda other: other.name != tier.name, self.tiers)
+        return tuple(other.name for other in before if other.engine == "torch" and other.model != tier.model)
 
     def tier(self, name: str) -> MeshTier:
         for tier in self.tiers:

@@ -249,6 +249,7 @@ def plan_from_json(data: bytes) -> Plan:
                     else None,
                     t.get("skip_below"),
                     tuple(EarlyCheck(c["after_tokens"], c["reject_below"]) for c in t.get("early_checks", ())),
+                    tuple(t.get("drafters", ())),
                 )
                 for t in raw["tiers"]
             ),

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.cli.plan_changes import same_model
+from penstock.cli.plan_changes import PlannedTier, other_drafters
 from penstock.cli.planning import planned_tiers
+from penstock.client.plans import Plan, TierPlan
+from services.domain.plans import same_model
 from services.mesh_file import load_mesh_file
 from tests.conftest import ROOT
 from tests.support.cli import penstock, penstock_process
@@ -81,6 +83,24 @@ def test_a_plan_for_other_models_is_refused_with_the_difference(admin: str, plan
     assert held(admin) == before
     assert penstock("plan", "apply", file, "--force", "-a", admin).returncode == 0
     assert held(admin)["tiers"][0]["threshold"] == 61.5
+    assert penstock("plan", "rollback", "-a", admin).returncode == 0
+
+
+def test_a_plan_with_drafters_that_no_worker_loads_is_refused(admin: str, plan_file: Callable[..., Path]) -> None:
+    """Workers load them when they start. With --force its thresholds are published, and the plan still says what drafts."""
+    before, file = held(admin), plan_file(threshold=44)
+    figures = json.loads(file.read_text())
+    figures["tiers"][1]["speculation"] = {"max_window": 5, "drafters": [{"model": "qwen3-0.6b"}]}
+    file.write_text(json.dumps(figures))
+    refused = penstock("plan", "apply", file, "-a", admin)
+    assert refused.returncode == 2
+    assert "large is planned with drafts of qwen3-0.6b, its workers load nothing" in refused.stderr
+    assert "tiers[].speculation" in refused.stderr
+    assert "- -> qwen3-0.6b" in refused.stderr
+    assert held(admin) == before
+    assert penstock("plan", "apply", file, "--force", "-a", admin).returncode == 0
+    assert held(admin)["tiers"][0]["threshold"] == 44
+    assert held(admin)["tiers"][1]["drafters"] == []
     assert penstock("plan", "rollback", "-a", admin).returncode == 0
 
 
@@ -277,3 +297,14 @@ def test_a_model_is_the_planned_one_by_organisation_case_and_what_follows(
     served: str, planned: str, same: bool
 ) -> None:
     assert same_model(served, planned) == same
+
+
+def test_drafters_are_compared_as_models_are_and_in_any_order() -> None:
+    current = Plan((TierPlan("large", "m", None, 1, drafters=("Qwen2.5-1.5B-Instruct", "small")),))
+
+    def other(*names: str) -> str:
+        return other_drafters(current, [PlannedTier("large", "m", drafters=names)])
+
+    assert other("small", "qwen2.5-1.5b") == other() == ""  # a plan that names none says nothing of them
+    assert other("small").endswith("planned with drafts of small, its workers load Qwen2.5-1.5B-Instruct, small")
+    assert "medium" in other("small", "medium")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
 from services.domain import Role
@@ -263,10 +264,44 @@ async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProc
         assert (await planner.set_plan(Plan(plan.tiers, scorer="confidence"))).scorer == "confidence"
 
 
+async def test_a_plan_says_what_drafts_and_no_plan_changes_it(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """Workers load drafters when they start: a plan that names others would be wrong, one that names none is completed."""
+    tiers = [
+        {"name": "small", "model": "family/small", "threshold": 50, "engine": "torch"},
+        {"name": "medium", "model": "Org/medium", "served_model_name": "m", "threshold": 50, "engine": "torch"},
+        {"name": "large", "model": "l", "engine": "torch", "speculation": {"drafters": ["medium", "Org/Tiny-1B"]}},
+    ]
+    file = mesh_file(tiers)
+    async with Planner(file, redis.url) as planner:
+        plan = await planner.get_plan()
+        assert [tier.drafters for tier in plan.tiers] == [(), (), ("m", "Tiny-1B")]
+        for i, others in ((0, ("m",)), (2, ("m",)), (2, ("Tiny-1B", "other"))):
+            changed = list(plan.tiers)
+            changed[i] = dataclasses.replace(changed[i], drafters=others)
+            with pytest.raises(InvalidRequestError, match=rf"plan\.tiers\[{i}\]\.drafters: workers of tier .* load"):
+                await planner.set_plan(dataclasses.replace(plan, tiers=tuple(changed)))
+        silent = tuple(dataclasses.replace(tier, drafters=(), instances=2) for tier in plan.tiers)
+        published = await planner.set_plan(dataclasses.replace(plan, tiers=silent))
+        assert (published.revision, published.tiers[2].instances, published.tiers[2].drafters) == (
+            plan.revision + 1,
+            2,
+            ("m", "Tiny-1B"),
+        )
+        assert await planner.get_plan() == published
+    file.write_text(
+        file.read_text().replace("drafters:", "max_window: 3\n    drafters:").replace("Org/Tiny-1B", "small")
+    )
+    async with Planner(file, redis.url) as planner:
+        async for plan in planner.watch_plan(after_revision=published.revision):
+            assert plan.tiers[2].drafters == ("m", "small")
+            break
+
+
 async def test_what_a_planner_could_never_plan_again_on_ends_its_boot(
     redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
 ) -> None:
-    """A trace of too few requests, and models of other tiers, are found at the start and not at the first drift."""
+    """A trace of too few requests, models of other tiers and drafters that no worker loads are found at the start and not at
+    the first drift."""
     trace = tmp_path / "trace.csv"
     lines = (ROOT / "examples" / "trace.csv").read_text().splitlines()
     paths = {
@@ -276,7 +311,12 @@ async def test_what_a_planner_could_never_plan_again_on_ends_its_boot(
         "trace": trace,
     }
     replan = {"enabled": True, "min_quality": 80, **{name: str(path) for name, path in paths.items()}}
+    drafted = tmp_path / "drafted.yaml"
+    content = yaml.safe_load((ROOT / "tests" / "planner" / "two-tiers.yaml").read_text())
+    content["tiers"][1]["speculation"] = {"drafters": [{"model": "qwen2.5-0.5b", "acceptance": 0.7}]}
+    drafted.write_text(yaml.safe_dump(content))
     for rows, changed, said in (
+        (20, {"models": str(drafted)}, "tier large is planned with drafts of qwen2.5-0.5b, its workers load nothing"),
         (19, {}, "planner.replan.trace: has 19 requests"),
         (20, {"models": str(ROOT / "examples" / "deepseek-cascade.yaml")}, "planner.replan.models: has the tiers"),
     ):

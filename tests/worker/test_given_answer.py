@@ -14,7 +14,7 @@ from worker_service.speculation.given_answer import (
     GivenAnswer,
     RunAcceptance,
 )
-from worker_service.speculation.windows import best_window, row_price
+from worker_service.speculation.windows import ROW_SHARE, best_window, row_price
 
 TEXT = b"The quick brown fox jumps over the lazy dog; then it sleeps in the warm evening sun until the next day begins."
 
@@ -165,7 +165,7 @@ def test_the_window_is_the_best_of_all(seed: int) -> None:
 def test_a_row_is_dearer_the_more_replies_share_a_pass() -> None:
     """In a large batch a proposed row costs as much as a token, and doubtful ones are skipped."""
     prices = [row_price(replies) for replies in (1, 4, 16, 64, 10_000)]
-    assert prices[0] == pytest.approx(0.06)
+    assert prices[0] == pytest.approx(ROW_SHARE)
     assert prices == sorted(prices)
     assert prices[-1] == pytest.approx(1.0, abs=0.01)
     windows = [best_window([0.95] * 100, price) for price in prices]

@@ -11,7 +11,16 @@ import pytest
 from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, roofline
 from services.domain.latency import StepLoad
 from services.domain.requests import SamplingParams
-from services.domain.speculation.choice import GAIN, Candidate, Chooser, Estimate, best, tokens_per_s, windows
+from services.domain.speculation.choice import (
+    CHOSEN_STEPS,
+    GAIN,
+    Candidate,
+    Chooser,
+    Estimate,
+    best,
+    tokens_per_s,
+    windows,
+)
 from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
 from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
 from worker_service.speculation.sources import DraftRequest, VerifiedStep
@@ -354,7 +363,7 @@ def test_a_chain_is_left_once_the_time_lost_is_the_price_of_the_prompts(missing:
     while chooser.choose(1, lambda model: missing if model == 1 else 0).chain == present.chain:  # type: ignore[union-attr]
         steps += 1
         assert steps < 1000
-    assert steps == pytest.approx(price_s / lost_s, abs=5, rel=0.1)
+    assert steps == pytest.approx(price_s / lost_s, abs=CHOSEN_STEPS + 1, rel=0.1)
 
 
 def test_a_few_unlucky_drafts_do_not_end_a_chain_that_may_be_better() -> None:

@@ -33,6 +33,7 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
                 tuple(getattr(t.qoe, name) for name in _QOE) if t.HasField("qoe") else (),
                 t.skip_below if t.HasField("skip_below") else None,
                 early_checks_from_proto(t.early_checks),
+                tuple(t.drafters),
             )
             for t in plan.tiers
         ),
@@ -68,6 +69,7 @@ def plan_to_proto(plan: plans.Plan) -> planner_pb2.Plan:
                     planner_pb2.EarlyCheck(after_tokens=c.after_tokens, reject_below=c.reject_below)
                     for c in t.early_checks
                 ],
+                drafters=t.drafters,
             )
             for t in plan.tiers
         ],

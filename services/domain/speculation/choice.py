@@ -10,7 +10,7 @@ choices may cost is limited, for which the paper gives no rule.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -29,8 +29,9 @@ EXPLORED_DRAFTS = 8
 MOST_VAIN_PRICE = 16
 """Each time that so many drafts of a chain were in vain, the next one is charged double, up to so much: a model that drafts
 garbage is hardly tried any more. One token that stands ends that."""
-CHOSEN_STEPS = 4
-"""Steps for which a choice holds if the number of replies stays: choosing takes a few hundredths of a small model's step."""
+CHOSEN_STEPS = 8
+"""Steps for which a choice, and what follows from it, holds if the number of replies stays: choosing takes a few tenths of a
+millisecond, a tenth of a small model's step."""
 MOST_CREDIT_STEPS = 4
 """Time for exploring is saved up to so many steps of the target."""
 
@@ -162,6 +163,7 @@ class Chooser:
         self._tried: tuple[int, ...] = ()  # the chain that is tried until its drafts are made
         self._chosen_for = (0, 0)  # replies, and the steps for which the choice still holds
         self._lost_s = 0.0  # by the present chain, since another one leads
+        self._known = dict[Hashable, float]()  # what follows from the present choice, until the next one
         self.current: Candidate | None = None
         self.switches = 0
 
@@ -175,6 +177,7 @@ class Chooser:
             self._chosen_for = replies, steps - 1
             return self.current
         self._chosen_for = replies, CHOSEN_STEPS - 1
+        self._known.clear()
         alone = tokens_per_s(replies, self.target, self.models, None)
         current = tokens_per_s(replies, self.target, self.models, self.current)
         by_chain = self._best_windows(replies)
@@ -243,26 +246,33 @@ class Chooser:
         """Predicted seconds that drafting as chosen saves per token of a reply."""
         if self.current is None:
             return 0.0
-        current = tokens_per_s(replies, self.target, self.models, self.current)
-        return max(0.0, 1 / tokens_per_s(replies, self.target, self.models, None) - 1 / current)
+        if "saved" not in self._known:
+            current = tokens_per_s(replies, self.target, self.models, self.current)
+            alone = tokens_per_s(replies, self.target, self.models, None)
+            self._known["saved"] = max(0.0, 1 / alone - 1 / current)
+        return self._known["saved"]
 
     def least(self, replies: int) -> float:
         """The chance to stand from which on one more token is worth its row in the pass and its drafting; 0 in a chain, whose
         tokens the next model verifies."""
         if self.current is None or len(self.current.chain) > 1:
             return 0.0
-        estimate = self.models[self.current.last]
-        most = replies * self._windows[-1]  # over the whole range, since measured points vary
-        row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
-        rate = tokens_per_s(replies, self.target, self.models, self.current)
-        return max(0.0, row_s + estimate.cost.token_s) * rate
+        if "least" not in self._known:
+            estimate = self.models[self.current.last]
+            most = replies * self._windows[-1]  # over the whole range, since measured points vary
+            row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
+            rate = tokens_per_s(replies, self.target, self.models, self.current)
+            self._known["least"] = max(0.0, row_s + estimate.cost.token_s) * rate
+        return self._known["least"]
 
     def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> Candidate | None:
         """A chain to try with one reply in the next step; None: none is to be tried, or it would cost too much.
 
         missing: the tokens that each of these models has to compute before it can draft for that reply.
         """
-        step_s = self.target.seconds(replies, replies)
+        if "step" not in self._known:
+            self._known["step"] = self.target.seconds(replies, replies)
+        step_s = self._known["step"]
         self._credit_s = min(MOST_CREDIT_STEPS * step_s, self._credit_s + EXPLORED_SHARE * step_s)
         present = self.current.chain if self.current is not None else ()
         others = [c for c in chains(self.models) if c != present and len(c) <= self._windows[-1]]
@@ -273,9 +283,12 @@ class Chooser:
         chain = self._tried
         vain = self.models[chain[-1]].acceptance.in_vain // EXPLORED_DRAFTS
         window = 1 if vain else min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
-        drafted_s = predicted(1, self.target, self.models, Candidate(chain, window)).drafted_s
-        rows = replies + window + len(chain) - 1
-        price_s = drafted_s + max(0.0, self.target.seconds(replies, rows) - step_s)
+        tried = Candidate(chain, window)
+        if tried not in self._known:
+            drafted_s = predicted(1, self.target, self.models, tried).drafted_s
+            rows = replies + window + len(chain) - 1
+            self._known[tried] = drafted_s + max(0.0, self.target.seconds(replies, rows) - step_s)
+        price_s = self._known[tried]
         if price_s <= self._credit_s:
             counts = missing(chain)
             price_s += sum(self.models[m].cost.catch_up_s(n) for m, n in zip(chain, counts, strict=True))
@@ -288,7 +301,7 @@ class Chooser:
         self._explored += 1
         if self._explored % EXPLORED_DRAFTS == 0:
             self._tried = ()
-        return Candidate(chain, window)
+        return tried
 
     def _next_tried(self, replies: int, others: Seq[tuple[int, ...]]) -> tuple[int, ...]:
         """Of chains that do not draft: by turns each of them, and the one that may be the fastest."""
@@ -306,6 +319,7 @@ class Chooser:
             estimate.by.clear()
             estimate.by.update(remaining)
         self.current, self._chosen_for, self._tried = None, (0, 0), ()
+        self._known.clear()
 
 
 def windows(max_window: int) -> list[int]:

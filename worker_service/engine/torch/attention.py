@@ -8,7 +8,7 @@ sequence.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker_service.engine.torch import block_copies, kernels
 
 KERNEL_TOKENS = 16
-"""Up to this many tokens of a sequence use the compiled kernel one by one, as decoded ones do: measured break-even at a
-context of 600 tokens; with a shorter one it is higher."""
+"""Up to this many tokens of a sequence use the compiled kernel next to torch's products."""
+RUN_TOKENS = 8
+"""Tokens of a sequence for which the kernel reads its keys and values once."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 MIN_THREAD_WORK = 1 << 20
 """Multiply-adds of one layer's attention below which it runs in one thread: about as long as waking another one takes."""
@@ -111,24 +112,27 @@ class PagedBatch:
     """The data for the attention of one step. `place` must be called before `attend`."""
 
     def __init__(
-        self, pool: KvPool, segments: list[Segment], tables: npt.NDArray[np.int64], threads: KernelThreads | None
+        self,
+        pool: KvPool,
+        segments: list[Segment],
+        tables: npt.NDArray[np.int64],
+        threads: KernelThreads | None,
+        *,
+        kernel_tokens: int = KERNEL_TOKENS,
     ) -> None:
-        """tables: (sequences, most blocks). threads: of the compiled CPU kernel for short segments; None: without it."""
+        """tables: (sequences, most blocks). threads: of the compiled CPU kernel, which computes segments of up to
+        `kernel_tokens`; None: without it."""
         self.pool, self.tables, self._threads = pool, tables, threads
         size, counts = pool.block_tokens, [s.count for s in segments]
         self.positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
         self.table_of = table_of = np.repeat(np.array([s.table for s in segments], np.int64), counts)
         self.slots = tables[table_of, self.positions // size] * size + self.positions % size
-        limit = KERNEL_TOKENS if threads is not None else 1
+        limit = kernel_tokens if threads is not None else 1
         self._long = [s for s in segments if s.count > limit]
         short = np.repeat([s.count <= limit for s in segments], counts)
         self._rows, self._table_of, self._context = np.flatnonzero(short), table_of[short], self.positions[short] + 1
+        self.runs = _runs([s.count for s in segments if s.count <= limit])
         self._cuts = self._parts(threads.count) if threads is not None else []
-
-    @property
-    def all_short(self) -> bool:
-        """Whether the kernel computes every segment."""
-        return not self._long and self._threads is not None
 
     @property
     def indices(self) -> list[npt.NDArray[np.int64]]:
@@ -195,6 +199,7 @@ class PagedBatch:
                 v_pool,
                 self.tables,
                 self._rows,
+                self.runs,
                 self._table_of,
                 self._context,
                 scale,
@@ -208,10 +213,12 @@ class PagedBatch:
             out.copy_(result)
 
     def _parts(self, threads: int) -> list[int]:
-        """Where the work items of the kernel (tokens by KV heads) are cut into parts of about equal work."""
-        items = len(self._rows) * self.pool.kv_heads
-        work = np.repeat(self._context, self.pool.kv_heads).cumsum()
-        if threads == 1 or not items or work[-1] * self.pool.head_dim < MIN_THREAD_WORK:
+        """Where the work items of the kernel (runs of tokens by KV heads) are cut into parts of about equal work."""
+        items = (len(self.runs) - 1) * self.pool.kv_heads
+        if not items:
+            return [0, 0]
+        work = np.repeat(np.add.reduceat(self._context, self.runs[:-1]), self.pool.kv_heads).cumsum()
+        if threads == 1 or work[-1] * self.pool.head_dim < MIN_THREAD_WORK:
             return [0, items]
         return [0, *(np.searchsorted(work, work[-1] * np.arange(1, threads) / threads) + 1).tolist(), items]
 
@@ -251,6 +258,13 @@ class PagedBatch:
         """Views (N, H, D), (N, Hkv, D) and (N, Hkv, D)."""
         kv_heads = self.pool.kv_heads
         return qkv.unflatten(1, (heads + 2 * kv_heads, self.pool.head_dim)).split((heads, kv_heads, kv_heads), dim=1)
+
+
+def _runs(counts: list[int]) -> npt.NDArray[np.int64]:
+    """Where the runs of neighbours that read their KV together begin, by the tokens of each segment; then their end."""
+    starts = np.cumsum([0, *counts]).tolist()
+    parts = [range(first, last, RUN_TOKENS) for first, last in pairwise(starts)]
+    return np.array([*chain.from_iterable(parts), starts[-1]], np.int64)
 
 
 def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -11,10 +11,10 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.engine.torch import kernels
-from worker_service.engine.torch.compiled_forward import CompiledForward, forward
-from worker_service.engine.torch.forward import Weights
-from worker_service.engine.torch.kernels import F32, I64
+from worker_service.engine.torch import tiles
+from worker_service.engine.torch.compiled_forward import CompiledForward, Weights, forward
+from worker_service.engine.torch.kernels import I64
+from worker_service.engine.torch.tiles import F32
 
 F64 = npt.NDArray[np.float64]
 
@@ -150,7 +150,7 @@ def _draft(
     """
     size = v_pools.shape[3]
     no_bias = np.empty(0, np.float32)
-    logits = np.empty((1, head.shape[0]), np.float32)
+    logits = np.empty((1, embedding.shape[0]), np.float32)
     for b in range(tables.shape[0]):
         start, given, window = places[b, 0], places[b, 1], places[b, 2]
         drafted, survival = 0, 1.0
@@ -172,11 +172,12 @@ def _draft(
                 tokens,
                 positions,
                 tables,
+                np.array([0, len(tokens)]),
                 np.full(len(tokens), b),
                 tables[b, positions // size] * size + positions % size,
                 hidden,
             )
-            kernels.product(hidden[len(tokens) - 1 :], head, no_bias, logits)
+            tiles.product(hidden[len(tokens) - 1 :], head, no_bias, logits)
             if sampling[b, 0] == 0.0:
                 out[b, drafted], probability = _greedy(logits[0])
                 survival *= probability

@@ -1,25 +1,34 @@
-"""The forward pass of few tokens by a small model, compiled as one function, without Python or torch between its operations.
+"""The forward pass of a small model, compiled as one function, without Python or torch between its operations.
 
 A small model computes a token in less time than Python takes to call its operations, and torch's products of few rows take
-longer than reading the weights once.
+longer than reading the weights once. One implementation computes prompts, decodes and verified drafts, and a token's result
+is the same, bit by bit, however the tokens are spread over passes.
 """
 
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
 import torch
 
-from worker_service.engine.torch import kernels
+from worker_service.engine.torch import kernels, tiles
 from worker_service.engine.torch.attention import KvPool, PagedBatch
-from worker_service.engine.torch.forward import Weights
-from worker_service.engine.torch.kernels import F32, I64
+from worker_service.engine.torch.forward import parts
+from worker_service.engine.torch.kernels import I64
 from worker_service.engine.torch.plain_model import CausalModel
+from worker_service.engine.torch.tiles import F32
 
 MAX_PARAMETERS = 20_000_000
-"""Larger models compute for longer than the calls of their operations take, so torch's products are the better choice."""
-MAX_TOKENS = 16
-"""Of a pass; from about 24 on torch's products are as fast (docs/engine.md)."""
+"""Larger models compute for longer than the calls of their operations take, and torch has threads."""
+
+Weights = tuple[F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32]
+"""Of all layers, each with the layer as its first axis, (L, 0) where a model has none: panels and biases of queries, keys
+and values, of the output, of gate and up, and of down; then the norms of queries, keys, attention and MLP."""
+
+
+_NONE = np.empty(0, np.float32)
 
 
 def can_compile(model: CausalModel) -> bool:
@@ -43,15 +52,15 @@ class Constants:
 
 
 class CompiledForward:
-    """The hidden states of few tokens, by the weights of a fused pass, which it shares."""
+    """The hidden states of a model."""
 
-    def __init__(self, model: CausalModel, weights: Weights, pool: KvPool) -> None:
-        """weights: of the layers of the model. pool: of its KV, in float32 on the CPU."""
+    def __init__(self, model: CausalModel, pool: KvPool) -> None:
+        """Take over the products of the model's layers, whose modules are empty then. pool: of its KV, float32 on the CPU."""
         body, config = model.model, model.config
         assert pool.stacked is not None  # it is on the CPU
         self.kv, self.block_tokens = pool.stacked, pool.block_tokens
         self.constants = Constants(
-            weights,
+            _taken(body.layers),
             body.embed_tokens.weight.data.numpy(),
             body.norm.weight.data.numpy(),
             body.rotary_emb.inv_freq.float().numpy(),
@@ -60,10 +69,17 @@ class CompiledForward:
             float(body.layers[0].self_attn.scaling),
             int(config.num_attention_heads),
         )
-        self.head: F32 = model.lm_head.weight.data.numpy()
+        self.head = tiles.panels(model.lm_head.weight.data.numpy())
+        self._vocab_size = len(model.lm_head.weight)
+
+    def logits(self, hidden: F32) -> F32:
+        """(N, V) of last hidden states (N, hidden)."""
+        out = np.empty((len(hidden), self._vocab_size), np.float32)
+        tiles.product(hidden, self.head, _NONE, out)
+        return out
 
     def __call__(self, tokens: I64, paged: PagedBatch) -> F32:
-        """The last hidden states (N, hidden) of tokens (N,), all of them in short segments."""
+        """The last hidden states (N, hidden) of tokens (N,), all of them in segments of the kernel."""
         constants = self.constants
         out = np.empty((len(tokens), constants.embedding.shape[1]), np.float32)
         forward(
@@ -79,6 +95,7 @@ class CompiledForward:
             tokens,
             paged.positions,
             paged.tables,
+            paged.runs,
             paged.table_of,
             paged.slots,
             out,
@@ -101,23 +118,25 @@ def forward(
     tokens: I64,
     positions: I64,
     tables: I64,
+    runs: I64,
     table_of: I64,
     slots: I64,
     out: F32,
 ) -> None:
     """Write the last hidden states of N tokens to `out` (N, hidden), and their KV into the pools.
 
-    k_pools (L, blocks, Hkv, D, slots), v_pools (L, blocks, Hkv, slots, D). tables, table_of, slots: as in `kernels.attend`.
+    k_pools (L, blocks, Hkv, D, slots), v_pools (L, blocks, Hkv, slots, D). tables, runs, table_of, slots: as in
+    `kernels.attend`.
     """
     qkv_weights, qkv_biases, out_weights, out_biases, gate_up_weights, gate_up_biases = weights[:6]
     down_weights, down_biases, query_norms, key_norms, input_norms, mlp_norms = weights[6:]
     count, hidden = out.shape
     layers, kv_heads, dim = k_pools.shape[0], k_pools.shape[2], k_pools.shape[3]
     residual, added = np.empty((count, hidden), np.float32), np.zeros((count, hidden), np.float32)
-    qkv = np.empty((count, qkv_weights.shape[1]), np.float32)
+    qkv = np.empty((count, (heads + 2 * kv_heads) * dim), np.float32)
     attended = np.empty((count, heads * dim), np.float32)
-    gate_up = np.empty((count, gate_up_weights.shape[1]), np.float32)
     inner = np.empty((count, down_weights.shape[2]), np.float32)
+    gate_up = np.empty((count, 2 * inner.shape[1]), np.float32)
     half = len(inverse_frequencies)
     cos, sin = np.empty((count, half), np.float32), np.empty((count, half), np.float32)
     rows, context = np.arange(count), positions + 1
@@ -129,7 +148,7 @@ def forward(
             sin[n, d] = np.sin(angle) * angle_scale
     for layer in range(layers):
         kernels.add_rms_norm(residual, added, input_norms[layer], eps, out)
-        kernels.product(out, qkv_weights[layer], qkv_biases[layer], qkv)
+        tiles.product(out, qkv_weights[layer], qkv_biases[layer], qkv)
         if query_norms.shape[1]:
             kernels.head_norm(qkv, 0, heads, query_norms[layer], eps)
             kernels.head_norm(qkv, heads * dim, kv_heads, key_norms[layer], eps)
@@ -141,16 +160,42 @@ def forward(
             v_pools[layer],
             tables,
             rows,
+            runs,
             table_of,
             context,
             scale,
             attended,
             0,
-            count * kv_heads,
+            (len(runs) - 1) * kv_heads,
         )
-        kernels.product(attended, out_weights[layer], out_biases[layer], added)
+        tiles.product(attended, out_weights[layer], out_biases[layer], added)
         kernels.add_rms_norm(residual, added, mlp_norms[layer], eps, out)
-        kernels.product(out, gate_up_weights[layer], gate_up_biases[layer], gate_up)
+        tiles.product(out, gate_up_weights[layer], gate_up_biases[layer], gate_up)
         kernels.gated(gate_up, inner)
-        kernels.product(inner, down_weights[layer], down_biases[layer], added)
+        tiles.product(inner, down_weights[layer], down_biases[layer], added)
     kernels.add_rms_norm(residual, added, last_norm, eps, out)
+
+
+def _taken(layers: Any) -> Weights:
+    """The weights of the layers, whose products are released."""
+    products = list[F32]()
+    for modules in zip(*map(parts, layers), strict=True):  # of one part in all layers
+        joined = [torch.cat([module.weight.data for module in of_layer]).numpy() for of_layer in modules]
+        products.append(np.stack([tiles.panels(weight) for weight in joined]))
+        biases = [[module.bias.data for module in of_layer if module.bias is not None] for of_layer in modules]
+        products.append(np.stack([torch.cat(of_layer).numpy() if of_layer else _NONE for of_layer in biases]))
+        for module in itertools.chain.from_iterable(modules):
+            module.weight.data = torch.empty(0)
+    (qkv, qkv_biases, out, out_biases, gate_up, gate_up_biases, down, down_biases) = products
+    return (
+        *(qkv, qkv_biases, out, out_biases, gate_up, gate_up_biases, down, down_biases),
+        _norms([getattr(layer.self_attn, "q_norm", None) for layer in layers]),
+        _norms([getattr(layer.self_attn, "k_norm", None) for layer in layers]),
+        _norms([layer.input_layernorm for layer in layers]),
+        _norms([layer.post_attention_layernorm for layer in layers]),
+    )
+
+
+def _norms(modules: list[Any]) -> F32:
+    """The weights (L, width) of a norm in all layers; (L, 0) of none."""
+    return np.stack([_NONE if module is None else module.weight.data.numpy() for module in modules])

@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +65,8 @@ def adaptive_drafter(
     threads: int = 1,
     compiled: bool | None = None,
 ) -> AdaptiveDrafter:
-    """A drafter for an idle core. blocks: of each model's KV pool. threads, compiled: as in TorchRunner. Takes less than a
-    second for small models.
+    """A drafter for an idle core, whose timer it uses. blocks: of each model's KV pool. threads, compiled: as in TorchRunner.
+    Takes less than a second for small models.
 
     Raises:
         EngineUnusable: There is not enough memory for the KV pools.
@@ -86,17 +85,25 @@ def adaptive_drafter(
         passes = None  # the smallest model verifies nothing
         if models:
             pool = BlockPool(blocks, entry.layout.block_tokens, reuse=False)
-            passes = pass_cost(runner, pool, limits.max_running, max_window, context)
-        cost = draft_cost(model, min(limits.max_running, 8), max_window)
+            passes = pass_cost(runner, pool, limits.max_running, max_window, context, core.timer)
+        cost = draft_cost(model, min(limits.max_running, 8), max_window, core.timer)
         models.append(SpeculatingModel.measured(entry.name, model, cost, max_window, passes))
         _log.info(
             "%s drafts: %.3f ms a token%s", entry.name, cost.token_s * 1e3, ", compiled" if model.compiled else ""
         )
-    target = pass_cost(core.runner, core.scheduler.pool, limits.max_running, max_window, core.limits.max_context_tokens)
-    return AdaptiveDrafter(target, models, max_window, time.perf_counter)
+    context = core.limits.max_context_tokens
+    target = pass_cost(core.runner, core.scheduler.pool, limits.max_running, max_window, context, core.timer)
+    return AdaptiveDrafter(target, models, max_window, core.timer)
 
 
-def pass_cost(runner: ModelRunner, pool: BlockPool, most: int, max_window: int, max_context_tokens: int) -> PassCost:
+def pass_cost(
+    runner: ModelRunner,
+    pool: BlockPool,
+    most: int,
+    max_window: int,
+    max_context_tokens: int,
+    timer: Callable[[], float],
+) -> PassCost:
     """The cost of a model's passes by replies, up to `most`, and tokens per reply, measured while it is idle.
 
     pool: of the runner's blocks, of which some are overwritten.
@@ -104,19 +111,22 @@ def pass_cost(runner: ModelRunner, pool: BlockPool, most: int, max_window: int, 
     widths = sorted({1, 2, min(4, max_window + 1), max_window + 1})
     replies = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < most] + [min(most, 256)]
     context = min(CONTEXT_TOKENS, max_context_tokens - max_window - 1, pool.count * pool.block_tokens // 2)
-    blocks = pool.take(min(pool.count, -(-(context + max_window + 1) // pool.block_tokens)))
+    each = -(-(context + max_window + 1) // pool.block_tokens)
+    blocks = pool.take(min(pool.count, each * replies[-1]))
+    tables = [blocks[first : first + each] for first in range(0, max(1, len(blocks) - each + 1), each)]
     measured = dict[tuple[int, int], float]()
     try:
         for count in replies:
             for width in widths:
-                rows = [Row([0] * width, context, blocks, width, GREEDY, 0)] * count
-                measured[count, width] = _seconds(functools.partial(runner.run, rows))
+                # KV of its own for each reply, as far as there is room: reading it is a part of the cost
+                rows = [Row([0] * width, context, tables[i % len(tables)], width, GREEDY, 0) for i in range(count)]
+                measured[count, width] = _seconds(functools.partial(runner.run, rows), timer)
     finally:
         pool.release(blocks)
     return PassCost(measured)
 
 
-def draft_cost(model: DraftModel, replies: int, window: int) -> DraftCost:
+def draft_cost(model: DraftModel, replies: int, window: int, timer: Callable[[], float]) -> DraftCost:
     """The cost of a model's drafts, measured."""
     requests = [
         DraftRequest(f"measured-{i}", [0] * CONTEXT_TOKENS, window + 1, GREEDY, 0) for i in range(max(2, replies))
@@ -127,10 +137,10 @@ def draft_cost(model: DraftModel, replies: int, window: int) -> DraftCost:
             model.forget(request.request_id)
         model.catch_up(requests)
 
-    catch_up_s = _seconds(catch_up)
+    catch_up_s = _seconds(catch_up, timer)
     try:
-        one_s, one_long_s = (_seconds(functools.partial(model.draft, requests[:1], n)) for n in (1, window + 1))
-        all_s, all_long_s = (_seconds(functools.partial(model.draft, requests, n)) for n in (1, window + 1))
+        one_s, one_long_s = (_seconds(functools.partial(model.draft, requests[:1], n), timer) for n in (1, window + 1))
+        all_s, all_long_s = (_seconds(functools.partial(model.draft, requests, n), timer) for n in (1, window + 1))
     finally:
         for request in requests:
             model.forget(request.request_id)
@@ -148,12 +158,12 @@ def draft_cost(model: DraftModel, replies: int, window: int) -> DraftCost:
     )
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[[], object], timer: Callable[[], float]) -> float:
     """The shortest duration of `work`: other processes make it longer, never shorter. The first run may compile."""
     shortest_s = math.inf
     work()
     for _ in range(REPEATS):
-        began_s = time.perf_counter()
+        began_s = timer()
         work()
-        shortest_s = min(shortest_s, time.perf_counter() - began_s)
+        shortest_s = min(shortest_s, timer() - began_s)
     return shortest_s

@@ -1,6 +1,7 @@
 """Loads a model folder and creates the built-in engine for it."""
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ from worker_service.engine.interface import EngineInfo, EngineUnusable, KvLayout
 from worker_service.engine.latency_fit import measured_latency
 from worker_service.engine.loop import LoopEngine, OutputCoalescing
 from worker_service.engine.torch import plain_model
-from worker_service.engine.torch.compiled_forward import MAX_TOKENS
+from worker_service.engine.torch.attention import KERNEL_TOKENS
 from worker_service.engine.torch.draft_loading import (
     LoadedDraftModel,
     OtherTokens,
@@ -95,6 +96,7 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         options.max_context_tokens or config.max_position_embeddings,
         blocks * options.kv_block_tokens,
     )
+    _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     try:
         runner = TorchRunner(
             model,
@@ -110,6 +112,10 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         raise EngineUnusable(f"kv_tokens: not enough memory for {room}: {_first_line(error)}") from error
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
     core = EngineCore(runner, tokenizer, BlockPool(blocks, options.kv_block_tokens), limits, clock)
+    if options.threads == 1 and model.device.type == "cpu":
+        core.timer = (
+            time.thread_time
+        )  # this thread computes all of a step: what others take of the processor does not count
     _warm_up(core)
     if options.batch_policy is not PolicyName.DECODE_FIRST:
         measured = options.batch_policy is PolicyName.SLO
@@ -130,7 +136,6 @@ def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, E
         capabilities=capabilities_of_own_steps(keeps_slos=core.scheduler.policy.keeps_slos),
         sampling_defaults=defaults,
     )
-    _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.num_parameters() / 1e6, blocks)
     return core, info
 
 
@@ -196,12 +201,12 @@ def _check_with_transformers(folder: Path) -> None:
 
 
 def _warm_up(core: EngineCore) -> None:
-    """Run one prompt, too long for the compiled pass, and one decode, and copy a block, so that neither the first request nor
-    the first move waits for compilation."""
+    """Run one prompt, long enough for torch's attention where that is used, and one decode, and copy a block, so that neither
+    the first request nor the first move waits for compilation."""
     from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
 
     sampling = SamplingParams(temperature=0.0, max_output_tokens=2, ignore_eos=True)
-    length = min(2 * MAX_TOKENS, core.limits.max_context_tokens - 2)
+    length = min(2 * KERNEL_TOKENS, core.limits.max_context_tokens - 2)
     core.add(GenerationRequest("warm-up", TokenPrompt((1,)), sampling), [1] * max(1, length))
     while not core.idle:
         core.step()

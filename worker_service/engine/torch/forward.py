@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from worker_service.engine.torch import kernels
 from worker_service.engine.torch.attention import PagedBatch
-from worker_service.engine.torch.kernels import F32
 from worker_service.engine.torch.plain_model import ARCHITECTURES, CausalModel, architecture
 
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others' frequencies depend on the length of the sequence
@@ -58,56 +57,18 @@ class _Layer:
     down_bias: torch.Tensor | None
 
 
-Weights = tuple[F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32]
-"""Of all layers, each with the layer as its first axis, (L, 0) where a model has none: products and biases of queries, keys
-and values, of the output, of gate and up, and of down; then the norms of queries, keys, attention and MLP."""
-
-
-class _Stack:
-    """Room for the products and biases of all layers, on the CPU in float32."""
-
-    def __init__(self, layers: Any) -> None:
-        self._products, self._biases = list[torch.Tensor](), list[torch.Tensor]()
-        for modules in _parts(layers[0]):
-            width = sum(module.out_features for module in modules)
-            self._products.append(torch.empty(len(layers), width, modules[0].weight.shape[1]))
-            self._biases.append(torch.empty(len(layers), width if modules[0].bias is not None else 0))
-
-    def rooms(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Where the product and the bias of each part of a layer belong."""
-        return [(product[layer], bias[layer]) for product, bias in zip(self._products, self._biases, strict=True)]
-
-    def arrays(self, layers: list[_Layer]) -> Weights:
-        """layers: those whose weights are in these rooms."""
-
-        def norms(of_layers: list[_Norm | None]) -> F32:
-            return np.stack([np.empty(0, np.float32) if norm is None else norm.array for norm in of_layers])
-
-        qkv, out, gate_up, down = (product.numpy() for product in self._products)
-        biases = [bias.numpy() for bias in self._biases]
-        return (
-            *(qkv, biases[0], out, biases[1], gate_up, biases[2], down, biases[3]),
-            norms([layer.query_norm for layer in layers]),
-            norms([layer.key_norm for layer in layers]),
-            norms([layer.input_norm for layer in layers]),
-            norms([layer.mlp_norm for layer in layers]),
-        )
-
-
 class FusedForward:
     """The modules' results with fused weights."""
 
-    def __init__(self, model: CausalModel, *, compiled: bool, stacked: bool = False) -> None:
-        """Fuse the weights of the model. compiled: use the compiled CPU kernels, in float32. stacked: make `weights`."""
+    def __init__(self, model: CausalModel, *, compiled: bool) -> None:
+        """Fuse the weights of the model. compiled: use the compiled CPU kernels, in float32."""
         config, body = model.config, model.model
         self._embedding, self._rotary = body.embed_tokens.weight, body.rotary_emb
         self._inverse_frequencies = body.rotary_emb.inv_freq.float()
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._scale = body.layers[0].self_attn.scaling
         self._ops: _TorchOps = _CompiledOps() if compiled else _TorchOps()
-        stack = _Stack(body.layers) if stacked else None
-        self._layers = [_fused(layer, stack.rooms(i) if stack else None) for i, layer in enumerate(body.layers)]
-        self.weights = stack.arrays(self._layers) if stack else None
+        self._layers = list(map(_fused, body.layers))
         self._norm = _norm(body.norm)
 
     @torch.inference_mode()
@@ -226,18 +187,15 @@ def _norm(module: Any) -> _Norm:
     return _Norm(weight, array, float(module.variance_epsilon))
 
 
-def _parts(layer: Any) -> tuple[tuple[Any, ...], ...]:
+def parts(layer: Any) -> tuple[tuple[Any, ...], ...]:
     """The products of a layer that are computed as one."""
     attention, mlp = layer.self_attn, layer.mlp
     queries = (attention.q_proj, attention.k_proj, attention.v_proj)
     return queries, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)
 
 
-def _fused(layer: Any, rooms: list[tuple[torch.Tensor, torch.Tensor]] | None) -> _Layer:
-    """rooms: where the weight and the bias of each part are to be; None: anywhere."""
-    parts = _parts(layer)
-    fused = [_joined(part, rooms[i] if rooms else None) for i, part in enumerate(parts)]
-    (qkv, qkv_bias), (out, out_bias), (gate_up, gate_up_bias), (down, down_bias) = fused
+def _fused(layer: Any) -> _Layer:
+    (qkv, qkv_bias), (out, out_bias), (gate_up, gate_up_bias), (down, down_bias) = map(_joined, parts(layer))
     attention = layer.self_attn
     has_head_norms = hasattr(attention, "q_norm")
     return _Layer(
@@ -256,17 +214,15 @@ def _fused(layer: Any, rooms: list[tuple[torch.Tensor, torch.Tensor]] | None) ->
     )
 
 
-def _joined(
-    modules: tuple[Any, ...], room: tuple[torch.Tensor, torch.Tensor] | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _joined(modules: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight and bias of several products as those of one. The modules' own become views of them."""
     widths = [module.out_features for module in modules]
-    weight = torch.cat([module.weight.data for module in modules], out=room and room[0])
+    weight = torch.cat([module.weight.data for module in modules])
     for module, part in zip(modules, weight.split(widths), strict=True):
         module.weight.data = part
     if modules[0].bias is None:
         return weight, None
-    bias = torch.cat([module.bias.data for module in modules], out=room and room[1])
+    bias = torch.cat([module.bias.data for module in modules])
     for module, part in zip(modules, bias.split(widths), strict=True):
         module.bias.data = part
     return weight, bias

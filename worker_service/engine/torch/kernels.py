@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import overload
 
-F32 = npt.NDArray[np.float32]
+from worker_service.engine.torch.tiles import F32, add_product
+
 I64 = npt.NDArray[np.int64]
 Kv = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 
 _LOG2_E = np.float32(1.4426950408889634)
 _EXPONENT_BIAS = np.int32(127)  # of float32, whose exponent begins at this bit:
 _EXPONENT_BIT = np.int32(23)
-_UNROLL = 4  # rows of a block per pass over the accumulators, which are loaded and stored once for all of them
 
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
@@ -155,43 +155,6 @@ def gated(gate_up: F32, out: F32) -> None:
 
 
 @numba.njit(nogil=True, fastmath=True, cache=True)
-def product(x: F32, weight: F32, bias: F32, out: F32) -> None:
-    """Multiply few rows x (N, inputs) by weight (outputs, inputs), which is read once for four of them.
-
-    bias: (outputs,), or (0,) for none.
-    """
-    rows, (outputs, inputs) = x.shape[0], weight.shape
-    for o in range(outputs):
-        line = weight[o]
-        n = 0
-        while n + 4 <= rows:
-            sum0 = sum1 = sum2 = sum3 = np.float32(0.0)
-            for i in range(inputs):
-                sum0 += x[n, i] * line[i]
-                sum1 += x[n + 1, i] * line[i]
-                sum2 += x[n + 2, i] * line[i]
-                sum3 += x[n + 3, i] * line[i]
-            out[n, o], out[n + 1, o], out[n + 2, o], out[n + 3, o] = sum0, sum1, sum2, sum3
-            n += 4
-        if n + 2 <= rows:
-            sum0 = sum1 = np.float32(0.0)
-            for i in range(inputs):
-                sum0 += x[n, i] * line[i]
-                sum1 += x[n + 1, i] * line[i]
-            out[n, o], out[n + 1, o] = sum0, sum1
-            n += 2
-        if n < rows:
-            sum0 = np.float32(0.0)
-            for i in range(inputs):
-                sum0 += x[n, i] * line[i]
-            out[n, o] = sum0
-    if bias.shape[0]:
-        for n in range(rows):
-            for o in range(outputs):
-                out[n, o] += bias[o]
-
-
-@numba.njit(nogil=True, fastmath=True, cache=True)
 def attend(
     q: F32,
     heads: int,
@@ -199,6 +162,7 @@ def attend(
     v_pool: Kv,
     tables: I64,
     rows: I64,
+    runs: I64,
     table_of: I64,
     context: I64,
     scale: float,
@@ -206,77 +170,63 @@ def attend(
     first: int,
     last: int,
 ) -> None:
-    """Attention of single query tokens over the paged cache, for the work items `first` to `last` - 1.
+    """Attention of query tokens over the paged cache, for the work items `first` to `last` - 1.
 
-    Item i is KV head i % Hkv of the token i // Hkv. q: (N, at least H * D), out: (N, H * D). Token r of `rows` is row
+    Item i is KV head i % Hkv of the run i // Hkv. A run is the tokens runs[j] to runs[j + 1] - 1 of `rows`: neighbours in a
+    sequence, which read its keys and values together. q: (N, at least H * D), out: (N, H * D). Token r of `rows` is row
     `rows[r]` of q and out, and attends to the first `context[r]` tokens of table `table_of[r]`. tables: (T, most blocks).
     """
     kv_heads, dim, size = k_pool.shape[1], k_pool.shape[2], k_pool.shape[3]
     group = heads // kv_heads
-    longest = 0
+    most, longest = 0, 0
     for i in range(first, last):
-        longest = max(longest, context[i // kv_heads])
+        begin, end = runs[i // kv_heads], runs[i // kv_heads + 1]
+        most, longest = max(most, end - begin), max(longest, context[end - 1])
     room = -(-longest // size) * size
-    scores = np.empty((group, room), np.float32)
+    scores = np.empty((most * group, room), np.float32)
     bits = np.empty(room, np.int32)
     powers = bits.view(np.float32)
     key_numbers, value_numbers = np.empty((dim, size), np.float32), np.empty((size, dim), np.float32)
     key_bits, value_bits = key_numbers.view(np.uint32), value_numbers.view(np.uint32)
-    query = np.empty((group, dim), np.float32)
-    total = np.empty((group, dim), np.float32)
+    query = np.empty((most * group, dim), np.float32)
+    total = np.empty((most * group, dim), np.float32)
     for i in range(first, last):
-        r, g = i // kv_heads, i % kv_heads
-        row, n, table = rows[r], context[r], table_of[r]
-        blocks = -(-n // size)
-        for h in range(group):
+        begin, end, g = runs[i // kv_heads], runs[i // kv_heads + 1], i % kv_heads
+        lines, longest, table = (end - begin) * group, context[end - 1], table_of[begin]
+        blocks = -(-longest // size)
+        for j in range(lines):
+            row, at = rows[begin + j // group], (g * group + j % group) * dim
             for d in range(dim):
-                query[h, d] = q[row, (g * group + h) * dim + d] * np.float32(scale)
+                query[j, d] = q[row, at + d] * np.float32(scale)
+            scores[j, : blocks * size] = np.float32(0.0)
+            total[j] = np.float32(0.0)
         for b in range(blocks):
             keys = _as_float32(k_pool[tables[table, b], g], key_numbers, key_bits)
-            for h in range(group):
-                line = scores[h, b * size : (b + 1) * size]
-                line[:] = np.float32(0.0)
-                for d in range(0, dim - _UNROLL + 1, _UNROLL):
-                    x0, x1, x2, x3 = query[h, d], query[h, d + 1], query[h, d + 2], query[h, d + 3]
-                    for s in range(size):
-                        line[s] += x0 * keys[d, s] + x1 * keys[d + 1, s] + x2 * keys[d + 2, s] + x3 * keys[d + 3, s]
-                for d in range(dim - dim % _UNROLL, dim):
-                    for s in range(size):
-                        line[s] += query[h, d] * keys[d, s]
-        total[:] = np.float32(0.0)
-        for h in range(group):
-            line = scores[h]
+            place = scores.ctypes.data + 4 * b * size
+            add_product(query.ctypes.data, keys.ctypes.data, place, lines, dim, size, dim, size, room)
+        for j in range(lines):
+            line, n = scores[j], context[begin + j // group]
             high = np.float32(-3.0e38)
-            for j in range(n):
-                high = max(high, line[j])
-            for j in range(n):
-                t = max((line[j] - high) * _LOG2_E, np.float32(-126.0))
+            for k in range(n):
+                high = max(high, line[k])
+            for k in range(n):
+                t = max((line[k] - high) * _LOG2_E, np.float32(-126.0))
                 whole = np.floor(t)
-                bits[j] = (np.int32(whole) + _EXPONENT_BIAS) << _EXPONENT_BIT
-                line[j] = _power_of_two(t - whole)
+                bits[k] = (np.int32(whole) + _EXPONENT_BIAS) << _EXPONENT_BIT
+                line[k] = _power_of_two(t - whole)
             mass = np.float32(0.0)
-            for j in range(n):
-                line[j] *= powers[j]
-                mass += line[j]
+            for k in range(n):
+                line[k] *= powers[k]
+                mass += line[k]
             inverse = np.float32(1.0) / mass
-            for j in range(n):
-                line[j] *= inverse
+            for k in range(n):
+                line[k] *= inverse
+            line[n:longest] = np.float32(0.0)
         for b in range(blocks):
             values = _as_float32(v_pool[tables[table, b], g], value_numbers, value_bits)
-            count = min(size, n - b * size)
-            for h in range(group):
-                sums = total[h]
-                for s in range(0, count - _UNROLL + 1, _UNROLL):
-                    at = b * size + s
-                    x0, x1, x2, x3 = scores[h, at], scores[h, at + 1], scores[h, at + 2], scores[h, at + 3]
-                    for d in range(dim):
-                        sums[d] += (
-                            x0 * values[s, d] + x1 * values[s + 1, d] + x2 * values[s + 2, d] + x3 * values[s + 3, d]
-                        )
-                for s in range(count - count % _UNROLL, count):
-                    x0 = scores[h, b * size + s]
-                    for d in range(dim):
-                        sums[d] += x0 * values[s, d]
-        for h in range(group):
+            place, count = scores.ctypes.data + 4 * b * size, min(size, longest - b * size)
+            add_product(place, values.ctypes.data, total.ctypes.data, lines, count, dim, room, dim, dim)
+        for j in range(lines):
+            row, at = rows[begin + j // group], (g * group + j % group) * dim
             for d in range(dim):
-                out[row, (g * group + h) * dim + d] = total[h, d]
+                out[row, at + d] = total[j, d]

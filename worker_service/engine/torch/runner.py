@@ -9,9 +9,17 @@ import torch
 from worker_service.engine.interface import KvLayout
 from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
-from worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, Segment, numbers
+from worker_service.engine.torch.attention import (
+    KERNEL_DTYPES,
+    KERNEL_TOKENS,
+    KernelThreads,
+    KvPool,
+    PagedBatch,
+    Segment,
+    numbers,
+)
 from worker_service.engine.torch.compiled_draft import CompiledDraft
-from worker_service.engine.torch.compiled_forward import MAX_TOKENS, CompiledForward, can_compile
+from worker_service.engine.torch.compiled_forward import CompiledForward, can_compile
 from worker_service.engine.torch.forward import Forward, FusedForward, can_fuse
 from worker_service.engine.torch.plain_model import CausalModel, PlainModel
 from worker_service.engine.torch.uploads import uploaded
@@ -51,8 +59,8 @@ class TorchRunner:
         """Take over the model, whose weights may be fused.
 
         threads: of the compiled CPU kernel. kernel: whether to use it; None: depends on device and dtype. fused: whether to
-        use the fused forward pass; None: if the model has one. compiled: whether few tokens may go through the compiled pass,
-        which has one thread and needs the kernel and the fused pass; None: if it suits the model.
+        use the fused forward pass; None: if the model has one. compiled: whether the whole pass is compiled, which needs the
+        kernel and a model that has a fused pass; None: with one thread, if it suits the model.
         """
         device = model.device
         self._model, self._device = model, device
@@ -64,18 +72,14 @@ class TorchRunner:
             kernel = device.type == "cpu" and model.dtype in KERNEL_DTYPES
         if fused is None:
             fused = can_fuse(model)
-        self._threads = KernelThreads(threads) if kernel else None
-        self._compiled: CompiledForward | None = None
-        if not fused:
-            self._forward = _through_modules(model)
-            return
         if compiled is None:
             compiled = threads == 1 and can_compile(model)
-        self._forward = FusedForward(
-            model, compiled=kernel and model.dtype == torch.float32, stacked=kernel and compiled
-        )
-        if self._forward.weights is not None:
-            self._compiled = CompiledForward(model, self._forward.weights, self._pool)
+        self._threads = KernelThreads(threads) if kernel else None
+        self._compiled = CompiledForward(model, self._pool) if kernel and fused and compiled else None
+        self._forward: Forward | None = None
+        if self._compiled is None:
+            exact = kernel and model.dtype == torch.float32
+            self._forward = FusedForward(model, compiled=exact) if fused else _through_modules(model)
 
     def compiled_draft(self) -> CompiledDraft | None:
         """The compiled loop that drafts with this model, over the same pool; None without the compiled pass."""
@@ -96,22 +100,25 @@ class TorchRunner:
             tokens += row.tokens
             used = -(-(row.start + count) // size)
             tables[i, :used] = row.blocks[:used]
-        paged = PagedBatch(self._pool, segments, tables, self._threads)
-        hidden = self._hidden(np.array(tokens), paged, logit_rows)
+        longest = len(tokens) if self._compiled is not None else KERNEL_TOKENS
+        paged = PagedBatch(self._pool, segments, tables, self._threads, kernel_tokens=longest)
+        logits = self._logits(np.array(tokens), paged, logit_rows)
         if not logit_rows:
             return [RowResult()] * len(rows)
-        logits = self._model.lm_head(hidden).float()
         return self._read(rows, logits)
 
-    def _hidden(self, tokens: npt.NDArray[np.int64], paged: PagedBatch, logit_rows: list[int]) -> torch.Tensor:
-        """The last hidden states of the tokens at `logit_rows`."""
-        if self._compiled is not None and len(tokens) <= MAX_TOKENS and paged.all_short:
-            return torch.from_numpy(self._compiled(tokens, paged)[logit_rows])
+    def _logits(self, tokens: npt.NDArray[np.int64], paged: PagedBatch, logit_rows: list[int]) -> torch.Tensor:
+        """(positions, V), in float32, of the tokens at `logit_rows`."""
+        if self._compiled is not None:
+            hidden = self._compiled(tokens, paged)
+            return torch.from_numpy(self._compiled.logits(hidden[logit_rows]))
+        assert self._forward is not None
         token_ids, positions, selected, *indices = uploaded(
             [tokens, paged.positions, np.array(logit_rows, np.int64), *paged.indices], self._device
         )
         paged.place(indices)
-        return self._forward(token_ids, positions, paged, selected if len(logit_rows) < len(tokens) else None)
+        states = self._forward(token_ids, positions, paged, selected if len(logit_rows) < len(tokens) else None)
+        return self._model.lm_head(states).float()
 
     def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         into = None

@@ -314,6 +314,7 @@ class TierPlan(_message.Message):
     QOE_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     EARLY_CHECKS_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of a-z, 0-9, -, _, .; `cascade` is reserved."""
     model: _builtins.str
@@ -338,6 +339,12 @@ class TierPlan(_message.Message):
     def early_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]:
         """When an answer that is not finished is scored, in ascending order. Must be empty for the last tier."""
 
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The models that draft in the tier's workers, as the mesh file has them. Workers load them when they start, so SetPlan
+        refuses others; if it gets none, it fills them in.
+        """
+
     def __init__(
         self,
         *,
@@ -349,10 +356,11 @@ class TierPlan(_message.Message):
         qoe: Global___QoeModel | None = ...,
         skip_below: _builtins.float | None = ...,
         early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
+        drafters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "instance_count", b"instance_count", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instance_count", b"instance_count", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015

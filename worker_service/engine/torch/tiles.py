@@ -1,0 +1,149 @@
+"""Products of matrices by tiles that stay in vector registers, for the compiled kernels.
+
+A tile is a few rows by one or two vectors of columns: each step of its loop loads a vector of the weights once for all rows,
+and adds the products to sums that never leave the registers. Each element is the sum of its products in the order of the
+inputs, whatever the number of rows, so a token's result does not depend on what else a pass computes. LLVM makes of the
+vectors what the processor has.
+"""
+
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+F32 = npt.NDArray[np.float32]
+
+LANES = 16
+"""Columns of a vector. Processors with shorter ones take several registers for it."""
+_WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+VECTORS, ROWS = (2, 8) if _WIDE else (1, 6)
+"""Of the largest tile, as many as there are registers for: 16 sums of 32 vector registers, or 12 of 16 half as long."""
+PANEL = VECTORS * LANES
+
+
+def _tile(vectors: int, lanes: int) -> Any:
+    """A compiled `out += x @ w` for up to ROWS rows and so many vectors of columns, `lanes` each.
+
+    Its arguments: the addresses of x, w and out, the numbers of rows and inputs, and the lengths of their lines in elements.
+    """
+
+    @intrinsic
+    def tile(_: Any, x: Any, w: Any, out: Any, rows: Any, inputs: Any, x_line: Any, w_line: Any, out_line: Any) -> Any:
+        def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+            addresses, rows, sizes = args[:3], args[3], args[4:]
+            bases = [builder.inttoptr(address, ir.FloatType().as_pointer()) for address in addresses]
+            for count in range(1, ROWS + 1):
+                with builder.if_then(builder.icmp_signed("==", rows, ir.Constant(rows.type, count))):
+                    _generate(builder, count, vectors, lanes, *bases, *sizes)
+            return context.get_dummy_value()
+
+        sizes = (rows, inputs, x_line, w_line, out_line)
+        return numba.types.void(x, w, out, *(numba.types.intp for _ in sizes)), generate
+
+    return tile
+
+
+def _generate(
+    builder: Any,
+    rows: int,
+    vectors: int,
+    lanes: int,
+    x: Any,
+    w: Any,
+    out: Any,
+    inputs: Any,
+    x_line: Any,
+    w_line: Any,
+    out_line: Any,
+) -> None:
+    """The instructions of one size of tile."""
+    index, number = ir.IntType(64), ir.FloatType()
+    vector, every = ir.VectorType(number, lanes), ir.VectorType(ir.IntType(32), lanes)
+    undefined = ir.Constant(vector, ir.Undefined)
+
+    def place(base: Any, row: Any, line: Any, column: Any) -> Any:
+        return builder.gep(base, [builder.add(builder.mul(row, line), column)])
+
+    def vector_place(base: Any, row: Any, line: Any, v: int) -> Any:
+        return builder.bitcast(place(base, row, line, ir.Constant(index, v * lanes)), vector.as_pointer())
+
+    numbers = [ir.Constant(index, r) for r in range(rows)]
+    places = [vector_place(out, r, out_line, v) for r in numbers for v in range(vectors)]
+    sums = [cgutils.alloca_once_value(builder, builder.load(each, align=4)) for each in places]
+    with cgutils.for_range(builder, inputs) as loop:
+        weights = [builder.load(vector_place(w, loop.index, w_line, v), align=4) for v in range(vectors)]
+        for r, row in enumerate(numbers):
+            element = builder.load(place(x, row, x_line, loop.index))
+            first = builder.insert_element(undefined, element, ir.Constant(ir.IntType(32), 0))
+            spread = builder.shuffle_vector(first, undefined, ir.Constant(every, [0] * lanes))
+            for weight, total in zip(weights, sums[r * vectors : (r + 1) * vectors], strict=True):
+                # `contract` allows one instruction for both, and nothing else
+                term = builder.fmul(spread, weight, flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), term, flags=("contract",)), total)
+    for each, total in zip(places, sums, strict=True):
+        builder.store(builder.load(total), each, align=4)
+
+
+_panel, _vector, _column = _tile(VECTORS, LANES), _tile(1, LANES), _tile(1, 1)
+
+
+@numba.njit(nogil=True, cache=True)
+def add_product(
+    x: int, w: int, out: int, rows: int, inputs: int, columns: int, x_line: int, w_line: int, out_line: int
+) -> None:
+    """Out += x @ w, of float32 at these addresses; the lengths of lines are in elements."""
+    done = 0
+    while done < columns:
+        width = PANEL if done + PANEL <= columns else LANES if done + LANES <= columns else 1
+        for r in range(0, rows, ROWS):
+            x_at, w_at, out_at = x + 4 * r * x_line, w + 4 * done, out + 4 * (r * out_line + done)
+            count = min(ROWS, rows - r)
+            if width == PANEL:
+                _panel(x_at, w_at, out_at, count, inputs, x_line, w_line, out_line)
+            elif width == LANES:
+                _vector(x_at, w_at, out_at, count, inputs, x_line, w_line, out_line)
+            else:
+                _column(x_at, w_at, out_at, count, inputs, x_line, w_line, out_line)
+        done += width
+
+
+def panels(weight: F32) -> F32:
+    """A weight (outputs, inputs) as `product` reads it: (outputs / PANEL, inputs, PANEL), padded with 0."""
+    outputs, inputs = weight.shape
+    count = -(-outputs // PANEL)
+    padded = np.zeros((count * PANEL, inputs), np.float32)
+    padded[:outputs] = weight
+    return np.ascontiguousarray(padded.reshape(count, PANEL, inputs).transpose(0, 2, 1))
+
+
+@numba.njit(nogil=True, cache=True)
+def product(x: F32, weight: F32, bias: F32, out: F32) -> None:
+    """Multiply rows x (N, inputs) by the `panels` of a weight (outputs, inputs), which are read once; out (N, outputs).
+
+    bias: (outputs,), or (0,) for none.
+    """
+    rows, outputs = out.shape
+    inputs = weight.shape[1]
+    if bias.shape[0]:
+        for n in range(rows):
+            out[n] = bias
+    else:
+        out[:] = np.float32(0.0)
+    for p in range(weight.shape[0]):
+        first = p * PANEL
+        add_product(
+            x.ctypes.data,
+            weight.ctypes.data + 4 * first * inputs,
+            out.ctypes.data + 4 * first,
+            rows,
+            inputs,
+            min(PANEL, outputs - first),
+            inputs,
+            PANEL,
+            outputs,
+        )
