@@ -109,7 +109,7 @@ def simulate_replica(
     lanes.counts[:, FREE] = shape[1]
     ended = np.zeros(count, np.int64)
     engine = Engine(limits, rates, kx, ky)
-    return _serve(arrival_s, requests, engine, lanes, ended, in_order, jump, due_s, late_allowed, counters)
+    return _serve(arrival_s, requests, engine, lanes, ended, in_order, jump, due_s, late_allowed, counters, measured)
 
 
 @numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
@@ -124,6 +124,7 @@ def _serve(
     due_s: F,
     late_allowed: int,
     counters: F,
+    measured: int,
 ) -> int:
     """simulate_replica, with all memory at hand."""
     count, stages = len(arrival_s), len(lanes.upcoming)
@@ -199,9 +200,9 @@ def _serve(
             r = ended[i]
             value = end
             if measured == FIRST_TOKEN:
-                value = first_s[r]
+                value = requests.first_s[r]
             elif measured == PACE:
-                value = (end - first_s[r]) / max(1, output[r] - 1)
+                value = (end - requests.first_s[r]) / max(1, requests.output[r] - 1)
             late += value >= due_s[r]
         if jump:
             following = quiet_steps(counts, running, waiting, requests, limits)
