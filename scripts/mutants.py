@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+from hypothesis import Phase, settings
 
 from benchmarks import report
 from penstock.local.cpu_time import descendants, group_cpu_s, scheduled_s
@@ -132,6 +133,12 @@ class _FailureWriter:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+
+    def pytest_configure(self) -> None:
+        """That an example fails is enough: the smallest one is not searched for."""
+        phases = (Phase.explicit, Phase.reuse, Phase.generate)
+        settings.register_profile("mutants", settings.get_profile("tests"), phases=phases)
+        settings.load_profile("mutants")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:

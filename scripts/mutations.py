@@ -110,7 +110,7 @@ def _logs(node: ast.AST) -> bool:
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None]]:
-    """(function, parent, field, position) of every statement and expression inside functions, but assertions, texts and logging."""
+    """(function, parent, field, position) of all statements and expressions in functions, but assertions, texts, logging."""
 
     def inside(function: str, parent: ast.AST) -> Iterator[tuple[str, ast.AST, str, int | None]]:
         for name, value in ast.iter_fields(parent):
