@@ -62,6 +62,8 @@ class Seen:
     token_ids: list[int]
     instances: list[str]
     done: TierDone
+    reasons: list[str]
+    """Of the changes of instance."""
 
 
 class Scene:
@@ -108,7 +110,7 @@ class Scene:
         draft: Draft | None = None,
     ) -> Seen:
         """A whole reply, each of its tokens once."""
-        token_ids, instances = list[int](), list[str]()
+        token_ids, instances, reasons = list[int](), list[str](), list[str]()
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
         # no prompt is known anywhere
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling, draft=draft)
@@ -121,6 +123,7 @@ class Scene:
                 case InstanceChanged():
                     assert event.offset == len(token_ids)
                     instances.append(event.to_instance_id)
+                    reasons.append(event.reason)
 
         done = await (generation or self.tier(silence_s)).generate(
             tier,
@@ -133,7 +136,7 @@ class Scene:
             history=history,
         )
         assert token_ids == list(range(TOKENS)), "each token once"
-        return Seen(token_ids, instances, done)
+        return Seen(token_ids, instances, done, reasons)
 
     @property
     def tried(self) -> dict[str, int]:
@@ -498,3 +501,51 @@ async def test_the_spans_of_a_reply_are_bounded(scene: Scene) -> None:
     assert seen.done.reason is FinishReason.LENGTH
     assert scene.tried == {"a": attempts + 1}
     assert [span.name for span in exporter.get_finished_spans()].count(METHOD) == MAX_TRACED_CALLS
+
+
+async def test_an_instance_is_sought_for_the_tokens_that_the_reply_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the prompt, as the tier has counted tokens per character so far, and those that are generated."""
+    await scene.start("a", [5, Act.DIE])
+    await scene.start("b")
+    sought, place = list[int](), scene.pool.place
+
+    def noting(tier: str, request_id: str, tokens: int, **more: Any) -> Any:
+        sought.append(tokens)
+        return place(tier, request_id, tokens, **more)
+
+    monkeypatch.setattr(scene.pool, "place", noting)
+    generation = scene.tier()
+    await scene.reply("x" * 40, generation=generation)  # the prompt; it has 3 tokens
+    await scene.reply("y" * 40, generation=generation)
+    assert sought == [10, 3 + 5, 3]
+
+
+async def test_an_error_of_the_request_itself_ends_it_even_after_its_last_token(scene: Scene) -> None:
+    await scene.start("a", [TOKENS, RequestFailed("its text cannot be computed")])
+    with pytest.raises(RequestFailed):
+        await scene.reply()
+
+
+async def test_the_client_is_told_why_the_last_instance_was_left_that_had_tokens(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that others were full meanwhile, unless it was full itself."""
+    monkeypatch.setattr("router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
+    await scene.start("a", [5, Act.DIE])
+    await scene.start("b", [Overloaded("no", 3600.0)])
+    await scene.start("c", [1000, Act.FINISH], [5, Overloaded("no", 0.0)])
+    seen = await scene.reply()
+    assert seen.instances == ["a", "c"]
+    assert seen.reasons not in (["full"], [""])
+    seen = await scene.reply("again")
+    assert (seen.instances[0], seen.reasons) == ("c", ["full"])
+
+
+async def test_a_reply_that_has_ended_is_not_moved(scene: Scene) -> None:
+    await scene.start("a", [5, Act.DIE])
+    other, generation = await scene.start("b"), scene.tier()
+    await scene.reply(generation=generation)
+    with pytest.raises(NotFound, match="active reply"):
+        await generation.move("r", other.record, "asked for")
