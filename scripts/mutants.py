@@ -46,9 +46,14 @@ GENERATION_TESTS = (
 )
 TARGETS: dict[str, tuple[str, ...]] = {
     "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks_laws.py", "tests/worker/test_blocks.py"),
-    "worker_service/scheduling/batching.py": ("tests/worker/test_batching_laws.py", "tests/worker/test_batching.py"),
+    "worker_service/scheduling/batching.py": (
+        "tests/worker/test_batching_laws.py",
+        "tests/worker/test_batching.py",
+        "tests/worker/test_proposals.py",
+    ),
     "worker_service/engine/core.py": (
         "tests/worker/test_core_laws.py",
+        "tests/worker/test_proposals.py",
         "tests/worker/test_slo_engine.py",
         "tests/worker/test_loop_engine.py",
         "tests/worker/test_failing_requests.py",
@@ -81,6 +86,19 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "services/domain/stages/bidding.py",
         "Receiver.started: won.order < moving.order -> won.order <= moving.order",
     ): "orders are unique, and the request that starts is not queued",
+    (
+        "worker_service/scheduling/batching.py",
+        "BatchScheduler._extend_for: missing > 0 -> missing >= 0",
+    ): "no block is taken where none is missing",
+    (
+        "worker_service/engine/core.py",
+        "EngineCore._row: [*sequence.tokens[sequence.prompt_tokens:end], *chunk.proposed] if sequence.sampling.penalizes "
+        "else  -> [*sequence.tokens[sequence.prompt_tokens:end], *chunk.proposed]",
+    ): "only rows with penalties are asked for their output",
+    (
+        "router_service/generation/tier_generation.py",
+        "TierGeneration._place: now >= deadline_s -> now > deadline_s",
+    ): "they differ at one instant of a clock",
 }
 """(module, mutation) -> why no test can notice it."""
 
@@ -144,7 +162,7 @@ class _FailureWriter:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
         if any(report.failed for report in reports):
-            item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures does: fixtures start anew
+            item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures does: fixtures start again
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
         for phase in reports:
             item.ihook.pytest_runtest_logreport(report=phase)
