@@ -23,7 +23,7 @@ from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.domain.events import InstanceChanged, TierStarted
 from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
-from router_service.generation.attempt import METHOD, TierDone
+from router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls, TierDone
 from router_service.generation.reply_assembler import TierEvent
 from router_service.generation.tier_generation import MAX_TRACED_CALLS, RetryPolicy, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
@@ -50,6 +50,7 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.requests import PROGRESS_TOKENS, Draft, FinishReason
+from services.domain.stages.advice import MoveAdvice
 from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
 
@@ -549,3 +550,53 @@ async def test_a_reply_that_has_ended_is_not_moved(scene: Scene) -> None:
     await scene.reply(generation=generation)
     with pytest.raises(NotFound, match="active reply"):
         await generation.move("r", other.record, "asked for")
+
+
+async def test_an_instance_is_sent_the_tokens_that_it_must_compute(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its record tells of them, they are counted as its pending work: the prompt's and those generated elsewhere."""
+    await scene.start("a", [5, Act.DIE])
+    await scene.start("b")
+    sent, sending = list[tuple[str, int]](), scene.pool.sending
+
+    def noting(instance_id: str, tokens: int) -> Any:
+        sent.append((instance_id, tokens))
+        return sending(instance_id, tokens)
+
+    monkeypatch.setattr(scene.pool, "sending", noting)
+    await scene.reply("x" * 40)  # the prompt; it has 3 tokens
+    assert sent == [("a", 10), ("b", 3 + 5)]
+
+
+async def test_advice_to_move_is_followed_by_one_move_at_a_time_which_ends_with_the_reply(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed = asyncio.Event()
+    await scene.start("a", [3, Act.ADVISE_MOVE, Act.ADVISE_MOVE, proceed, 1000, Act.FINISH])
+    followed, ended = list[int](), list[str]()
+
+    async def follow(
+        _: MoveAgent, tier: str, reply: object, request_id: str, advice: MoveAdvice, parent: Context
+    ) -> None:
+        followed.append(advice.tokens)
+        proceed.set()
+        try:
+            await asyncio.Event().wait()  # no target answers
+        finally:
+            ended.append(tier)
+
+    monkeypatch.setattr(MoveAgent, "follow", follow)
+    assert (await scene.reply()).instances == ["a"]
+    assert (followed, ended) == ([6], ["only"])
+
+
+def test_the_expected_stall_of_a_move_is_that_of_the_worst_but_few() -> None:
+    stalls = MoveStalls()
+    stalls.add(NotMoved("no"))
+    assert stalls.expected_s == FIRST_STALL_S
+    for _ in range(19):
+        stalls.add(Moved(5, 2.0, 10))
+    stalls.add(Moved(5, 7.0, 10))
+    assert 2.0 <= stalls.expected_s <= 7.0
+    assert stalls.expected_s > FIRST_STALL_S
