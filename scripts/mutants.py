@@ -39,10 +39,16 @@ LOOK_EVERY_S = 1.0
 NOT_MUTATED = 99  # exit status
 PREIMPORTED = ("hypothesis", "pytest", "pytest_asyncio", "numpy", "torch", "transformers", "grpc")  # before forking
 
-GENERATION_TESTS = (
+TIER_TESTS = (
     "tests/router/test_generation.py",
+    "tests/router/test_slo_hops.py",
+    "tests/router/test_escalation_drafts.py",
+)
+CASCADE_TESTS = (
+    "tests/router/test_escalation_drafts.py",
     "tests/router/test_flagged_answers.py",
     "tests/router/test_slo_requests.py",
+    "tests/router/test_skipped_tiers.py",
 )
 TARGETS: dict[str, tuple[str, ...]] = {
     "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks_laws.py", "tests/worker/test_blocks.py"),
@@ -62,10 +68,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "router_service/admission/admission_queue.py": ("tests/router/test_admission_queue.py",),
     "router_service/admission/rules.py": ("tests/router/test_admission.py", "tests/router/test_admission_queue.py"),
     "router_service/generation/cascade.py": ("tests/router/test_cascade.py", "tests/router/test_flagged_answers.py"),
-    "router_service/generation/reply_assembler.py": GENERATION_TESTS,
-    "router_service/generation/tier_generation.py": GENERATION_TESTS,
-    "router_service/generation/attempt.py": GENERATION_TESTS,
-    "router_service/generation/cascade_generation.py": GENERATION_TESTS,
+    "router_service/generation/reply_assembler.py": TIER_TESTS,
+    "router_service/generation/tier_generation.py": TIER_TESTS,
+    "router_service/generation/attempt.py": TIER_TESTS,
+    "router_service/generation/cascade_generation.py": CASCADE_TESTS,
     "router_service/domain/failures.py": ("tests/router/test_failures.py",),
     "router_service/clients/circuit_breaker.py": ("tests/router/test_circuit_breaker.py",),
     "router_service/routing/instance_pool.py": (
@@ -73,7 +79,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/router/test_large_tiers.py",
         "tests/router/test_drafting_status.py",
         "tests/router/test_lease_probe.py",
-        *GENERATION_TESTS,
+        *TIER_TESTS,
     ),
     "worker_service/migration/source.py": ("tests/worker/test_migration_machines.py",),
     "worker_service/migration/target.py": ("tests/worker/test_migration_machines.py",),
