@@ -45,6 +45,7 @@ TIER_TESTS = (
     "tests/router/test_escalation_drafts.py",
 )
 CASCADE_TESTS = (
+    "tests/router/test_requests.py",
     "tests/router/test_escalation_drafts.py",
     "tests/router/test_flagged_answers.py",
     "tests/router/test_slo_requests.py",
@@ -82,7 +83,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *TIER_TESTS,
     ),
     "worker_service/migration/source.py": ("tests/worker/test_migration_machines.py",),
-    "worker_service/migration/target.py": ("tests/worker/test_migration_machines.py",),
     "judge_service/guards.py": ("tests/judge/test_guards.py",),
 }
 """Modules and the tests that should notice a fault in them, the quickest first."""
@@ -105,6 +105,18 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "router_service/generation/tier_generation.py",
         "TierGeneration._place: now >= deadline_s -> now > deadline_s",
     ): "they differ at one instant of a clock",
+    (
+        "router_service/generation/tier_generation.py",
+        "TierGeneration._place: now >= give_up_at -> now > give_up_at",
+    ): "they differ at one instant of a clock",
+    (
+        "router_service/generation/tier_generation.py",
+        "TierGeneration._place: promise is not None and hops is not None -> promise is not None or hops is not None",
+    ): "hops are there exactly where a promise is",
+    (
+        "router_service/generation/cascade_generation.py",
+        "CascadeGeneration._promise: request.resume is not None and resumed -> request.resume is not None or resumed",
+    ): "the text counts only where tokens are resumed",
 }
 """(module, mutation) -> why no test can notice it."""
 

@@ -1,4 +1,4 @@
-"""Wrong versions of a module, as syntax trees. No I/O."""
+"""Wrong versions of a module, as syntax trees. Arguments of calls are left as they are. No I/O."""
 
 import ast
 import copy
