@@ -324,7 +324,7 @@ def earlier_results(count: int, seed: int) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of module paths; default: all")
-    parser.add_argument("--count", type=int, default=25, help="mutations of each module")
+    parser.add_argument("--count", type=int, default=12, help="mutations of each module")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     os.chdir(ROOT)
