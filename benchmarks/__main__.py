@@ -17,6 +17,7 @@ BENCHMARKS = (
     "grammars",
     "escalation_drafts",
     "skipping_tiers",
+    "accepted_errors",
     "burst_thresholds",
     "judge",
     "judge_bias",

@@ -18,6 +18,7 @@ from grpc import aio
 from benchmarks.workload import Workload, drive
 from penstock import AsyncClient
 from penstock.local import LocalMesh, MeshOptions
+from penstock.local.cpu_time import descendants
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
@@ -64,8 +65,9 @@ def worker_address(mesh: LocalMesh) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PenstockWorker:
-    """A worker process of ours, called over gRPC with every token streamed."""
+    """A worker process of ours, called over gRPC with every token streamed. pid: the process."""
 
+    pid: int
     stub: "worker_pb2_grpc.WorkerServiceAsyncStub"
 
     async def seconds(self, work: Workload) -> float:
@@ -81,15 +83,6 @@ class PenstockWorker:
             return received
 
         return await drive(work, generate)
-
-
-@asynccontextmanager
-async def penstock(model: Path) -> AsyncIterator[Contender]:
-    async with (
-        one_tier_mesh(str(Path.cwd() / model), max_running=32) as mesh,
-        aio.insecure_channel(worker_address(mesh)) as channel,
-    ):
-        yield PenstockWorker(worker_pb2_grpc.WorkerServiceStub(channel))
 
 
 def penstock_at(tree: Path) -> Callable[[Path], AbstractAsyncContextManager[Contender]]:
@@ -117,11 +110,17 @@ def penstock_at(tree: Path) -> Callable[[Path], AbstractAsyncContextManager[Cont
                     instances = (await client.status()).instances
                 (worker,) = (instance for instance in instances if instance.role == "worker")
                 async with aio.insecure_channel(worker.address) as channel:
-                    yield PenstockWorker(worker_pb2_grpc.WorkerServiceStub(channel))
+                    yield PenstockWorker(_worker_of(started["pid"]), worker_pb2_grpc.WorkerServiceStub(channel))
             finally:
                 await run("down", "--folder", folder / "run")
 
     return start
+
+
+def _worker_of(up_pid: int) -> int:
+    """The worker among the processes of `penstock up`."""
+    (pid,) = (p for p in descendants(up_pid) if b"worker_service" in Path(f"/proc/{p}/cmdline").read_bytes())
+    return pid
 
 
 @dataclass(frozen=True, slots=True)

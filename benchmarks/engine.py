@@ -1,8 +1,9 @@
-"""Throughput on the shipped large model: torch engine, its former version, continuous batching of transformers, SGLang.
+"""Throughput on the shipped medium model: torch engine, its former version, continuous batching of transformers, SGLang.
 
-One thread per engine, one engine at a time, in rounds of all; every engine generates the same number of greedy tokens for the
-same prompts. The torch engine is called over gRPC with all tokens streamed. The former version is a commit, checked out
-next to this tree, in this tree's Python environment.
+One thread per engine, one engine at a time, in rounds of all, every second round in the opposite order; every engine
+generates the same number of greedy tokens for the same prompts. The torch engine is called over gRPC with all tokens
+streamed; both of its versions are started in the same way, and the CPU time of their workers is measured, too. The former
+version is a commit, checked out next to this tree, in this tree's Python environment.
 """
 
 import asyncio
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import contenders, report
-from benchmarks.contenders import Contender
+from benchmarks.contenders import Contender, PenstockWorker
 from benchmarks.router_cost import checked_out
 from benchmarks.spread import median_and_range
 from benchmarks.workload import workload
+from penstock.local.cpu_time import cpu_s
 from tests.support import sglang
 
 MODEL = Path("models/family/medium")
@@ -32,7 +34,7 @@ Start = Callable[[Path], AbstractAsyncContextManager[Contender]]
 def chosen(before: Path) -> dict[str, Start]:
     """The engines that can run here. before: the tree of the former version."""
     engines: dict[str, Start] = {
-        "penstock": contenders.penstock,
+        "penstock": contenders.penstock_at(Path.cwd()),
         "before": contenders.penstock_at(before),
         "transformers": contenders.transformers_cb,
     }
@@ -46,13 +48,19 @@ def chosen(before: Path) -> dict[str, Start]:
 async def measure(rounds: int, before: Path) -> dict[str, Any]:
     works = {n: workload(MODEL, n, WAVES[n], OUTPUT_TOKENS, SEED) for n in CONCURRENCY}
     rates: dict[str, dict[int, list[float]]] = {}
+    cpu_us: dict[str, dict[int, list[float]]] = {}
+    engines = [*chosen(before).items()]
     for number in range(rounds):
-        for name, start in chosen(before).items():
+        for name, start in engines if number % 2 == 0 else engines[::-1]:
             async with start(MODEL) as engine:
                 await engine.seconds(workload(MODEL, 4, 1, 16, SEED + 1))  # warm
                 for n, work in works.items():
+                    began_s = cpu_s(engine.pid) if isinstance(engine, PenstockWorker) else 0.0
                     rate = work.tokens / await engine.seconds(work)
                     rates.setdefault(name, {}).setdefault(n, []).append(rate)
+                    if isinstance(engine, PenstockWorker):
+                        spent_us = 1e6 * (cpu_s(engine.pid) - began_s) / work.tokens
+                        cpu_us.setdefault(name, {}).setdefault(n, []).append(spent_us)
                     print(f"round {number + 1}  {name:<14}{n:>3} at once  {rate:8.0f} tokens/s", flush=True)
     return {
         "model": str(MODEL),
@@ -63,6 +71,8 @@ async def measure(rounds: int, before: Path) -> dict[str, Any]:
         "threads_per_engine": 1,
         "rounds": rounds,
         "tokens_per_s": rates,
+        "worker_cpu_us_per_token": cpu_us,
+        "worker_cpu_of_before": {n: _ratios(cpu_us["penstock"][n], cpu_us["before"][n]) for n in works},
         "ratios_by_round": {
             f"penstock/{name}": {n: _ratios(rates["penstock"][n], rates[name][n]) for n in works}
             for name in rates
@@ -90,6 +100,6 @@ def run(rounds: int) -> None:
         name: [median_and_range(rates[n]) for n in CONCURRENCY] for name, rates in figures["tokens_per_s"].items()
     }
     groups = [f"{n} at once" for n in CONCURRENCY]
-    title = "Output tokens per second, shipped large model, one CPU thread"
+    title = "Output tokens per second, shipped medium model, one CPU thread"
     plot = report.bars("engine", title, groups, series, "tokens per second")
-    print(f"{figures['ratio_of_medians']}\n{path}\n{plot}")
+    print(f"{figures['ratio_of_medians']}\nworker CPU of before: {figures['worker_cpu_of_before']}\n{path}\n{plot}")

@@ -1,13 +1,14 @@
 """Plant seeded mutations in modules and run the tests that should notice: `python -m scripts.mutants [NAME ...]`.
 
-For each module of TARGETS, `--count` mutations are drawn by seed. Each is tried in a forked process, which imports the module
-from its mutated syntax tree, so no file changes. A mutation is killed if a test fails or the tests take too long. Survivors
-are listed; those in EQUIVALENT have a reason. Not part of CI: it runs the tests hundreds of times.
+For each module of TARGETS, `--count` mutations are drawn by seed. Each is tried in a forked process, which imports the
+module from its mutated syntax tree, so no file changes. A mutation is killed if a test fails twice in a row, or if the
+tests take too much CPU time or wait too long. Time without a core does not count, so a busy machine
+kills nothing. Survivors are listed; those in EQUIVALENT have a reason. Results of modules that are not tried are kept in
+the file of results. Not part of CI: it runs the tests hundreds of times.
 """
 
 import argparse
 import ast
-import copy
 import importlib.abc
 import importlib.machinery
 import json
@@ -16,23 +17,50 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+from hypothesis import Phase, settings
+
+from benchmarks import report
+from penstock.local.cpu_time import descendants, group_cpu_s, scheduled_s
+from scripts.mutations import Mutation, mutations
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
-LIMIT_FACTOR = 5.0  # a mutant may take so many times the time of the tests without a mutation
-MIN_LIMIT_S = 30.0
+LIMIT_FACTOR = 5.0  # a mutation may take so many times the CPU time, and the idle time, of the tests without one
+MIN_LIMIT_S = 20.0
+LOOK_EVERY_S = 1.0
+NOT_MUTATED = 99  # exit status
 PREIMPORTED = ("hypothesis", "pytest", "pytest_asyncio", "numpy", "torch", "transformers", "grpc")  # before forking
 
-GENERATION_TESTS = ("tests/router/test_generation.py", "tests/router/test_flagged_answers.py")
+TIER_TESTS = (
+    "tests/router/test_generation.py",
+    "tests/router/test_slo_hops.py",
+    "tests/router/test_escalation_drafts.py",
+)
+CASCADE_TESTS = (
+    "tests/router/test_requests.py",
+    "tests/router/test_escalation_drafts.py",
+    "tests/router/test_flagged_answers.py",
+    "tests/router/test_slo_requests.py",
+    "tests/router/test_skipped_tiers.py",
+)
 TARGETS: dict[str, tuple[str, ...]] = {
     "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks_laws.py", "tests/worker/test_blocks.py"),
-    "worker_service/scheduling/batching.py": ("tests/worker/test_batching_laws.py", "tests/worker/test_batching.py"),
+    "worker_service/scheduling/batching.py": (
+        "tests/worker/test_batching_laws.py",
+        "tests/worker/test_batching.py",
+        "tests/worker/test_proposals.py",
+    ),
     "worker_service/engine/core.py": (
         "tests/worker/test_core_laws.py",
+        "tests/worker/test_proposals.py",
         "tests/worker/test_slo_engine.py",
         "tests/worker/test_loop_engine.py",
         "tests/worker/test_failing_requests.py",
@@ -41,10 +69,21 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "router_service/admission/admission_queue.py": ("tests/router/test_admission_queue.py",),
     "router_service/admission/rules.py": ("tests/router/test_admission.py", "tests/router/test_admission_queue.py"),
     "router_service/generation/cascade.py": ("tests/router/test_cascade.py", "tests/router/test_flagged_answers.py"),
-    "router_service/generation/reply_assembler.py": GENERATION_TESTS,
-    "router_service/generation/tier_generation.py": GENERATION_TESTS,
-    "router_service/generation/attempt.py": GENERATION_TESTS,
-    "router_service/generation/cascade_generation.py": GENERATION_TESTS,
+    "router_service/generation/reply_assembler.py": TIER_TESTS,
+    "router_service/generation/tier_generation.py": TIER_TESTS,
+    "router_service/generation/attempt.py": TIER_TESTS,
+    "router_service/generation/cascade_generation.py": CASCADE_TESTS,
+    "router_service/domain/failures.py": ("tests/router/test_failures.py",),
+    "router_service/clients/circuit_breaker.py": ("tests/router/test_circuit_breaker.py",),
+    "router_service/routing/instance_pool.py": (
+        "tests/router/test_place_queue.py",
+        "tests/router/test_large_tiers.py",
+        "tests/router/test_drafting_status.py",
+        "tests/router/test_lease_probe.py",
+        *TIER_TESTS,
+    ),
+    "worker_service/migration/source.py": ("tests/worker/test_migration_machines.py",),
+    "judge_service/guards.py": ("tests/judge/test_guards.py",),
 }
 """Modules and the tests that should notice a fault in them, the quickest first."""
 
@@ -53,127 +92,33 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "services/domain/stages/bidding.py",
         "Receiver.started: won.order < moving.order -> won.order <= moving.order",
     ): "orders are unique, and the request that starts is not queued",
+    (
+        "worker_service/scheduling/batching.py",
+        "BatchScheduler._extend_for: missing > 0 -> missing >= 0",
+    ): "no block is taken where none is missing",
+    (
+        "worker_service/engine/core.py",
+        "EngineCore._row: [*sequence.tokens[sequence.prompt_tokens:end], *chunk.proposed] if sequence.sampling.penalizes "
+        "else  -> [*sequence.tokens[sequence.prompt_tokens:end], *chunk.proposed]",
+    ): "only rows with penalties are asked for their output",
+    (
+        "router_service/generation/tier_generation.py",
+        "TierGeneration._place: now >= deadline_s -> now > deadline_s",
+    ): "they differ at one instant of a clock",
+    (
+        "router_service/generation/tier_generation.py",
+        "TierGeneration._place: now >= give_up_at -> now > give_up_at",
+    ): "they differ at one instant of a clock",
+    (
+        "router_service/generation/tier_generation.py",
+        "TierGeneration._place: promise is not None and hops is not None -> promise is not None or hops is not None",
+    ): "hops are there exactly where a promise is",
+    (
+        "router_service/generation/cascade_generation.py",
+        "CascadeGeneration._promise: request.resume is not None and resumed -> request.resume is not None or resumed",
+    ): "the text counts only where tokens are resumed",
 }
 """(module, mutation) -> why no test can notice it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """index: of the candidate in the module. description: `function: before -> after`."""
-
-    index: int
-    line: int
-    description: str
-
-
-Replacement = Callable[[], ast.AST]
-
-_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-}
-_CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-
-
-def alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """Wrong versions of a node."""
-    match node:
-        case ast.Compare(ops=[operator]) if type(operator) in _COMPARISONS:
-            changed = copy.deepcopy(node)
-            changed.ops = [_COMPARISONS[type(operator)]()]
-            yield changed
-        case ast.BoolOp():
-            changed_op = copy.deepcopy(node)
-            changed_op.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-            yield changed_op
-        case ast.UnaryOp(op=ast.Not()):
-            yield copy.deepcopy(node.operand)
-        case ast.BinOp(op=operator) if type(operator) in _OPERATORS:
-            changed_sum = copy.deepcopy(node)
-            changed_sum.op = _OPERATORS[type(operator)]()
-            yield changed_sum
-        case ast.Call(func=ast.Name(id=name)) if name in _CALLS:
-            changed_call = copy.deepcopy(node)
-            changed_call.func = ast.Name(_CALLS[name], ast.Load())
-            yield changed_call
-        case ast.Constant(value=bool(value)):
-            yield ast.Constant(not value)
-        case ast.Constant(value=int(value)) if value in (0, 1):
-            yield ast.Constant(1 - value)
-        case ast.IfExp():
-            yield copy.deepcopy(node.body)
-            yield copy.deepcopy(node.orelse)
-        case ast.Continue():
-            yield ast.Break()
-        case ast.Raise() | ast.AugAssign() | ast.Delete():
-            yield ast.Pass()
-        case ast.Expr(value=ast.Call() | ast.Await()):
-            yield ast.Pass()
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield ast.Pass()
-        case ast.If():
-            changed_if = copy.deepcopy(node)
-            changed_if.test = ast.Constant(False)
-            yield changed_if
-
-
-def mutations(tree: ast.Module) -> list[tuple[Mutation, ast.Module]]:
-    """All candidates of a module, with the whole mutated tree of each."""
-    results: list[tuple[Mutation, ast.Module]] = []
-    places = [*_places(tree)]
-    for function, parent, name, position in places:
-        node = getattr(parent, name) if position is None else getattr(parent, name)[position]
-        for replacement in alternatives(node):
-            ast.copy_location(replacement, node)
-            _put(parent, name, position, replacement)
-            mutated = ast.fix_missing_locations(copy.deepcopy(tree))
-            _put(parent, name, position, node)
-            before, after = (" ".join(ast.unparse(n).split())[:100] for n in (node, replacement))
-            results.append((Mutation(len(results), node.lineno, f"{function}: {before} -> {after}"), mutated))
-    return results
-
-
-def _put(parent: ast.AST, name: str, position: int | None, node: ast.AST) -> None:
-    if position is None:
-        setattr(parent, name, node)
-    else:
-        getattr(parent, name)[position] = node
-
-
-def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None]]:
-    """(function, parent, field, position) of every statement and expression inside functions, but assertions and docs."""
-
-    def inside(function: str, parent: ast.AST) -> Iterator[tuple[str, ast.AST, str, int | None]]:
-        for name, value in ast.iter_fields(parent):
-            if name in ("decorator_list", "annotation", "returns", "args", "format_spec"):
-                continue
-            children = value if isinstance(value, list) else [value]
-            for position, child in enumerate(children):
-                if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.JoinedStr):
-                    continue
-                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                    yield from inside(".".join(filter(None, (function, child.name))), child)
-                    continue
-                if function:
-                    yield function, parent, name, position if isinstance(value, list) else None
-                yield from inside(function, child)
-
-    yield from inside("", tree)
 
 
 class MutatedModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -195,9 +140,63 @@ class MutatedModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._tree, str(self._path), "exec"), module.__dict__)
 
 
-def run_tests(target: str, tree: ast.Module | None, tests: Sequence[str], limit_s: float) -> tuple[bool, float]:
-    """(whether all tests pass, seconds) with a module replaced by a tree, in a forked process."""
-    began = time.monotonic()
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """CPU time that the tests of a module may use, and time that they may spend waiting, in seconds."""
+
+    cpu_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of tests ended.
+
+    failed: the first test that failed, or the limit that was passed; None if all tests pass. idle_s: neither on a core nor
+    ready to run.
+    """
+
+    failed: str | None
+    cpu_s: float
+    idle_s: float
+
+
+class _FailureWriter:
+    """A plugin of pytest that runs a failed test again, and writes the names of those that fail twice to a pipe.
+
+    Once may be chance: a test's own time limit on a busy machine.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def pytest_configure(self) -> None:
+        """That an example fails is enough: the smallest one is not searched for."""
+        phases = (Phase.explicit, Phase.reuse, Phase.generate)
+        settings.register_profile("mutants", settings.get_profile("tests"), phases=phases)
+        settings.load_profile("mutants")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if any(report.failed for report in reports):
+            item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures does: fixtures start again
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        for phase in reports:
+            item.ihook.pytest_runtest_logreport(report=phase)
+        return True
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.pytest_runtest_logreport(report)
+
+    def pytest_runtest_logreport(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self._descriptor, f"{report.nodeid}\n".encode())
+
+
+def run_tests(target: str, tree: ast.Module | None, tests: Sequence[str], limits: Limits) -> Outcome:
+    """Run tests in a forked process with a module replaced by a tree."""
+    readable, writable = os.pipe()
     child = os.fork()
     if not child:
         os.setsid()
@@ -206,19 +205,65 @@ def run_tests(target: str, tree: ast.Module | None, tests: Sequence[str], limit_
             os.dup2(null, descriptor)
         if tree is not None:
             name = target.removesuffix(".py").replace("/", ".")
+            if name in sys.modules:
+                os._exit(NOT_MUTATED)
             sys.meta_path.insert(0, MutatedModule(name, ROOT / target, tree))
-        import pytest
-
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
-    while time.monotonic() - began < limit_s:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            _end_group(child)
-            return os.waitstatus_to_exitcode(status) == 0, time.monotonic() - began
-        time.sleep(0.05)
+        options = ["-x", "-q", "-p", "no:cacheprovider"]
+        os._exit(pytest.main([*options, *tests], plugins=[_FailureWriter(writable)]))
+    os.close(writable)
+    usage = _Usage(child)
+    while not (passed_limit := usage.passed(limits)) and not _ends_within(child, LOOK_EVERY_S):
+        pass
+    usage.look()  # before its end is taken note of: a process that is gone has no times
     _end_group(child)
-    os.waitpid(child, 0)
-    return False, time.monotonic() - began
+    status = os.waitpid(child, 0)[1]
+    with os.fdopen(readable) as pipe:
+        failures = pipe.read().split("\n")
+    if os.waitstatus_to_exitcode(status) == NOT_MUTATED:
+        raise RuntimeError(f"{target} was imported before it could be mutated")
+    failed = passed_limit
+    if failed is None and os.waitstatus_to_exitcode(status):
+        failed = failures[0] or f"exit status {os.waitstatus_to_exitcode(status)}"
+    return Outcome(failed, usage.cpu_s, usage.idle_s)
+
+
+def _ends_within(child: int, seconds: float) -> bool:
+    """Wait for the end of a child, which stays a zombie."""
+    until_s = time.monotonic() + seconds
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class _Usage:
+    """What a process and those below it have used so far."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._at_s, self._busy_s = time.monotonic(), 0.0
+        self.cpu_s = self.idle_s = 0.0
+
+    def look(self) -> None:
+        """Measure again."""
+        at_s = time.monotonic()
+        busy_s = sum(
+            ran_s + waited_s
+            for pid in (self._pid, *descendants(self._pid))
+            for ran_s, waited_s in scheduled_s(pid).values()
+        )
+        # Threads and processes that have ended take their times with them: `busy_s` may fall.
+        self.idle_s += max(at_s - self._at_s - max(busy_s - self._busy_s, 0.0), 0.0)
+        self.cpu_s = max(self.cpu_s, group_cpu_s([self._pid]))
+        self._at_s, self._busy_s = at_s, busy_s
+
+    def passed(self, limits: Limits) -> str | None:
+        """The limit that it has passed."""
+        self.look()
+        if self.cpu_s > limits.cpu_s:
+            return f"CPU time over {limits.cpu_s:.0f} s"
+        return f"idle for over {limits.idle_s:.0f} s" if self.idle_s > limits.idle_s else None
 
 
 def _end_group(child: int) -> None:
@@ -231,15 +276,16 @@ def _end_group(child: int) -> None:
 
 def try_target(target: str, count: int, seed: int) -> dict[str, object]:
     """Try mutations of one module; return its figures."""
-    tests = [test for test in TARGETS[target] if (ROOT / test).exists()]
-    passes, usual_s = run_tests(target, None, tests, 600.0)
-    if not passes:
-        sys.exit(f"{target}: {', '.join(tests)} fail without a mutation")
+    tests = TARGETS[target]
+    usual = run_tests(target, None, tests, Limits(600.0, 600.0))
+    if usual.failed:
+        sys.exit(f"{target}: {usual.failed} fails without a mutation")
+    limits = Limits(max(MIN_LIMIT_S, LIMIT_FACTOR * usual.cpu_s), max(MIN_LIMIT_S, LIMIT_FACTOR * usual.idle_s))
     candidates = mutations(ast.parse((ROOT / target).read_text()))
-    drawn = random.Random(f"{seed} {target}").sample(candidates, min(count, len(candidates)))
-    limit_s, survivors = max(MIN_LIMIT_S, LIMIT_FACTOR * usual_s), list[Mutation]()
+    drawn = random.Random(f"{seed} {target}").sample(candidates, len(candidates))[:count]  # more begin with the same
+    survivors = list[Mutation]()
     for mutation, tree in sorted(drawn, key=lambda pair: pair[0].index):
-        if run_tests(target, tree, tests, limit_s)[0]:
+        if run_tests(target, tree, tests, limits).failed is None:
             survivors.append(mutation)
             reason = EQUIVALENT.get((target, mutation.description), "")
             print(
@@ -257,12 +303,29 @@ def try_target(target: str, count: int, seed: int) -> dict[str, object]:
     }
 
 
+def write_results(modules: dict[str, dict[str, Any]], count: int, seed: int) -> tuple[int, int]:
+    """Write the figures of modules, in the order of TARGETS, and return (mutations tried, killed) of all."""
+    ordered = [modules[target] for target in TARGETS if target in modules]
+    tried, killed = (sum(module[key] for module in ordered) for key in ("tried", "killed"))
+    report.write("mutants", {"seed": seed, "count": count, "tried": tried, "killed": killed, "modules": ordered})
+    return tried, killed
+
+
+def earlier_results(count: int, seed: int) -> dict[str, dict[str, Any]]:
+    """The published figures by module, if they are of the same seed and count."""
+    if not RESULTS.exists():
+        return {}
+    published = json.loads(RESULTS.read_text())
+    if (published["count"], published["seed"]) != (count, seed):
+        return {}
+    return {module["module"]: module for module in published["modules"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of module paths; default: all")
-    parser.add_argument("--count", type=int, default=25, help="mutations of each module")
+    parser.add_argument("--count", type=int, default=12, help="mutations of each module")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     os.chdir(ROOT)
     for name in PREIMPORTED:
@@ -270,12 +333,10 @@ def main() -> None:
     chosen = [target for target in TARGETS if not args.names or any(name in target for name in args.names)]
     if not chosen:
         parser.error(f"no module matches {', '.join(args.names)}; there are {', '.join(TARGETS)}")
-    modules: list[dict[str, object]] = []
+    modules = earlier_results(args.count, args.seed)
     for target in chosen:
-        modules.append(try_target(target, args.count, args.seed))
-        tried, killed = (sum(int(str(module[key])) for module in modules) for key in ("tried", "killed"))
-        result = {"seed": args.seed, "count": args.count, "tried": tried, "killed": killed, "modules": modules}
-        args.out.write_text(json.dumps(result, indent=1) + "\n")  # after each module: a run takes long
+        modules[target] = try_target(target, args.count, args.seed)
+        tried, killed = write_results(modules, args.count, args.seed)  # after each module: a run takes long
     print(f"{killed} of {tried} killed")
 
 

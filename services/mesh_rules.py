@@ -67,6 +67,10 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         if tier.engine == "openai":
             yield from _endpoint_problems(tier.openai.endpoints, f"tiers[{i}].openai.endpoints")
         yield from _flag_problems(tier.sglang, f"tiers[{i}].sglang")
+        if tier.sglang.adapter and tier.engine != "sglang":
+            yield FieldProblem(f"tiers[{i}].sglang.adapter", f"only SGLang adapts models; the engine is {tier.engine}")
+        if tier.sglang.adapter and tier.sglang.kv_store:
+            yield FieldProblem(f"tiers[{i}].sglang.kv_store", "servers with an adapter do not share KV: leave it out")
         yield from _drafter_problems(mesh, i)
         if tier.skip_below is not None and not mesh.router.score_predictor:
             yield FieldProblem(f"tiers[{i}].skip_below", "needs router.score_predictor, which is not set")
@@ -105,7 +109,7 @@ UNSUPPORTED_SGLANG_FLAGS = {
     "--nnodes": "a worker starts servers on its own machine: start one of several machines yourself, and set endpoint",
     "--node-rank": "see --nnodes",
     "--dist-init-addr": "see --nnodes",
-    "--enable-lora": "adapters cannot be chosen by requests: merge the adapter into a model folder of its own",
+    "--enable-lora": "set sglang.adapter, the adapter that the tier serves its model with",
     "--lora-paths": "see --enable-lora",
     "--disaggregation-mode": "workers need servers that compute prompts and replies",
     "--is-embedding": "workers need servers that generate",

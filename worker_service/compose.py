@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from services.settings import ServiceSettings, environment_value
 from services.state import MeshFeed
 from services.state.keys import tier_group
 from services.telemetry import observe_unusable_entries
+from worker_service.devices import worker_device
 from worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
@@ -39,14 +39,12 @@ from worker_service.transfer_queue import TransferQueue
 
 if TYPE_CHECKING:
     from worker_service.engine.remote import RemoteEngineOptions
-    from worker_service.engine.sglang.launch import ServerShape
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 MEASURE_AGAIN_S = 1.0
 """After this long without another worker, or after a measurement that failed, it is tried again."""
-GIB = 1 << 30
 
 
 async def compose(chassis: Chassis) -> None:
@@ -302,28 +300,9 @@ def build_engine(
 
         return RemoteEngine(_remote_options(tier))
     if tier.engine == "sglang":
-        from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
+        from worker_service.sglang_tier import sglang_engine  # tokenizers take a second to import
 
-        server, index = tier.sglang, settings.worker_index
-        endpoint = settings.sglang_endpoint or server.endpoint
-        return SglangEngine(
-            SglangEngineOptions(
-                folder=model_folder(settings, tier.model),
-                name=name,
-                endpoint=endpoint,
-                launch=None if endpoint else _server_shape(tier, settings),
-                port=server.port + index if server.port else 0,
-                max_requests=tier.max_running * (1 if endpoint else server.dp) + tier.max_queued,
-                max_context_tokens=tier.max_context_tokens,
-                start_timeout_s=server.start_timeout_s,
-                gone_s=server.gone_s,
-                hold=hold,
-                tool_format=tier.tool_format,
-                model=tier.model,
-                keeps_slos=tier.batch_policy == "slo",
-                tightest_tpot_s=tightest_tpot_s,
-            )
-        )
+        return sglang_engine(tier, settings, hold, tightest_tpot_s)
     from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
 
     return torch_engine(
@@ -374,49 +353,4 @@ def _remote_options(tier: MeshTier) -> "RemoteEngineOptions":
         max_context_tokens=tier.max_context_tokens or DEFAULT_REMOTE_CONTEXT,
         silence_s=remote.silence_s,
         start_timeout_s=remote.start_timeout_s,
-    )
-
-
-def worker_device(device: str, index: int, each: int = 1) -> str:
-    """The device of the worker with this index in its tier. With `cuda`, each worker takes the next `each` GPUs."""
-    return f"cuda:{index * each}" if device == "cuda" else device
-
-
-def _server_shape(tier: MeshTier, settings: ServiceSettings) -> "ServerShape":
-    """The shape of the SGLang server that this worker starts."""
-    from worker_service.engine.sglang.launch import ServerShape, gpus_of
-
-    server, each = tier.sglang, tier.sglang.tp * tier.sglang.pp * tier.sglang.dp
-    on_cpu = tier.device == "cpu"
-    try:
-        gpus = gpus_of(server.gpus, settings.worker_index, each)
-    except ValueError as error:
-        raise SettingsError(f"tiers: {tier.name}: sglang.gpus: {error}") from None
-    collector = environment_value("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
-    return ServerShape(
-        python=server.python or sys.executable,
-        model=str(model_folder(settings, tier.model)),
-        name=tier.served_name,
-        tp=server.tp,
-        pp=server.pp,
-        dp=server.dp,
-        gpus=gpus,
-        device=tier.device if gpus else worker_device(tier.device, settings.worker_index, each),
-        dtype=tier.dtype,
-        threads=tier.threads,
-        mem_fraction=server.mem_fraction,
-        kv_tokens=tier.kv_tokens or (DEFAULT_KV_TOKENS if on_cpu else None),
-        kv_block_tokens=tier.kv_block_tokens,
-        max_running=tier.max_running,
-        max_queued=tier.max_queued,
-        max_step_tokens=tier.max_step_tokens or (DEFAULT_STEP_TOKENS if on_cpu else None),
-        max_context_tokens=tier.max_context_tokens,
-        deterministic=server.deterministic,
-        kv_store=str(settings.resolve(server.kv_store)) if server.kv_store and tier.workers > 1 else "",
-        kv_store_bytes=int(server.kv_store_gib * GIB / max(1, tier.workers)),
-        trace_to=collector.partition("://")[2] or collector,
-        structured_output=server.structured_output,
-        mixed_chunk=tier.batch_policy == "slo",
-        flags=server.flags,
-        env=server.env,
     )

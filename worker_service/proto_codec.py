@@ -45,6 +45,7 @@ _CAPABILITIES = {
     Capability.SLO: pb.CAPABILITY_SLO,
     Capability.DRAFTS: pb.CAPABILITY_DRAFTS,
     Capability.SLO_PREDICTED: pb.CAPABILITY_SLO_PREDICTED,
+    Capability.ADAPTER: pb.CAPABILITY_ADAPTER,
 }
 
 HEARTBEAT = pb.GenerateResponse(heartbeat=pb.Heartbeat())

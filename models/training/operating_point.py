@@ -5,7 +5,7 @@ from the prompt alone. What a rule does to a prompt is computed as the planner d
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,18 +86,17 @@ def _outcome(answers: Answers, sample: JudgedSample, thresholds: Sequence[float]
 
 def choose(answers: Answers, slack: float, limits: Sequence[float] = SKIP_LIMITS) -> Rule:
     """The rule with the least cost whose accuracy is at most `slack` below the last tier's; the most accurate if none is."""
-    lower = len(answers.right) - 1
     target = float(answers.right[-1].mean()) - slack
-    sample = _sample(answers)
-    best: tuple[tuple[bool, float], Rule] | None = None
+    return min(outcomes(answers, limits), key=lambda found: _rank(found[1], target))[0]
+
+
+def outcomes(answers: Answers, limits: Sequence[float] = SKIP_LIMITS) -> Iterator[tuple[Rule, Outcome]]:
+    """Every rule of THRESHOLDS and skip limits, with what the cascade does under it."""
+    lower, sample = len(answers.right) - 1, _sample(answers)
     for skip_below in itertools.product(limits, repeat=lower):
         skipping = sample.skipping(skip_below)
         for thresholds in itertools.product(THRESHOLDS, repeat=lower):
-            rank = _rank(_outcome(answers, skipping, thresholds), target)
-            if best is None or rank < best[0]:
-                best = rank, Rule(thresholds, skip_below)
-    assert best is not None
-    return best[1]
+            yield Rule(thresholds, skip_below), _outcome(answers, skipping, thresholds)
 
 
 def best_of(found: Mapping[float, Outcome], target: float) -> float:

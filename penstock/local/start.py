@@ -54,6 +54,7 @@ def needs_hub(mesh: MeshFile, mesh_file: Path) -> bool:
 
 
 def _models(mesh: MeshFile) -> list[str]:
-    """The models that processes load, as given in the mesh file, tiers first."""
+    """The models and adapters that processes load, as given in the mesh file, tiers first."""
     tiers = [tier.model for tier in mesh.tiers if tier.engine != "simulated"]
-    return tiers + [scorer.model for scorer in mesh.judge.scorers if scorer.kind == "judge-model"]
+    adapters = [tier.sglang.adapter for tier in mesh.tiers if tier.sglang.adapter]
+    return tiers + adapters + [scorer.model for scorer in mesh.judge.scorers if scorer.kind == "judge-model"]

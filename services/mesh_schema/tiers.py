@@ -35,6 +35,10 @@ class SglangMeshEngine(BaseModel):
 
     endpoint: str = ""
     """Base URL of a running server. Empty: each worker starts its own server and restarts it when it fails."""
+    adapter: str = ""
+    """A LoRA adapter of the tier's model: a folder in PEFT's format (a relative path is resolved against the mesh file's
+    folder) or an id at the hub. The tier serves the model with it. A running server must have been started with it; several
+    tiers may use one server, each with an adapter of its own or with none. Empty: none."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """How long a worker waits for its server to load the model."""
     gone_s: float = Field(default=10.0, gt=0)
@@ -150,7 +154,8 @@ class MeshTier(BaseModel):
     """A folder in Hugging Face format (a relative path is resolved against the mesh file's folder), or a model's id at the
     hub. For engine openai, the model's name at the endpoints. Not required for the simulated engine."""
     served_model_name: str = ""
-    """The model's name in the API. Empty: the folder's name, or the tier's name without a model."""
+    """The model's name in the API. Empty: the name of the folder (of sglang.adapter, if there is one), or the tier's name
+    without a model."""
     workers: int = Field(default=1, ge=0, le=MAX_PROCESSES)
     """Worker processes."""
     threshold: float | None = Field(default=None, ge=0, le=100)
@@ -213,4 +218,4 @@ class MeshTier(BaseModel):
     @property
     def served_name(self) -> str:
         """The model's name in the API."""
-        return self.served_model_name or Path(self.model).name or self.name
+        return self.served_model_name or Path(self.sglang.adapter or self.model).name or self.name

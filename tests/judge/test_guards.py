@@ -20,6 +20,7 @@ from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
 from services.domain import ChatMessage, ChatPrompt, FinishReason, InvalidRequest, Role
 from services.domain.structured import StructuredOutput, StructureKind
+from services.domain.tools import Tool, ToolChoice, ToolMode, ToolUse
 from services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
@@ -170,3 +171,20 @@ async def test_guards_of_the_mesh_file_are_those_of_the_judge(redis: RedisProces
         "truncated": ["truncated_answer", "", "empty_answer", ""],
         "": ["", "", "empty_answer", ""],
     }
+
+
+def test_of_an_unfinished_answer_only_repetition_is_told() -> None:
+    """It may be empty, cut or half a call so far."""
+    loop = "and so on, " * 40
+    for answer in ("", " ", '{"half'):
+        form = StructuredOutput(StructureKind.JSON_OBJECT)
+        beginning = replace(judged(answer), unfinished=True, finish_reason=FinishReason.LENGTH, structured_output=form)
+        assert objection(beginning) is None
+    assert objection(replace(judged(loop), unfinished=True)) == "repeated_answer"
+    assert objection(replace(judged(loop), unfinished=True), frozenset({Guard.TRUNCATED})) is None
+
+
+def test_calls_are_checked_against_the_tools_of_the_prompt() -> None:
+    prompt = ChatPrompt((ChatMessage("user", "hi"),), ToolUse((Tool("f"),), ToolChoice(ToolMode.REQUIRED)))
+    assert objection(replace(judged("no call"), prompt=prompt, tool_format="hermes")) == "invalid_tool_call"
+    assert objection(replace(judged("no call"), tool_format="hermes")) is None

@@ -64,3 +64,22 @@ def test_a_probe_whose_caller_goes_away_decides_nothing() -> None:
     breaker.passed()
     breaker.left()
     assert breaker.allows(1.0)
+
+
+def test_failures_and_doublings_are_counted_from_the_last_success() -> None:
+    """Also those of calls that were sent before it, while the breaker was closed."""
+    limits = BreakerLimits(failures=3, open_s=1.0, max_open_s=8.0)
+    breaker = CircuitBreaker(limits)
+    for _ in range(2):  # the same again after a success
+        for _ in range(2):
+            breaker.failed(0.0)
+            assert breaker.allows(0.0)
+        breaker.failed(0.0)
+        assert not breaker.allows(0.9)
+        assert breaker.allows(1.0)
+        breaker.passed()
+        breaker.failed(1.0)
+        assert not breaker.allows(2.9)
+        assert breaker.allows(3.0)
+        breaker.passed()
+        breaker.succeeded()

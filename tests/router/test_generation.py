@@ -23,7 +23,7 @@ from router_service.clients.reply_multiplexer import MultiplexerPool
 from router_service.clients.worker_client import WorkerClient
 from router_service.domain.events import InstanceChanged, TierStarted
 from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
-from router_service.generation.attempt import METHOD, TierDone
+from router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls, TierDone
 from router_service.generation.reply_assembler import TierEvent
 from router_service.generation.tier_generation import MAX_TRACED_CALLS, RetryPolicy, TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
@@ -50,6 +50,7 @@ from services.domain.errors import (
     invalid,
 )
 from services.domain.requests import PROGRESS_TOKENS, Draft, FinishReason
+from services.domain.stages.advice import MoveAdvice
 from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
 
@@ -62,6 +63,8 @@ class Seen:
     token_ids: list[int]
     instances: list[str]
     done: TierDone
+    reasons: list[str]
+    """Of the changes of instance."""
 
 
 class Scene:
@@ -108,7 +111,7 @@ class Scene:
         draft: Draft | None = None,
     ) -> Seen:
         """A whole reply, each of its tokens once."""
-        token_ids, instances = list[int](), list[str]()
+        token_ids, instances, reasons = list[int](), list[str](), list[str]()
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
         # no prompt is known anywhere
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling, draft=draft)
@@ -121,6 +124,7 @@ class Scene:
                 case InstanceChanged():
                     assert event.offset == len(token_ids)
                     instances.append(event.to_instance_id)
+                    reasons.append(event.reason)
 
         done = await (generation or self.tier(silence_s)).generate(
             tier,
@@ -133,7 +137,7 @@ class Scene:
             history=history,
         )
         assert token_ids == list(range(TOKENS)), "each token once"
-        return Seen(token_ids, instances, done)
+        return Seen(token_ids, instances, done, reasons)
 
     @property
     def tried(self) -> dict[str, int]:
@@ -498,3 +502,101 @@ async def test_the_spans_of_a_reply_are_bounded(scene: Scene) -> None:
     assert seen.done.reason is FinishReason.LENGTH
     assert scene.tried == {"a": attempts + 1}
     assert [span.name for span in exporter.get_finished_spans()].count(METHOD) == MAX_TRACED_CALLS
+
+
+async def test_an_instance_is_sought_for_the_tokens_that_the_reply_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the prompt, as the tier has counted tokens per character so far, and those that are generated."""
+    await scene.start("a", [5, Act.DIE])
+    await scene.start("b")
+    sought, place = list[int](), scene.pool.place
+
+    def noting(tier: str, request_id: str, tokens: int, **more: Any) -> Any:
+        sought.append(tokens)
+        return place(tier, request_id, tokens, **more)
+
+    monkeypatch.setattr(scene.pool, "place", noting)
+    generation = scene.tier()
+    await scene.reply("x" * 40, generation=generation)  # the prompt; it has 3 tokens
+    await scene.reply("y" * 40, generation=generation)
+    assert sought == [10, 3 + 5, 3]
+
+
+async def test_an_error_of_the_request_itself_ends_it_even_after_its_last_token(scene: Scene) -> None:
+    await scene.start("a", [TOKENS, RequestFailed("its text cannot be computed")])
+    with pytest.raises(RequestFailed):
+        await scene.reply()
+
+
+async def test_the_client_is_told_why_the_last_instance_was_left_that_had_tokens(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that others were full meanwhile, unless it was full itself."""
+    monkeypatch.setattr("router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
+    await scene.start("a", [5, Act.DIE])
+    await scene.start("b", [Overloaded("no", 3600.0)])
+    await scene.start("c", [1000, Act.FINISH], [5, Overloaded("no", 0.0)])
+    seen = await scene.reply()
+    assert seen.instances == ["a", "c"]
+    assert seen.reasons not in (["full"], [""])
+    seen = await scene.reply("again")
+    assert (seen.instances[0], seen.reasons) == ("c", ["full"])
+
+
+async def test_a_reply_that_has_ended_is_not_moved(scene: Scene) -> None:
+    await scene.start("a", [5, Act.DIE])
+    other, generation = await scene.start("b"), scene.tier()
+    await scene.reply(generation=generation)
+    with pytest.raises(NotFound, match="active reply"):
+        await generation.move("r", other.record, "asked for")
+
+
+async def test_an_instance_is_sent_the_tokens_that_it_must_compute(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its record tells of them, they are counted as its pending work: the prompt's and those generated elsewhere."""
+    await scene.start("a", [5, Act.DIE])
+    await scene.start("b")
+    sent, sending = list[tuple[str, int]](), scene.pool.sending
+
+    def noting(instance_id: str, tokens: int) -> Any:
+        sent.append((instance_id, tokens))
+        return sending(instance_id, tokens)
+
+    monkeypatch.setattr(scene.pool, "sending", noting)
+    await scene.reply("x" * 40)  # the prompt; it has 3 tokens
+    assert sent == [("a", 10), ("b", 3 + 5)]
+
+
+async def test_advice_to_move_is_followed_by_one_move_at_a_time_which_ends_with_the_reply(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed = asyncio.Event()
+    await scene.start("a", [3, Act.ADVISE_MOVE, Act.ADVISE_MOVE, proceed, 1000, Act.FINISH])
+    followed, ended = list[int](), list[str]()
+
+    async def follow(
+        _: MoveAgent, tier: str, reply: object, request_id: str, advice: MoveAdvice, parent: Context
+    ) -> None:
+        followed.append(advice.tokens)
+        proceed.set()
+        try:
+            await asyncio.Event().wait()  # no target answers
+        finally:
+            ended.append(tier)
+
+    monkeypatch.setattr(MoveAgent, "follow", follow)
+    assert (await scene.reply()).instances == ["a"]
+    assert (followed, ended) == ([6], ["only"])
+
+
+def test_the_expected_stall_of_a_move_is_that_of_the_worst_but_few() -> None:
+    stalls = MoveStalls()
+    stalls.add(NotMoved("no"))
+    assert stalls.expected_s == FIRST_STALL_S
+    for _ in range(19):
+        stalls.add(Moved(5, 2.0, 10))
+    stalls.add(Moved(5, 7.0, 10))
+    assert 2.0 <= stalls.expected_s <= 7.0
+    assert stalls.expected_s > FIRST_STALL_S

@@ -20,6 +20,7 @@ from router_service.generation.reply_assembler import TierEvent
 from router_service.generation.slo_hops import HopLimits, SloHops
 from router_service.generation.tier_generation import TierGeneration
 from router_service.migration.bidding import BidLimits, MoveAgent
+from router_service.migration.movable_reply import Moved
 from services.channels import ChannelPool
 from services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt
 from services.domain.instances import SloHeadroom
@@ -64,20 +65,31 @@ def promise_of(
     return ReplyPromise(Promise.received(slo, asyncio.get_running_loop().time()), produced)
 
 
-async def reply(
-    scene: Scene, promise: ReplyPromise, hops: HopLimits = THREE_HOPS, resumed: tuple[int, ...] = ()
-) -> Outcome:
+def generation_of(scene: Scene, hops: HopLimits = THREE_HOPS) -> TierGeneration:
     agent = MoveAgent(scene.view, BidClient(scene._channels), NoOpTracer(), NoOpMeter("t"), BidLimits(1.0, 1.0))
     client = WorkerClient(scene._channels, scene._sessions, LIMIT_S)
-    generation = TierGeneration(scene.pool, client, agent, NoOpTracer(), scene.policy, NoOpMeter("t"), hops)
-    outcome = Outcome(token_ids=list(resumed))
+    return TierGeneration(scene.pool, client, agent, NoOpTracer(), scene.policy, NoOpMeter("t"), hops)
+
+
+async def reply(
+    scene: Scene,
+    promise: ReplyPromise,
+    hops: HopLimits = THREE_HOPS,
+    resumed: tuple[int, ...] = (),
+    *,
+    generation: TierGeneration | None = None,
+    outcome: Outcome | None = None,
+) -> Outcome:
+    """A whole reply. outcome: to be filled while it runs."""
+    outcome = outcome or Outcome()
+    outcome.token_ids += resumed
     loop = asyncio.get_running_loop()
 
     def on_tokens(frame: object) -> None:
         outcome.token_ids += frame.token_ids  # type: ignore[attr-defined]
         promise.take(frame, loop.time())  # type: ignore[arg-type]
 
-    outcome.done = await generation.generate(
+    outcome.done = await (generation or generation_of(scene, hops)).generate(
         "only",
         GenerationRequest("r", TextPrompt("r"), SamplingParams(seed=1, max_output_tokens=TOKENS), resumed),
         loop.time() + LIMIT_S,
@@ -218,3 +230,22 @@ def test_hops_end_by_number_or_by_time() -> None:
     assert not strict.is_declined("b", 10.0, begun=False)
     assert strict.is_declined("b", 12.1, begun=False)
     assert not strict.is_declined("a", 10.0, begun=True)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_the_target_of_a_move_shall_decline_only_what_was_promised(scene: Scene, kept: bool) -> None:
+    """A promise must not end by a move; what is served as best effort anyway may move to anyone."""
+    source = await scene.start("a", [20, Act.HAND_OVER])
+    source.keeps_slos = kept
+    target = await scene.start("b")
+    target.transferred.set_result(20)
+    generation, outcome = generation_of(scene), Outcome()
+    reading = asyncio.create_task(reply(scene, promise_of(), generation=generation, outcome=outcome))
+    while len(outcome.token_ids) < 20:
+        await asyncio.sleep(0)
+    assert isinstance(await generation.move("r", target.record, "asked for"), Moved)
+    await reading
+    (request,) = target.asked
+    assert request.HasField("slo")
+    assert request.decline_unkept_slo is kept
+    assert outcome.token_ids == list(range(TOKENS))

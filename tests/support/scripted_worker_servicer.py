@@ -32,6 +32,8 @@ class Act(Enum):
     """With the status `broken_by`."""
     HAND_OVER = "hand over"
     """At the next MigrateOut."""
+    ADVISE_MOVE = "advise a move"
+    """The sequence has outgrown the instance."""
     SKIP_A_TOKEN = "skip a token"
     DECLINE = "decline"
     """Its SLO cannot be kept."""
@@ -147,6 +149,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     await self._moved.wait()
                     self._handing_over.set()
                     say(handed_over=pb.HandedOver(offset=offset))
+                case Act.ADVISE_MOVE:
+                    advice = pb.MoveAdvice(reason=pb.MOVE_REASON_RANGE_CROSSED, sequence_tokens=offset + 3)
+                    say(move_advice=advice)
                 case Act.SKIP_A_TOKEN:
                     say(tokens=common_pb2.TokenFrame(offset=offset + 1, token_ids=[0], text="?"))
                 case Act.DECLINE:

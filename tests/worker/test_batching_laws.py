@@ -228,3 +228,62 @@ def test_a_sequence_that_gets_nothing_costs_the_step_nothing() -> None:
     s.commit(plan, {"old": [7]})
     s.finish("old", FinishReason.STOP)
     assert sum(step(s).values()) == 3  # the young one again, with what it had generated
+
+
+def test_proposals_share_what_the_step_leaves_and_end_with_the_reply() -> None:
+    """In equal shares of the rest, one token less than the reply may still have; who may have none is not named."""
+    s = scheduler(step=9)
+    for name, output in (("long", 9), ("short", 4), ("shortest", 3), ("last", 2)):
+        s.add(sequence(name, 1, output=output, first=10 * output))
+    step(s)
+    plan = s.plan_step()
+    assert plan.tokens == 4
+    # 5 tokens are left for four: one each, of which "last", whose next token is its last one, can use none
+    assert s.proposal_limits(plan) == {"long": 1, "short": 1, "shortest": 1}
+    s = scheduler(step=64)
+    for name, output in (("long", 9), ("short", 4)):
+        s.add(sequence(name, 1, output=output, first=10 * output))
+    step(s)
+    assert s.proposal_limits(s.plan_step()) == {"long": 7, "short": 2}
+
+
+def test_a_step_with_proposals_keeps_those_without_and_computes_what_stands() -> None:
+    """Each request stays in the step; behind it, what is computed is what stands, and blocks of the rest are free."""
+    s = scheduler(blocks=8, block_tokens=2, step=64)
+    for name in ("a", "b"):
+        s.add(sequence(name, 3, output=9, first=10 * ord(name)))
+    step(s)
+    free = s.pool.free
+    plan = s.propose(s.plan_step(), {"a": [1, 2, 3]})
+    assert [(c.sequence.request_id, c.logits, c.proposed) for c in plan.chunks] == [("a", 4, (1, 2, 3)), ("b", 1, ())]
+    s.commit(plan, {"a": [1, 2, 9], "b": [5]})  # two of three stand
+    a, b = s.get("a"), s.get("b")
+    assert a is not None
+    assert b is not None
+    assert (a.tokens[3:], a.computed, len(a.blocks), a.sealed) == ([7, 1, 2, 9], 6, 3, 3)
+    assert (b.tokens[3:], b.computed, len(b.blocks), b.sealed) == ([7, 5], 4, 2, 2)
+    assert s.pool.free == free - 1
+
+
+def test_proposals_get_the_blocks_that_are_free_and_no_others() -> None:
+    s = scheduler(blocks=4, block_tokens=2, step=64)
+    for name in ("a", "b"):
+        s.add(sequence(name, 2, output=9, first=10 * ord(name)))
+    step(s)
+    plan = s.plan_step()  # a third token each: all four blocks are taken, with room for one token in two of them
+    assert s.pool.free == 0
+    proposed = s.propose(plan, {"a": [1, 2, 3], "b": [4]})
+    assert [c.proposed for c in proposed.chunks] == [(1,), (4,)]
+    assert proposed.preempted == ()
+
+
+def test_what_is_preempted_holds_nothing() -> None:
+    s = scheduler(blocks=4)
+    for name in ("a", "b"):
+        s.add(sequence(name, 3, output=9, first=10 * ord(name)))
+    step(s)
+    step(s)
+    assert s.plan_step().preempted == ("b",)
+    b = s.get("b")
+    assert b is not None
+    assert (b.blocks, b.computed, b.sealed, b.pending) == ([], 0, 0, 5)

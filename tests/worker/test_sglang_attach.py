@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,7 +14,7 @@ from tests.conftest import FAMILY
 from tests.support.sglang import cpu_shape, launched_server
 from tests.worker.test_engine_contract import answer, request
 from tests.worker.test_sglang_failures import Server
-from worker_service.engine.interface import EngineUnusable
+from worker_service.engine.interface import Capability, EngineUnusable
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 from worker_service.engine.sglang.attach import ServerIdentity, problems
 from worker_service.engine.sglang.client import ServerLoad, SglangClient, server_id
@@ -24,12 +25,13 @@ NAMES = ("org/small-model", "small")
 
 
 @asynccontextmanager
-async def attached(server: Server, **options: object) -> AsyncIterator[SglangEngine]:
+async def attached(server: Server, **options: Any) -> AsyncIterator[SglangEngine]:
     """An engine of the small model, attached to this server."""
     runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = SglangEngine(SglangEngineOptions(SMALL, "small", endpoint=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    engine = SglangEngine(SglangEngineOptions(SMALL, "small", endpoint=endpoint, **options))
     try:
         await engine.start()
         yield engine
@@ -93,6 +95,18 @@ async def test_a_worker_does_not_start_on_a_server_of_another_model() -> None:
     with pytest.raises(EngineUnusable, match=r"model_path: the server has .*large, not .*small"):
         async with attached(server):
             pass
+
+
+async def test_copies_behind_one_server_reuse_no_prefix_for_us() -> None:
+    """Which data-parallel rank gets a request is the server's affair, and each rank has a cache of its own."""
+    shared = {Capability.PREFIX_REUSE, Capability.PREFIX_TRANSFER}
+    for copies in (1, 2):
+        server = Server()
+        server.info |= {"dp_size": copies}
+        async with attached(server) as engine:
+            assert shared <= engine.info.capabilities if copies == 1 else not shared & engine.info.capabilities
+            await answer(engine, request("a"))
+        assert not [key for body in server.asked for key in body if "rank" in key]
 
 
 async def test_every_call_has_an_id_that_begins_no_other() -> None:

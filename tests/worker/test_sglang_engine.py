@@ -66,8 +66,8 @@ def request(name: str, text: str, sampling: SamplingParams = GREEDY, **more: Any
     return GenerationRequest(name, ChatPrompt((ChatMessage("user", text),)), sampling, **more)
 
 
-async def torch_replies(model: str) -> list[str]:
-    torch = torch_engine(TorchEngineOptions(FAMILY / model, model))
+async def torch_replies(model: Path) -> list[str]:
+    torch = torch_engine(TorchEngineOptions(model, model.name))
     await torch.start()
     replies = [(await answer(torch, request(f"t{i}", question))).text for i, question in enumerate(QUESTIONS)]
     await torch.close()
@@ -76,7 +76,7 @@ async def torch_replies(model: str) -> list[str]:
 
 async def test_greedy_text_is_the_torch_engines(engine: SglangEngine) -> None:
     found = [(await answer(engine, request(f"s{i}", question))).text for i, question in enumerate(QUESTIONS)]
-    assert found == await torch_replies("small")
+    assert found == await torch_replies(FAMILY / "small")
 
 
 async def test_oversize_prompts_and_unknown_tokens_are_refused_and_the_server_lives(engine: SglangEngine) -> None:
@@ -211,7 +211,7 @@ async def test_a_killed_server_loses_no_reply_and_comes_back(
     other = await sglang_servers.url(cpu_shape(model, **SMALL))
     tier = {"name": "only", "model": str(model), "engine": "sglang", "kv_tokens": 4096, "workers": 1}
     file = mesh_file([tier | {"sglang": CPU_LAUNCH | {"port": port, "flags": list(CPU_LAUNCH["flags"])}}])
-    wanted = await torch_replies("small") * 8
+    wanted = await torch_replies(model) * 8
 
     async def ask_all(client: Any) -> list[str]:
         replies = await asyncio.gather(*(client.generate(q, temperature=0, max_tokens=60) for q in QUESTIONS * 8))

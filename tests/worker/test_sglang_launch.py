@@ -14,7 +14,8 @@ from services.mesh_file import load_mesh_file
 from services.mesh_rules import UNSUPPORTED_SGLANG_FLAGS
 from services.settings import ServiceSettings
 from tests.conftest import FAMILY, MeshFileMaker
-from worker_service.compose import build_engine, worker_device
+from worker_service.compose import build_engine
+from worker_service.devices import worker_device
 from worker_service.engine.interface import EngineUnusable
 from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 from worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
@@ -197,7 +198,7 @@ def test_flags_that_no_worker_can_work_with_are_refused(mesh_file: MeshFileMaker
     flags = ["--log-level", "warning", "--lora-paths=a", "--nnodes", "2"]
     file = mesh_file([{"name": "only", "model": "m", "engine": "sglang", "sglang": {"flags": flags}}])
     fields = {problem.field: problem.problem for problem in mesh_file_problems(file)}
-    assert "merge the adapter" in UNSUPPORTED_SGLANG_FLAGS["--enable-lora"]
+    assert "sglang.adapter" in UNSUPPORTED_SGLANG_FLAGS["--enable-lora"]
     assert "--lora-paths is not supported" in fields["tiers[0].sglang.flags[2]"]
     assert "--nnodes is not supported: a worker starts servers on its own machine" in fields["tiers[0].sglang.flags[3]"]
     assert not any(field.endswith(("flags[0]", "flags[1]", "flags[4]")) for field in fields)

@@ -94,8 +94,8 @@ async def test_info_and_load_tell_what_is_there(stub: Stub) -> None:
     assert info.max_context_tokens > 0
     assert pb.CAPABILITY_VERIFY_GREEDY in info.capabilities
     missing = set(pb.Capability.values()) - {*info.capabilities}
-    slos = {pb.CAPABILITY_SLO, pb.CAPABILITY_SLO_PREDICTED}
-    assert missing == {pb.CAPABILITY_UNSPECIFIED} | slos, "its tier keeps no SLOs"
+    others = {pb.CAPABILITY_SLO, pb.CAPABILITY_SLO_PREDICTED, pb.CAPABILITY_ADAPTER}
+    assert missing == {pb.CAPABILITY_UNSPECIFIED} | others, "its tier keeps no SLOs and has no adapter"
     load = await stub.GetLoad(pb.GetLoadRequest())
     assert list(load.running_tokens) == []
     assert load.free_kv_blocks == info.kv_blocks

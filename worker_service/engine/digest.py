@@ -7,10 +7,13 @@ FULL_HASH_BYTES = 64 * 1024 * 1024  # of larger files only size, beginning and e
 _END_BYTES = 1 << 20
 
 
-def model_digest(folder: Path) -> str:
-    """A short digest of weights, config and tokenizer: engines with equal digests can exchange KV."""
+def model_digest(folder: Path, adapter: Path | None = None) -> str:
+    """A short digest of weights, config and tokenizer: engines with equal digests can exchange KV.
+
+    adapter: the folder of a LoRA adapter of the model.
+    """
     total = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json") and "card" not in p.name):
+    for path in (*_files(folder), *(_files(adapter) if adapter is not None else ())):
         total.update(path.name.encode())
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -21,3 +24,7 @@ def model_digest(folder: Path) -> str:
                 file.seek(-_END_BYTES, 2)
                 total.update(file.read())
     return total.hexdigest()[:16]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json") and "card" not in p.name)

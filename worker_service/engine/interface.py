@@ -35,6 +35,7 @@ class Capability(enum.Enum):
     SLO_PREDICTED: likewise, but by a prediction of steps that the engine does not form itself.
     VERIFY_SAMPLED: a sampled draft token is accepted if the engine draws the same token.
     VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
+    ADAPTER: the model is one with a LoRA adapter.
     DRAFTS: the draft of a request is verified; other engines ignore it.
     """
 
@@ -52,11 +53,16 @@ class Capability(enum.Enum):
     SLO = "slo"
     DRAFTS = "drafts"
     SLO_PREDICTED = "slo_predicted"
+    ADAPTER = "adapter"
 
 
 def capabilities_of_own_steps(*, keeps_slos: bool) -> frozenset[Capability]:
     """What an engine can do that forms its steps itself."""
-    return frozenset(Capability) - {Capability.SLO_PREDICTED} - (set() if keeps_slos else {Capability.SLO})
+    return (
+        frozenset(Capability)
+        - {Capability.SLO_PREDICTED, Capability.ADAPTER}
+        - (set() if keeps_slos else {Capability.SLO})
+    )
 
 
 class EngineUnusable(Exception):

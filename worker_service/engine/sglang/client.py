@@ -13,10 +13,12 @@ import aiohttp
 
 from services import telemetry
 from services.domain.errors import Overloaded, Unavailable, invalid
+from worker_service.engine.sglang.adapter import ServerAdapter, server_adapters
 from worker_service.engine.sglang.attach import ServerIdentity
 
 CALL_TIMEOUT_S = 5.0
 IDLE_S = 4.0  # limit on waiting for the server to become idle; less than the time-out of calls
+_ONE_TOKEN = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
 END_S = 0.1  # the end of a stream arrives with its last token, or never
 
 # (token, logprob), most likely first.
@@ -28,7 +30,7 @@ class ServerInfo:
     """Properties of a server.
 
     identity: its version and model. input_tokens: largest length of a prompt. kv_tokens: KV capacity of all replicas.
-    step_tokens: limit on prompt tokens in one step.
+    step_tokens: limit on prompt tokens in one step. adapters: the LoRA adapters that it was started with.
     grammars: whether it enforces the form of a reply.
     seeded: sampled tokens depend only on seed and position. priorities: waiting requests are ordered by priority.
     """
@@ -47,6 +49,7 @@ class ServerInfo:
     metrics: bool
     grammars: bool = True
     dp: int = 1
+    adapters: tuple[ServerAdapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class SglangClient:
 
     def __init__(self, endpoint: str) -> None:
         self._base = endpoint.rstrip("/")
+        self.adapter = ""
+        """The server's name of the LoRA adapter that all requests use; empty: none."""
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CALL_TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=0),  # the engine limits concurrent requests
@@ -129,6 +134,7 @@ class SglangClient:
                 # each copy of the model has a cache of its own, and the server decides which one gets a request
                 prefix_cache=not data.get("disable_radix_cache") and int(data.get("dp_size") or 1) == 1,
                 metrics=bool(data.get("enable_metrics")),
+                adapters=server_adapters(data),
                 grammars=data.get("grammar_backend") != "none" and not data.get("skip_tokenizer_init"),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -198,12 +204,7 @@ class SglangClient:
             Overloaded: The server is full.
             Unavailable: The server does not respond.
         """
-        body: dict[str, Any] = {
-            "rid": request_id,
-            "input_ids": token_ids,
-            "sampling_params": sampling,
-            "stream": True,
-        }
+        body = self._body(request_id, token_ids, sampling) | {"stream": True}
         if top_logprobs is not None:
             body |= {"return_logprob": True, "top_logprobs_num": top_logprobs, "logprob_start_len": -1}
         if priority is not None:
@@ -240,14 +241,8 @@ class SglangClient:
             Overloaded: The server is full.
             Unavailable: The server does not respond.
         """
-        body: dict[str, Any] = {
-            "rid": request_id,
-            "input_ids": [*prefix, *draft],
-            "sampling_params": {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True},
-            "return_logprob": True,
-            "logprob_start_len": len(prefix) - 1,
-            "top_logprobs_num": top,
-        }
+        body = self._body(request_id, [*prefix, *draft], _ONE_TOKEN)
+        body |= {"return_logprob": True, "logprob_start_len": len(prefix) - 1, "top_logprobs_num": top}
         if priority is not None:
             body["priority"] = priority
         meta = await self._generate_unstreamed(body)
@@ -267,12 +262,17 @@ class SglangClient:
             Overloaded: The server is full.
             Unavailable: The server does not respond.
         """
-        sampling = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
-        meta = await self._generate_unstreamed({"rid": request_id, "input_ids": token_ids, "sampling_params": sampling})
+        meta = await self._generate_unstreamed(self._body(request_id, token_ids, _ONE_TOKEN))
         try:
             return float(meta["prefill_finished_time"]) - float(meta["forward_entry_time"])
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._base}/generate: unexpected response: {error!r}") from error
+
+    def _body(self, request_id: str, token_ids: Seq[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        body: dict[str, Any] = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling}
+        if self.adapter:
+            body["lora_path"] = self.adapter
+        return body
 
     async def _generate_unstreamed(self, body: dict[str, Any]) -> dict[str, Any]:
         """The response of the server without streaming."""

@@ -49,7 +49,6 @@ from worker_service.engine.generation_config import sampling_defaults
 from worker_service.engine.interface import (
     NOT_KEPT,
     Admitted,
-    Capability,
     Declined,
     DraftDistribution,
     EngineEvent,
@@ -61,6 +60,8 @@ from worker_service.engine.interface import (
 )
 from worker_service.engine.loop import OutputCoalescing
 from worker_service.engine.sglang import attach
+from worker_service.engine.sglang.adapter import name_at_server
+from worker_service.engine.sglang.capabilities import capabilities
 from worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient, server_id
 from worker_service.engine.sglang.forms import FIELD, sampling_form
 from worker_service.engine.sglang.launch import ServerShape
@@ -91,16 +92,18 @@ class SglangEngineOptions:
     """folder: the model, for its tokenizer and config. model: as in the tier of the mesh file.
 
     max_requests: limit on concurrent requests. endpoint: a running server. launch: a server to start at `port` (0: any free
-    port). Exactly one of the two is set. gone_s: a running server that does not respond for this long has failed. hold:
-    limits of output coalescing. keeps_slos: requests are admitted with an SLO where a prediction of the server's steps,
-    measured at the start, says that it can be kept. tightest_tpot_s: an own server whose steps with a full chunk take longer
-    than this pace is started once more with smaller chunks.
+    port). Exactly one of the two is set. adapter: the folder of a LoRA adapter that all requests use. gone_s: a running
+    server that does not respond for this long has failed. hold: limits of output coalescing. keeps_slos: requests are
+    admitted with an SLO where a prediction of the server's steps, measured at the start, says that it can be kept.
+    tightest_tpot_s: an own server whose steps with a full chunk take longer than this pace is started once more with smaller
+    chunks.
     """
 
     folder: Path
     name: str
     endpoint: str = ""
     launch: ServerShape | None = None
+    adapter: Path | None = None
     port: int = 0
     max_requests: int = 128
     max_context_tokens: int | None = None
@@ -165,12 +168,14 @@ class SglangEngine(MovingRequests):
         self._info = EngineInfo(
             engine="sglang",
             model=options.name,
-            model_digest=await asyncio.to_thread(model_digest, options.folder),
+            model_digest=await asyncio.to_thread(model_digest, options.folder, options.adapter),
             max_context_tokens=min(server.input_tokens, options.max_context_tokens or server.input_tokens),
             kv_blocks=self._free_blocks,
             kv_block_tokens=server.page_tokens,
             max_requests=options.max_requests,
-            capabilities=frozenset(_capabilities(server, options.keeps_slos)),
+            capabilities=frozenset(
+                capabilities(server, keeps_slos=options.keeps_slos, adapted=options.adapter is not None)
+            ),
             sampling_defaults=await asyncio.to_thread(sampling_defaults, options.folder),
         )
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -183,7 +188,7 @@ class SglangEngine(MovingRequests):
         """Start a server of this shape, or attach to one without it, and wait until it is healthy.
 
         Raises:
-            EngineUnusable: It does not start, does not respond in time, or is not one for this model.
+            EngineUnusable: It does not start, does not respond in time, or is not one for this model or adapter.
         """
         options = self.options
         if shape is not None:
@@ -197,6 +202,8 @@ class SglangEngine(MovingRequests):
             server = await self._client.info()
             if options.endpoint:
                 await asyncio.to_thread(self._check_identity, server)
+            if options.adapter is not None:
+                self._client.adapter = await asyncio.to_thread(name_at_server, server.adapters, options.adapter)
         except BaseException as error:
             await self._stop_server()
             if isinstance(error, TimeoutError):
@@ -586,24 +593,6 @@ class SglangEngine(MovingRequests):
         async with self._turned:
             self._up = up
             self._turned.notify_all()
-
-
-def _capabilities(server: ServerInfo, keeps_slos: bool) -> Iterator[Capability]:
-    """The capabilities of this server, from its flags."""
-    if keeps_slos:
-        yield Capability.SLO_PREDICTED
-    yield Capability.LOGPROBS
-    yield Capability.VERIFY_GREEDY
-    yield Capability.VERIFY_REJECTION
-    if server.grammars:
-        yield Capability.STRUCTURED_OUTPUT
-    if server.prefix_cache:
-        yield Capability.PREFIX_REUSE
-        yield Capability.PREFIX_TRANSFER
-    if server.seeded:
-        yield Capability.SEEDED_SAMPLING
-    if server.priorities:
-        yield Capability.PRIORITIES
 
 
 def config_vocab(folder: Path) -> int:

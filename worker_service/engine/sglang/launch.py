@@ -7,6 +7,7 @@ priority), and features that it needs are enabled (metrics, priorities, incremen
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class ServerShape:
     kv_store: a folder shared with other servers of the model; empty: none. kv_store_bytes: how much of it this one may fill.
     mixed_chunk: a step computes decodes and a chunk of prompts together, instead of the chunk alone.
     trace_to: host:port of an OTLP collector; empty: none.
+    adapter: the folder of a LoRA adapter that requests may use; empty: none.
     """
 
     python: str
@@ -44,6 +46,7 @@ class ServerShape:
     structured_output: bool = False
     mixed_chunk: bool = False
     trace_to: str = ""
+    adapter: str = ""
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -98,6 +101,12 @@ def command(shape: ServerShape, port: int) -> list[str]:
     if shape.trace_to:
         switches.append("enable-trace")
         options["otlp-traces-endpoint"] = shape.trace_to
+    if shape.adapter:
+        switches.append("enable-lora")
+        # one slot is for requests without an adapter, such as the server's own
+        options |= {"lora-paths": f"{Path(shape.adapter).name}={shape.adapter}", "max-loras-per-batch": 2}
+        if device == "cpu":
+            options["lora-backend"] = "torch_native"
     if shape.kv_store:
         switches.append("enable-hierarchical-cache")
         options |= {

@@ -100,6 +100,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """The draft of a request is verified."""
     CAPABILITY_SLO_PREDICTED: _Capability.ValueType  # 14
     """As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
+    CAPABILITY_ADAPTER: _Capability.ValueType  # 15
+    """The model is one with a LoRA adapter."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -130,6 +132,8 @@ CAPABILITY_DRAFTS: Capability.ValueType  # 13
 """The draft of a request is verified."""
 CAPABILITY_SLO_PREDICTED: Capability.ValueType  # 14
 """As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
+CAPABILITY_ADAPTER: Capability.ValueType  # 15
+"""The model is one with a LoRA adapter."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final

@@ -1,9 +1,10 @@
 """Lets the SGLang wheel start on a machine without a GPU. Put this folder on PYTHONPATH, for that process alone.
 
-Three independent parts, each a hook on a later import:
+Four independent parts, each a hook on a later import:
 1. torchvision: the PyPI build is for CUDA, its C++ library does not load, and two operators go missing.
 2. triton: where it is not installed, SGLang's own stub for machines without triton is used.
 3. HiCache: host pools copy with plain torch instead of CUDA kernels, and nothing is pinned.
+4. LoRA: its torch backend computes on a CPU, but pins what it would upload; nothing is pinned.
 """
 
 import importlib.machinery
@@ -114,6 +115,11 @@ def _host_pool_copies(module):
     module.torch = _UnpinnedTorch(module.torch)
 
 
+def _unpinned_lora(module):
+    module.torch = _UnpinnedTorch(module.torch)
+    module.torch.Tensor.pin_memory = lambda self, device=None: self
+
+
 sys.meta_path[:0] = [
     _Once("torchvision", _define_torchvision_ops),
     _Once("sglang", _stub_triton),
@@ -121,6 +127,9 @@ sys.meta_path[:0] = [
         {
             "sglang.srt.mem_cache.pool_host.common": _host_pool_memory,
             "sglang.srt.mem_cache.pool_host.mha": _host_pool_copies,
+            "sglang.srt.lora.layers": _unpinned_lora,
+            "sglang.srt.lora.lora": _unpinned_lora,
+            "sglang.srt.lora.backend.torch_backend": _unpinned_lora,
         }
     ),
 ]
