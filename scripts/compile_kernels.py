@@ -30,7 +30,7 @@ def slo_scheduler() -> None:
 def simulators() -> None:
     """A tier's replicas, the cluster whose requests move, and the search for stages."""
     from planner_service.deployment.search import LatencyTable
-    from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
+    from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, kernel
     from planner_service.simulator.cluster import Moves
     from planner_service.simulator.judged import BatchPolicy, PlainReplicas, Promises
     from planner_service.simulator.loop import serve_cluster
@@ -49,6 +49,12 @@ def simulators() -> None:
     endless = np.full(4, np.inf)
     promises = Promises(np.full(4, 10.0), np.full(4, 1.0), endless, np.full(4, 5))
     PlainReplicas(replica, BatchPolicy.DECODE_FIRST).serve(work, promises)
+    # a single replica, as the tests hold it against the scheduler that serves
+    ones, each, knots = np.ones(1, np.int64), np.zeros(1), np.array([0.0, 1.0])
+    shape, limits, never = np.array([1, 1]), np.array([16, 1, 16, 0]), np.full(1, np.inf)
+    tables = shape, limits, np.zeros(4), knots, knots
+    outputs = each.copy(), each.copy(), np.zeros(kernel.COUNTERS)
+    kernel.simulate_replica(each, ones, ones, ones, *tables, True, never, 1, *outputs, kernel.LATENCY)
 
 
 def torch_engine() -> None:

@@ -39,6 +39,7 @@ def test_before_the_session_ends(): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1], ids=["here", "in a worker of xdist"])
 def test_costly_tests_without_the_mark_are_named(tmp_path: Path, workers: int) -> None:
     (tmp_path / "test_costs.py").write_text(TESTS)

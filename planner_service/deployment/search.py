@@ -130,7 +130,7 @@ class LatencyTable:
         means = (float(work.input_tokens.mean()), float(work.output_tokens.mean())) if len(work) else (1.0, 1.0)
         self._table = KindTable(self._kinds)
         self._alone_times = [alone_times(work, kind) for kind in self._kinds]
-        self._alone = self._alone_of(measured)  # (K, N)
+        self._alone = self._alone_of(measured) * (1 - ROUNDING)  # (K, N), under what simulation says of each
         whole = self._alone_of(Measured.LATENCY)
         self._alone_means = whole.mean(axis=1) if len(work) else np.zeros(len(self._kinds))
         self._alone_percentiles = [self._percentile_s(each) for each in self._alone]
@@ -213,7 +213,7 @@ class LatencyTable:
         for count in reversed(self._counts(max(known + 1, self._least_kept), most)):
             for parts in self._candidates(count):
                 # what was found on more GPUs need only be equalled, what is known on fewer must be beaten
-                under = float(np.nextafter(latency_s, INFEASIBLE)) if on > count else latency_s
+                under = math.nextafter(latency_s, INFEASIBLE) if on > count else latency_s
                 if (seconds := self.simulate(parts, under)) < under:
                     latency_s, on, best = seconds, count, self._strategy(parts, seconds)
         return best
@@ -232,7 +232,7 @@ class LatencyTable:
             return 0
         if not self._kinds or (min(self._alone_percentiles) > limit_s and len(self._kinds) == 1):
             return None
-        under = float(np.nextafter(limit_s, INFEASIBLE))
+        under = math.nextafter(limit_s, INFEASIBLE)
         for count in self._counts(self.fewest_known(limit_s), most):
             if count in self._best:
                 if self.latency_s(count) <= limit_s:

@@ -84,7 +84,7 @@ def simulate_replica(
     first_s: F,  # (N) out: when the first token came
     finish_s: F,  # (N) out: when the last came
     counters: F,  # (COUNTERS) out
-    measured: int = LATENCY,  # what is due: the last token, the first token, or the pace
+    measured: int,  # what is due: the last token, the first token, or the pace
 ) -> int:
     """Serve N requests; each must fit a lane's KV alone. Returns how many were late.
 
@@ -227,7 +227,7 @@ def simulate_tier(
     first_s: F,  # (N) out
     finish_s: F,  # (N) out
     counters: F,  # (COUNTERS) out
-    measured: int = LATENCY,  # see simulate_replica
+    measured: int,  # see simulate_replica
 ) -> bool:
     """All replicas of a tier, one after the other: they share nothing but the queue that was split among them.
 
@@ -290,7 +290,7 @@ def percentile_within(
     counted: B,  # (N) whether a request's latency counts; at least one does
     percentile: float,
     limit_s: float,
-    measured: int = LATENCY,
+    measured: int,
 ) -> float:
     """The percentile of what is measured of a tier; infinity where it was given up because it is at limit_s or above.
 

@@ -152,6 +152,7 @@ def test_what_does_not_fit_into_the_time_is_left_out() -> None:
     assert forecasts(replayed, TINY, simulated(), 1, stage) == []
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_sample_measured_again_is_what_was_claimed(answered: dict[str, list[An
         assert differ <= 1, f"{tier}: {differ} of {SAMPLE} differ"  # one: another CPU may round another way
 
 
+@pytest.mark.slow
 def test_the_judge_tells_good_from_bad_on_the_sample(answered: dict[str, list[Answered]]) -> None:
     found = [*answered["small"], *answered["medium"]]
     scores = answers.score_all(FAMILY / "judge", found, threads=1)

@@ -193,6 +193,7 @@ def test_what_a_user_feels_is_an_objective_too(data: tuple[Path, Path], tmp_path
     assert planned(data, tmp_path / "x.json", "--min-quality", 84, "--objective", "cheapest").exit_code == 2
 
 
+@pytest.mark.slow
 def test_every_latency_is_planned_and_replayed_as_it_is_named(data: tuple[Path, Path], tmp_path: Path) -> None:
     """Each plan has the least of the latency that it was made for; a target that is missed is named as that latency."""
     kinds = {"first-token": "first_token", "pace": "pace"}

@@ -134,6 +134,7 @@ def compiled(
         first,
         finish,
         counters,
+        kernel.LATENCY,
     )
     steps, preemptions, tokens = (int(counters[i]) for i in (kernel.STEPS, kernel.PREEMPTIONS, kernel.TOKENS))
     return Replayed(first.tolist(), finish.tolist(), steps, preemptions, tokens)
@@ -241,7 +242,9 @@ def test_giving_up_early_loses_nothing(
     alone = np.array([alone_latency(whole, one) for one in kinds])
     arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, whole.priority, owners, np.array(kind))
     tables = (table.whole, table.rates, table.kx, table.ky, alone, counted)
-    assert kernel.percentile_within(*arrays, *tables, percentile, np.inf) == pytest.approx(exact, rel=1e-12)
+    assert kernel.percentile_within(*arrays, *tables, percentile, np.inf, kernel.LATENCY) == pytest.approx(
+        exact, rel=1e-12
+    )
     limit = exact * share
-    found = kernel.percentile_within(*arrays, *tables, percentile, limit)
+    found = kernel.percentile_within(*arrays, *tables, percentile, limit, kernel.LATENCY)
     assert found == pytest.approx(exact, rel=1e-12) or (found == np.inf and share < 1 + 1e-9)

@@ -133,6 +133,7 @@ async def test_the_service_plans_what_the_library_plans_and_the_simulation_agree
     assert not children()
 
 
+@pytest.mark.slow
 async def test_the_service_plans_for_the_latency_that_is_named(planner: Planner) -> None:
     """p90 to the first visible token, as the library plans it; a target that cannot be met says which latency it is."""
     asked = inputs()

@@ -72,6 +72,7 @@ async def read(client: AsyncClient, prompt: str, number: int) -> Seen:
     return Seen(text, changes, trace_id)
 
 
+@pytest.mark.slow
 async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: TestMesh) -> None:
     async with mesh.client() as client:
         still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(prompts())))
