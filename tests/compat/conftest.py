@@ -1,7 +1,8 @@
-"""A mesh for other projects' clients: a shipped model answers, and a simulated one behind it takes tools and forms."""
+"""A mesh of shipped models for other projects' clients; once more with SGLang as its engine, where that is tested."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import yaml
@@ -9,26 +10,26 @@ import yaml
 from services.testing import RedisProcess
 from tests.conftest import FAMILY
 from tests.support.mesh import running_mesh
+from tests.support.sglang import SglangServers, cpu_shape
 
 
 @dataclass(frozen=True)
 class CompatMesh:
-    """url: of the API, with /v1. chat: the tier of a shipped model. tools: the tier that takes tools and forms."""
+    """url: of the API, with /v1. chat: the first tier. tools: the last one, to which what is no valid call escalates."""
 
     url: str
     chat: str = "small"
-    tools: str = "simulated"
+    tools: str = "large"
 
 
-@pytest.fixture(scope="package")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CompatMesh]:
-    fast = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
+@pytest.fixture(scope="package", params=["torch", pytest.param("sglang", marks=pytest.mark.sglang)])
+async def mesh(
+    request: pytest.FixtureRequest, redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[CompatMesh]:
+    tiers = [await _tier(request, name) for name in (CompatMesh.chat, CompatMesh.tools)]
     content = {
         "name": "test-compat",
-        "tiers": [
-            {"name": "small", "model": str(FAMILY / "small"), "threshold": 0, "engine": "torch", "kv_tokens": 4096},
-            {"name": "simulated", "model": "sim", "engine": "simulated", "simulated": fast},
-        ],
+        "tiers": [tiers[0] | {"threshold": 0}, tiers[1]],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
         "router": {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1},
     }
@@ -36,3 +37,12 @@ async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) ->
     path.write_text(yaml.safe_dump(content))
     async with running_mesh(path, redis.url) as running:
         yield CompatMesh(f"{running.http}/v1")
+
+
+async def _tier(request: pytest.FixtureRequest, name: str) -> dict[str, Any]:
+    """A shipped model, on the engine that is asked for."""
+    tier: dict[str, Any] = {"name": name, "model": str(FAMILY / name), "engine": request.param}
+    if request.param == "torch":
+        return tier | {"kv_tokens": 8192}
+    servers: SglangServers = request.getfixturevalue("sglang_servers")
+    return tier | {"sglang": {"endpoint": await servers.url(cpu_shape(FAMILY / name, kv_tokens=8192))}}

@@ -29,19 +29,15 @@ async def output_of(*command: str) -> Any:
 
 
 async def test_langchain(mesh: CompatMesh) -> None:
-    """invoke, stream, with_structured_output by its three methods, bind_tools in a loop of two tools; by both endpoints."""
+    """invoke, stream, with_structured_output by its three methods, an agent that may call two tools; by both endpoints."""
     got = await output_of(str(VENV / "bin" / "python"), str(CLIENTS / "langchain_client.py"), mesh.url)
     assert got["invoke"] == got["stream"] != ""
     assert got["usage"]["output_tokens"] > 0
     assert got["structured"]["function_calling"]["title"] in ("Dr", "Ms")
     assert got["structured"]["json_schema"]["title"] in ("Dr", "Ms")
     assert isinstance(got["structured"]["json_mode"], dict)
-    for kinds in (got["agent"], got["responses_agent"]):
-        assert kinds[0] == "human"
-        assert kinds[1] == "ai"
-        assert kinds[-1] == "ai"
-        assert kinds.count("ai") == 3
-        assert kinds.count("tool") >= 2
+    for loop in (got["agent"], got["responses_agent"]):
+        assert loop == {"called": ["lookup", "calculator"], "answer": "196"}
     assert got["responses"] == got["responses_stream"] != ""
 
 

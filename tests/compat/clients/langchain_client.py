@@ -23,39 +23,46 @@ class AnyObject(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-@tool
-def add(x: int, y: int) -> int:
-    """Adds."""
-    return x + y
+PRICES = {"cakes": 7}
 
 
 @tool
-def shout(word: Literal["yes", "no"]) -> str:
-    """Shouts."""
-    return word.upper()
+def lookup(key: str) -> int:
+    """Price lookup."""
+    return PRICES[key]
 
 
-TOOLS = {one.name: one for one in (add, shout)}
+@tool
+def calculator(expression: str) -> int:
+    """A calculator."""
+    a, b = expression.split("*")
+    return int(a) * int(b)
 
 
-def agent(model: Any) -> list[str]:
-    """Two rounds of calls, then an answer: the kinds of the messages."""
-    messages: list[Any] = [HumanMessage(QUESTION)]
-    for choice in ("any", "any", "none"):
-        reply = model.bind_tools([*TOOLS.values()], tool_choice=choice).invoke(messages)
+TOOLS = {one.name: one for one in (lookup, calculator)}
+MOST_TURNS = 5
+
+
+def agent(model: Any) -> dict[str, Any]:
+    """A loop that ends when the model calls no tool: the tools that it called, and its answer."""
+    able, messages, called = model.bind_tools([*TOOLS.values()]), [HumanMessage("How much do 28 cakes cost?")], []
+    for _ in range(MOST_TURNS):
+        reply = able.invoke(messages)
         messages.append(reply)
+        if not reply.tool_calls:
+            return {"called": called, "answer": reply.text}
         for call in reply.tool_calls:
-            result = TOOLS[call["name"]].invoke(call["args"])
-            messages.append(ToolMessage(str(result), tool_call_id=call["id"]))
-    return [message.type for message in messages]
+            called.append(call["name"])
+            messages.append(ToolMessage(str(TOOLS[call["name"]].invoke(call["args"])), tool_call_id=call["id"]))
+    return {"called": called, "answer": None}
 
 
 def main(url: str) -> dict[str, Any]:
     def client(model: str, **options: Any) -> ChatOpenAI:
         return ChatOpenAI(base_url=url, api_key="unused", model=model, temperature=0, max_retries=0, **options)
 
-    chat, tools = client("cascade", max_tokens=12), client("simulated")
-    responses = client("simulated", use_responses_api=True)
+    chat, tools = client("cascade", max_tokens=12), client("large")
+    responses = client("large", use_responses_api=True)
     streamed = list(chat.stream(QUESTION))
     structured = {
         method: tools.with_structured_output(form, method=method).invoke("Who?").model_dump()

@@ -31,12 +31,12 @@ def main(url: str) -> dict[str, Any]:
     conversation: list[Any] = [{"role": "user", "content": "Double 4."}]
     arguments = []
     for _ in range(2):
-        message = ask("simulated", conversation, tools=TOOLS, tool_choice="required").choices[0].message
+        message = ask("large", conversation, tools=TOOLS, tool_choice="required").choices[0].message
         conversation.append(message)
         for call in message.tool_calls:
             arguments.append(json.loads(call.function.arguments))
             conversation.append({"role": "tool", "tool_call_id": call.id, "content": "8"})
-    final = ask("simulated", conversation, tools=TOOLS, tool_choice="none").choices[0].message.content
+    final = ask("large", conversation, tools=TOOLS, tool_choice="none").choices[0].message.content
     try:
         ask("cascade", messages[:1], max_tokens=10**9 * 10)
         refused = ""
