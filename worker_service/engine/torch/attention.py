@@ -17,11 +17,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker_service.engine.torch import block_copies, kernels
+from worker_service.engine.torch.step_layout import RUN_TOKENS, step_layout
 
 KERNEL_TOKENS = 16
 """Up to this many tokens of a sequence use the compiled kernel next to torch's products."""
-RUN_TOKENS = 8
-"""Tokens of a sequence for which the kernel reads its keys and values once."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 MIN_THREAD_WORK = 1 << 20
 """Multiply-adds of one layer's attention below which it runs in one thread: about as long as waking another one takes."""
@@ -117,21 +116,18 @@ class PagedBatch:
         segments: list[Segment],
         tables: npt.NDArray[np.int64],
         threads: KernelThreads | None,
-        *,
-        kernel_tokens: int = KERNEL_TOKENS,
     ) -> None:
         """tables: (sequences, most blocks). threads: of the compiled CPU kernel, which computes segments of up to
-        `kernel_tokens`; None: without it."""
+        KERNEL_TOKENS; None: without it."""
         self.pool, self.tables, self._threads = pool, tables, threads
-        size, counts = pool.block_tokens, [s.count for s in segments]
-        self.positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in segments])
-        self.table_of = table_of = np.repeat(np.array([s.table for s in segments], np.int64), counts)
-        self.slots = tables[table_of, self.positions // size] * size + self.positions % size
-        limit = kernel_tokens if threads is not None else 1
+        layout = step_layout(np.array([(s.count, s.start, s.table) for s in segments]), tables, pool.block_tokens)
+        self.positions, table_of, self.slots, self.runs = layout
+        limit = KERNEL_TOKENS if threads is not None else 1
         self._long = [s for s in segments if s.count > limit]
-        short = np.repeat([s.count <= limit for s in segments], counts)
+        short = np.repeat([s.count <= limit for s in segments], [s.count for s in segments])
         self._rows, self._table_of, self._context = np.flatnonzero(short), table_of[short], self.positions[short] + 1
-        self.runs = _runs([s.count for s in segments if s.count <= limit])
+        if self._long:
+            self.runs = _runs([s.count for s in segments if s.count <= limit])
         self._cuts = self._parts(threads.count) if threads is not None else []
 
     @property

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from worker_service.engine.torch import kernels, tiles
-from worker_service.engine.torch.attention import KvPool, PagedBatch
+from worker_service.engine.torch.attention import KvPool
 from worker_service.engine.torch.forward import parts
 from worker_service.engine.torch.kernels import I64
 from worker_service.engine.torch.plain_model import CausalModel
+from worker_service.engine.torch.step_layout import StepLayout
 from worker_service.engine.torch.tiles import F32
 
 MAX_PARAMETERS = 20_000_000
@@ -78,8 +79,8 @@ class CompiledForward:
         tiles.product(hidden, self.head, _NONE, out)
         return out
 
-    def __call__(self, tokens: I64, paged: PagedBatch) -> F32:
-        """The last hidden states (N, hidden) of tokens (N,), all of them in segments of the kernel."""
+    def __call__(self, tokens: I64, layout: StepLayout, tables: I64) -> F32:
+        """The last hidden states (N, hidden) of tokens (N). tables: the block tables (rows, most blocks) of the layout."""
         constants = self.constants
         out = np.empty((len(tokens), constants.embedding.shape[1]), np.float32)
         forward(
@@ -93,11 +94,11 @@ class CompiledForward:
             constants.heads,
             *self.kv,
             tokens,
-            paged.positions,
-            paged.tables,
-            paged.runs,
-            paged.table_of,
-            paged.slots,
+            layout.positions,
+            tables,
+            layout.runs,
+            layout.table_of,
+            layout.slots,
             out,
         )
         return out

@@ -11,7 +11,6 @@ from worker_service.engine.runner import RawLogprobs, Row, RowResult
 from worker_service.engine.torch import sampling
 from worker_service.engine.torch.attention import (
     KERNEL_DTYPES,
-    KERNEL_TOKENS,
     KernelThreads,
     KvPool,
     PagedBatch,
@@ -21,7 +20,9 @@ from worker_service.engine.torch.attention import (
 from worker_service.engine.torch.compiled_draft import CompiledDraft
 from worker_service.engine.torch.compiled_forward import CompiledForward, can_compile
 from worker_service.engine.torch.forward import Forward, FusedForward, can_fuse
+from worker_service.engine.torch.kernels import I64
 from worker_service.engine.torch.plain_model import CausalModel, PlainModel
+from worker_service.engine.torch.step_layout import step_layout
 from worker_service.engine.torch.uploads import uploaded
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -85,8 +86,13 @@ class TorchRunner:
         """The compiled loop that drafts with this model, over the same pool; None without the compiled pass."""
         return CompiledDraft(self._compiled) if self._compiled is not None else None
 
-    @torch.inference_mode()
     def run(self, rows: Seq[Row]) -> list[RowResult]:
+        if self._compiled is not None:  # no parameter of a module takes part
+            return self._run(rows)
+        with torch.inference_mode():
+            return self._run(rows)
+
+    def _run(self, rows: Seq[Row]) -> list[RowResult]:
         size = self._pool.block_tokens
         tokens: list[int] = []
         segments: list[Segment] = []
@@ -100,19 +106,19 @@ class TorchRunner:
             tokens += row.tokens
             used = -(-(row.start + count) // size)
             tables[i, :used] = row.blocks[:used]
-        longest = len(tokens) if self._compiled is not None else KERNEL_TOKENS
-        paged = PagedBatch(self._pool, segments, tables, self._threads, kernel_tokens=longest)
-        logits = self._logits(np.array(tokens), paged, logit_rows)
+        logits = self._logits(np.array(tokens), segments, tables, logit_rows)
         if not logit_rows:
             return [RowResult()] * len(rows)
         return self._read(rows, logits)
 
-    def _logits(self, tokens: npt.NDArray[np.int64], paged: PagedBatch, logit_rows: list[int]) -> torch.Tensor:
+    def _logits(self, tokens: I64, segments: list[Segment], tables: I64, logit_rows: list[int]) -> torch.Tensor:
         """(positions, V), in float32, of the tokens at `logit_rows`."""
         if self._compiled is not None:
-            hidden = self._compiled(tokens, paged)
+            of_segments = np.array([(s.count, s.start, s.table) for s in segments])
+            hidden = self._compiled(tokens, step_layout(of_segments, tables, self._pool.block_tokens), tables)
             return torch.from_numpy(self._compiled.logits(hidden[logit_rows]))
         assert self._forward is not None
+        paged = PagedBatch(self._pool, segments, tables, self._threads)
         token_ids, positions, selected, *indices = uploaded(
             [tokens, paged.positions, np.array(logit_rows, np.int64), *paged.indices], self._device
         )
@@ -140,12 +146,14 @@ class TorchRunner:
             for row in rows
             for i in range(row.logits)
         ]
-        finite, free = sampling.finite(logits), logits
+        (best, finite), free = sampling.best(logits), logits
         logits = sampling.adjusted(logits, places)
         if any(row.allowed is not None for row in rows):
             logits = self._restricted(rows, logits)
-            finite = [both[0] and both[1] for both in zip(finite, sampling.finite(logits), strict=True)]
-        chosen = sampling.choose(logits, places)
+        if logits is not free:
+            best, still = sampling.best(logits)
+            finite = [both[0] and both[1] for both in zip(finite, still, strict=True)]
+        chosen = sampling.choose(logits, places, best)
         results, at = [], 0
         telling = [row for row in rows if row.logits and row.sampling.top_logprobs is not None]
         logprobs_iter = iter(self._logprobs(rows, free, chosen)) if telling else iter(())

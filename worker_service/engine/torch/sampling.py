@@ -1,5 +1,6 @@
 """Samples tokens from the logits of all rows at once. Random numbers depend on the seed and position of each row."""
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -28,10 +29,13 @@ class Position:
     output: Seq[int] = ()
 
 
-def finite(logits: torch.Tensor) -> list[bool]:
-    """Whether each row of (R, V) logits has a maximum: no NaN, no +inf, and not only -inf."""
-    result: list[bool] = torch.isfinite(logits.amax(-1)).tolist()
-    return result
+def best(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """(the first of the most likely tokens, whether there is one) of each row of (R, V) logits.
+
+    There is none where the row has NaN or +inf, or only -inf.
+    """
+    most, tokens = logits.max(-1)
+    return tokens.tolist(), [math.isfinite(value) for value in most.tolist()]
 
 
 def adjusted(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tensor:
@@ -83,9 +87,12 @@ def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tenso
     return rows
 
 
-def choose(logits: torch.Tensor, positions: Seq[Position]) -> list[int]:
-    """The next token of every row of (R, V) logits; any token for a row that is not `finite`."""
-    tokens: list[int] = logits.argmax(-1).tolist()
+def choose(logits: torch.Tensor, positions: Seq[Position], likeliest: Seq[int] | None = None) -> list[int]:
+    """The next token of every row of (R, V) logits; any token for a row that has no best one.
+
+    likeliest: the `best` tokens where they are known.
+    """
+    tokens = list(best(logits)[0] if likeliest is None else likeliest)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     if drawn:
         probabilities = _probabilities(logits[drawn], [positions[i] for i in drawn])

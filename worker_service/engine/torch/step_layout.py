@@ -1,0 +1,56 @@
+"""Where the tokens of a step stand: in their sequences, and in the pool of KV blocks."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from worker_service.engine.torch.kernels import I64
+
+RUN_TOKENS = 8
+"""Tokens of a sequence for which the attention kernel reads its keys and values once."""
+
+
+class StepLayout(NamedTuple):
+    """Of N tokens, those of a sequence after each other.
+
+    positions: (N) in their sequences. table_of: (N) the rows of the block tables. slots: (N) in the pool. runs: where the
+    runs of neighbours that read their KV together begin, then their end.
+    """
+
+    positions: I64
+    table_of: I64
+    slots: I64
+    runs: I64
+
+
+def step_layout(segments: I64, tables: I64, block_tokens: int) -> StepLayout:
+    """segments: (S, 3): how many tokens each sequence has, the position of the first, and the row of its block table.
+
+    tables: (rows, most blocks).
+    """
+    return StepLayout(*_layout(segments, tables, block_tokens))
+
+
+@numba.njit(nogil=True, cache=True)
+def _layout(segments: I64, tables: I64, block_tokens: int) -> tuple[I64, I64, I64, I64]:
+    """One function, as a step of a small model takes no longer than ten calls of numpy."""
+    tokens = runs = 0
+    for s in range(len(segments)):
+        tokens += segments[s, 0]
+        runs += -(-segments[s, 0] // RUN_TOKENS)
+    positions, table_of, slots = np.empty(tokens, np.int64), np.empty(tokens, np.int64), np.empty(tokens, np.int64)
+    starts = np.empty(runs + 1, np.int64)
+    n = run = 0
+    for s in range(len(segments)):
+        count, start, row = segments[s]
+        for i in range(count):
+            if i % RUN_TOKENS == 0:
+                starts[run] = n
+                run += 1
+            position = start + i
+            positions[n], table_of[n] = position, row
+            slots[n] = tables[row, position // block_tokens] * block_tokens + position % block_tokens
+            n += 1
+    starts[run] = n
+    return positions, table_of, slots, starts
