@@ -20,6 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
+from judge_service.scorers.tiled_linear import use_tiles
 from services.background import end, supervise
 from services.domain.errors import (
     FieldProblem,
@@ -126,6 +127,7 @@ class JudgeModelScorer:
         if not self._likelihood and model.config.num_labels != 1:
             raise ValueError(f"{folder}: a judge model must have one label, not {model.config.num_labels}")
         self._model = model.eval().to(self._device)
+        use_tiles(self._model.base_model)
         self._context: int = model.config.max_position_embeddings
         pad = model.config.pad_token_id
         self._has_pad = pad is not None

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services import tiles
 from services.domain import SamplingParams
 from worker_service.engine.runner import RawLogprobs, Row
-from worker_service.engine.torch import tiles
 from worker_service.engine.torch.compiled_forward import CompiledForward
 from worker_service.engine.torch.engine import TorchEngineOptions, load_model
 from worker_service.engine.torch.runner import TorchRunner, kv_layout

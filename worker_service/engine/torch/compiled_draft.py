@@ -11,10 +11,10 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.engine.torch import tiles
+from services import tiles
+from services.tiles import F32
 from worker_service.engine.torch.compiled_forward import CompiledForward, Weights, forward
 from worker_service.engine.torch.kernels import I64
-from worker_service.engine.torch.tiles import F32
 
 F64 = npt.NDArray[np.float64]
 

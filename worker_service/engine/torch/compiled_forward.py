@@ -13,13 +13,14 @@ import numba
 import numpy as np
 import torch
 
-from worker_service.engine.torch import kernels, tiles
+from services import tiles
+from services.tiles import F32
+from worker_service.engine.torch import kernels
 from worker_service.engine.torch.attention import KvPool
 from worker_service.engine.torch.forward import parts
 from worker_service.engine.torch.kernels import I64
 from worker_service.engine.torch.plain_model import CausalModel
 from worker_service.engine.torch.step_layout import StepLayout
-from worker_service.engine.torch.tiles import F32
 
 MAX_PARAMETERS = 20_000_000
 """Larger models compute for longer than the calls of their operations take, and torch has threads."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import overload
 
-from worker_service.engine.torch.tiles import F32, add_product
+from services.tiles import F32, add_product
 
 I64 = npt.NDArray[np.int64]
 Kv = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
