@@ -104,6 +104,7 @@ def test_the_judge_tells_good_from_bad_on_the_sample(answered: dict[str, list[An
     assert auc(scores, [a.correct for a in found]) >= MIN_AUC - 0.05  # of 96 answers, not of 1,000
 
 
+@pytest.mark.slow
 def test_the_readme_questions_are_answered_rightly(figures: Any) -> None:
     """As a reader types them, by the tier at which the shipped mesh lets the answer stand."""
     expected = {"Sort from small to large: 41, 7, 23": "7, 23, 41", "What is 12 + 30?": "42"}

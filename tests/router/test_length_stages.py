@@ -126,6 +126,7 @@ def scrape(mesh: TestMesh, name: str) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.slow
 async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it_is_back(
     redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:

@@ -87,12 +87,12 @@ def distributions(logits: torch.Tensor, positions: Seq[Position]) -> torch.Tenso
     return rows
 
 
-def choose(logits: torch.Tensor, positions: Seq[Position], likeliest: Seq[int] | None = None) -> list[int]:
+def choose(logits: torch.Tensor, positions: Seq[Position], most_likely: Seq[int] | None = None) -> list[int]:
     """The next token of every row of (R, V) logits; any token for a row that has no best one.
 
-    likeliest: the `best` tokens where they are known.
+    most_likely: the `best` tokens where they are known.
     """
-    tokens = list(best(logits)[0] if likeliest is None else likeliest)
+    tokens = list(best(logits)[0] if most_likely is None else most_likely)
     drawn = [i for i, p in enumerate(positions) if not p.sampling.greedy]
     if drawn:
         probabilities = _probabilities(logits[drawn], [positions[i] for i in drawn])
