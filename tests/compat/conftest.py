@@ -45,4 +45,6 @@ async def _tier(request: pytest.FixtureRequest, name: str) -> dict[str, Any]:
     if request.param == "torch":
         return tier | {"kv_tokens": 8192}
     servers: SglangServers = request.getfixturevalue("sglang_servers")
-    return tier | {"sglang": {"endpoint": await servers.url(cpu_shape(FAMILY / name, kv_tokens=8192))}}
+    return tier | {
+        "sglang": {"endpoint": await servers.url(cpu_shape(FAMILY / name, kv_tokens=8192, structured_output=True))}
+    }
