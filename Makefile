@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Test files that run side by side: more than two cores, for tests that wait for processes compute nothing meanwhile.
-JOBS ?= 4
+JOBS ?= 6
 KERNELS := $(shell grep -rl --include='*.py' 'numba\.njit' planner_service services worker_service)
 PIP := $(BIN)/pip --disable-pip-version-check
 
 # Runs tests, `loadfile`: those of one file in one process, for they share what they start. Names those that should be marked slow.
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cpu-limit 2
+PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cpu-limit 2
 
 .PHONY: help install demo test test-slow test-all test-sglang test-compat mutants test-compose check format stubs settings-page compose-check bench models clean
 
@@ -54,6 +54,8 @@ $(VENV)/.kernels: $(VENV)/.dev $(KERNELS)
 test: $(VENV)/.kernels
 	$(PYTEST) $(or $(TESTS),-m "not slow")
 
+# Whole meshes of processes: more of them than this keep each other waiting.
+test-slow: JOBS = 4
 test-slow: $(VENV)/.kernels
 	$(PYTEST) -m slow
 
