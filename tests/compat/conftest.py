@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import openai
 import pytest
 import yaml
 
@@ -37,6 +38,12 @@ async def mesh(
     path.write_text(yaml.safe_dump(content))
     async with running_mesh(path, redis.url) as running:
         yield CompatMesh(f"{running.http}/v1")
+
+
+@pytest.fixture
+async def client(mesh: CompatMesh) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=mesh.url, api_key="unused", max_retries=0) as made:
+        yield made
 
 
 async def _tier(request: pytest.FixtureRequest, name: str) -> dict[str, Any]:

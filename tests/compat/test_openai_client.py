@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import openai
@@ -25,12 +24,6 @@ FLAT_TOOL: Any = {"type": "function", "name": "convert", "parameters": PARAMETER
 class Person(pydantic.BaseModel):
     name: str
     title: Literal["Dr", "Ms"]
-
-
-@pytest.fixture
-async def client(mesh: CompatMesh) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=mesh.url, api_key="unused", max_retries=0) as made:
-        yield made
 
 
 async def test_the_synchronous_client(mesh: CompatMesh) -> None:
@@ -58,7 +51,9 @@ async def test_streams_end_with_usage_where_asked_for(client: openai.AsyncOpenAI
 
 
 async def test_the_stream_helper_joins_a_reply(client: openai.AsyncOpenAI, mesh: CompatMesh) -> None:
-    async with client.chat.completions.stream(model=mesh.tools, messages=QUESTION, response_format=Person) as stream:
+    async with client.chat.completions.stream(
+        model=mesh.tools, messages=QUESTION, response_format=Person, temperature=0
+    ) as stream:
         async for _ in stream:
             pass
         reply = await stream.get_final_completion()
@@ -79,7 +74,7 @@ async def test_an_agent_calls_a_tool_and_goes_on(client: openai.AsyncOpenAI, mes
     messages: list[Any] = [*QUESTION]
     for _ in range(2):
         reply = await client.chat.completions.create(
-            model="cascade", messages=messages, tools=[TOOL], tool_choice="required"
+            model="cascade", messages=messages, tools=[TOOL], tool_choice="required", temperature=0
         )
         (choice,) = reply.choices
         assert choice.finish_reason == "tool_calls"
@@ -88,7 +83,9 @@ async def test_an_agent_calls_a_tool_and_goes_on(client: openai.AsyncOpenAI, mes
             assert call.type == "function"
             assert json.loads(call.function.arguments)["unit"] in ("m", "ft")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "42"})
-    final = await client.chat.completions.create(model="cascade", messages=messages, tools=[TOOL], tool_choice="none")
+    final = await client.chat.completions.create(
+        model="cascade", messages=messages, tools=[TOOL], tool_choice="none", temperature=0
+    )
     assert final.choices[0].message.content
 
 
@@ -139,14 +136,16 @@ async def test_responses_call_tools_and_go_on(client: openai.AsyncOpenAI, mesh: 
     assert list(arguments.values()) == [call.arguments for call in calls]
     results: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in calls]
     turns: Any = [{"role": "user", "content": "Convert."}, *first.output, *results]
-    again = await client.responses.create(model=mesh.tools, tools=[FLAT_TOOL], tool_choice="none", input=turns)
+    again = await client.responses.create(
+        model=mesh.tools, tools=[FLAT_TOOL], tool_choice="none", input=turns, temperature=0
+    )
     assert again.output_text
 
 
 async def test_responses_parse_into_the_clients_class(client: openai.AsyncOpenAI, mesh: CompatMesh) -> None:
-    reply = await client.responses.parse(model=mesh.tools, input="Who?", text_format=Person)
+    reply = await client.responses.parse(model=mesh.tools, input="Who?", text_format=Person, temperature=0)
     assert isinstance(reply.output_parsed, Person)
-    async with client.responses.stream(model=mesh.tools, input="Who?", text_format=Person) as stream:
+    async with client.responses.stream(model=mesh.tools, input="Who?", text_format=Person, temperature=0) as stream:
         async for _ in stream:
             pass
         final = await stream.get_final_response()

@@ -16,11 +16,11 @@ for await (const chunk of await client.chat.completions.create({ ...asked, strea
 }
 
 const turns = [...messages];
-const first = await client.chat.completions.create({ model: 'large', messages, tools, tool_choice: 'required' });
+const first = await client.chat.completions.create({ model: 'large', temperature: 0, messages, tools, tool_choice: 'required' });
 const calls = first.choices[0].message.tool_calls;
 turns.push(first.choices[0].message);
 for (const call of calls) turns.push({ role: 'tool', tool_call_id: call.id, content: '8' });
-const final = await client.chat.completions.create({ model: 'large', messages: turns, tools, tool_choice: 'none' });
+const final = await client.chat.completions.create({ model: 'large', temperature: 0, messages: turns, tools, tool_choice: 'none' });
 
 const response = await client.responses.create({ model: 'cascade', input: 'What is 12 + 30?', temperature: 0, max_output_tokens: 12 });
 console.log(JSON.stringify({
