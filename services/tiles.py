@@ -18,6 +18,10 @@ from numba.extending import intrinsic
 
 F32 = npt.NDArray[np.float32]
 
+MAX_PARAMETERS = 20_000_000
+"""Of models whose products are made of tiles: larger ones compute for longer than the calls of their operations take, and
+torch has threads."""
+
 LANES = 16
 """Columns of a vector. Processors with shorter ones take several registers for it."""
 _WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))

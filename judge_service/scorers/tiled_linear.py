@@ -8,7 +8,6 @@ import torch
 from services import tiles
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
-MAX_PARAMETERS = 20_000_000
 _NONE = np.empty(0, np.float32)
 
 
@@ -33,7 +32,7 @@ def use_tiles(model: Any) -> None:
     """Replace the linear layers below a model of transformers that only calls them, where the tiles were measured."""
     config = model.config
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32 and torch.get_num_threads() == 1
-    if on_cpu and config.model_type in MODEL_TYPES and model.num_parameters() <= MAX_PARAMETERS:
+    if on_cpu and config.model_type in MODEL_TYPES and model.num_parameters() <= tiles.MAX_PARAMETERS:
         _replace(model)
 
 

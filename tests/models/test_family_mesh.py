@@ -1,8 +1,7 @@
 """The shipped mesh, as people use it: tools, forms, follow-ups, and what it does not know. The official client asks."""
 
 import json
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -14,10 +13,8 @@ from models.training.smalltalk import REPLIES
 from services.mesh_file import read_mesh_data
 from services.testing import RedisProcess
 from tests.conftest import ROOT
+from tests.support.agent import work
 from tests.support.mesh import running_mesh
-
-PRICES = {"apples": 3, "cups": 12}
-MOST_TURNS = 5
 
 
 @pytest.fixture(scope="module")
@@ -33,53 +30,6 @@ async def client(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) 
         yield made
 
 
-def function(name: str, says: str, parameter: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
-    return {"type": "function", "function": {"name": name, "description": says, "parameters": parameters}}
-
-
-TOOLS: Any = [
-    function("calculator", "Evaluate an arithmetic expression.", "expression"),
-    function("lookup", "Look up the price of an item.", "key"),
-]
-
-
-def calculate(expression: str) -> str:
-    """Sums of products of whole numbers."""
-    assert re.fullmatch(r"\d+(?:[+*]\d+)*", expression), expression
-    total = 0
-    for term in expression.split("+"):
-        product = 1
-        for factor in term.split("*"):
-            product *= int(factor)
-        total += product
-    return str(total)
-
-
-CALLED: dict[str, Callable[[dict[str, str]], str]] = {
-    "calculator": lambda given: calculate(given["expression"]),
-    "lookup": lambda given: str(PRICES[given["key"]]),
-}
-
-
-async def work(client: openai.AsyncOpenAI, question: str) -> tuple[list[str], str]:
-    """An agent: calls what the model asks for until it answers. Returns the names of the tools, and the answer."""
-    messages: list[Any] = [{"role": "user", "content": question}]
-    used = list[str]()
-    for _ in range(MOST_TURNS):
-        reply = await client.chat.completions.create(model="cascade", messages=messages, tools=TOOLS, temperature=0)
-        said = reply.choices[0].message
-        if not said.tool_calls:
-            return used, said.content or ""
-        messages.append(said.model_dump(exclude_none=True))
-        for call in said.tool_calls:
-            assert call.type == "function"
-            used.append(call.function.name)
-            result = CALLED[call.function.name](json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    raise AssertionError(f"no answer after {MOST_TURNS} turns: {messages}")
-
-
 @pytest.mark.parametrize(
     ("question", "used", "answer"),
     [
@@ -88,7 +38,7 @@ async def work(client: openai.AsyncOpenAI, question: str) -> tuple[list[str], st
     ],
 )
 async def test_an_agent_uses_two_tools(client: openai.AsyncOpenAI, question: str, used: list[str], answer: str) -> None:
-    assert await work(client, question) == (used, answer)
+    assert await work(client, question) == (used, "stop", answer)
 
 
 async def ask(client: openai.AsyncOpenAI, *said: str, **options: Any) -> str:

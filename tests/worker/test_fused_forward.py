@@ -17,9 +17,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from worker_service.engine.torch.attention import KernelThreads, KvPool, PagedBatch, Segment
+from worker_service.engine.torch.attention import KernelThreads, KvPool, PagedBatch
 from worker_service.engine.torch.forward import Forward, FusedForward, can_fuse
 from worker_service.engine.torch.module_forward import ModuleForward
+from worker_service.engine.torch.step_layout import Segment
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60,

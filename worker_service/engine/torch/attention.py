@@ -7,8 +7,7 @@ sequence.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,23 +16,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker_service.engine.torch import block_copies, kernels
-from worker_service.engine.torch.step_layout import RUN_TOKENS, step_layout
+from worker_service.engine.torch.step_layout import Segment, step_layout
 
 KERNEL_TOKENS = 16
 """Up to this many tokens of a sequence use the compiled kernel next to torch's products."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 MIN_THREAD_WORK = 1 << 20
 """Multiply-adds of one layer's attention below which it runs in one thread: about as long as waking another one takes."""
-
-
-@dataclass(slots=True)
-class Segment:
-    """Tokens of one sequence in a step: rows `first` to `first + count` of the ragged batch, positions from `start` on."""
-
-    first: int
-    count: int
-    start: int
-    table: int
 
 
 class KvPool:
@@ -120,14 +109,13 @@ class PagedBatch:
         """tables: (sequences, most blocks). threads: of the compiled CPU kernel, which computes segments of up to
         KERNEL_TOKENS; None: without it."""
         self.pool, self.tables, self._threads = pool, tables, threads
-        layout = step_layout(np.array([(s.count, s.start, s.table) for s in segments]), tables, pool.block_tokens)
-        self.positions, table_of, self.slots, self.runs = layout
+        self.positions, table_of, self.slots, self.runs = step_layout(segments, tables, pool.block_tokens)
         limit = KERNEL_TOKENS if threads is not None else 1
         self._long = [s for s in segments if s.count > limit]
         short = np.repeat([s.count <= limit for s in segments], [s.count for s in segments])
         self._rows, self._table_of, self._context = np.flatnonzero(short), table_of[short], self.positions[short] + 1
         if self._long:
-            self.runs = _runs([s.count for s in segments if s.count <= limit])
+            self.runs = step_layout([s for s in segments if s.count <= limit], tables, pool.block_tokens).runs
         self._cuts = self._parts(threads.count) if threads is not None else []
 
     @property
@@ -254,13 +242,6 @@ class PagedBatch:
         """Views (N, H, D), (N, Hkv, D) and (N, Hkv, D)."""
         kv_heads = self.pool.kv_heads
         return qkv.unflatten(1, (heads + 2 * kv_heads, self.pool.head_dim)).split((heads, kv_heads, kv_heads), dim=1)
-
-
-def _runs(counts: list[int]) -> npt.NDArray[np.int64]:
-    """Where the runs of neighbours that read their KV together begin, by the tokens of each segment; then their end."""
-    starts = np.cumsum([0, *counts]).tolist()
-    parts = [range(first, last, RUN_TOKENS) for first, last in pairwise(starts)]
-    return np.array([*chain.from_iterable(parts), starts[-1]], np.int64)
 
 
 def numbers(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -22,9 +22,6 @@ from worker_service.engine.torch.kernels import I64
 from worker_service.engine.torch.plain_model import CausalModel
 from worker_service.engine.torch.step_layout import StepLayout
 
-MAX_PARAMETERS = 20_000_000
-"""Larger models compute for longer than the calls of their operations take, and torch has threads."""
-
 Weights = tuple[F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32]
 """Of all layers, each with the layer as its first axis, (L, 0) where a model has none: panels and biases of queries, keys
 and values, of the output, of gate and up, and of down; then the norms of queries, keys, attention and MLP."""
@@ -36,7 +33,7 @@ _NONE = np.empty(0, np.float32)
 def can_compile(model: CausalModel) -> bool:
     """Whether the pass suits a model that the fused one computes: small, in float32 on a CPU."""
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
-    return on_cpu and model.num_parameters() <= MAX_PARAMETERS
+    return on_cpu and model.num_parameters() <= tiles.MAX_PARAMETERS
 
 
 @dataclass(frozen=True, slots=True)

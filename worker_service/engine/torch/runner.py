@@ -14,7 +14,6 @@ from worker_service.engine.torch.attention import (
     KernelThreads,
     KvPool,
     PagedBatch,
-    Segment,
     numbers,
 )
 from worker_service.engine.torch.compiled_draft import CompiledDraft
@@ -22,7 +21,7 @@ from worker_service.engine.torch.compiled_forward import CompiledForward, can_co
 from worker_service.engine.torch.forward import Forward, FusedForward, can_fuse
 from worker_service.engine.torch.kernels import I64
 from worker_service.engine.torch.plain_model import CausalModel, PlainModel
-from worker_service.engine.torch.step_layout import step_layout
+from worker_service.engine.torch.step_layout import Segment, step_layout
 from worker_service.engine.torch.uploads import uploaded
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -114,8 +113,7 @@ class TorchRunner:
     def _logits(self, tokens: I64, segments: list[Segment], tables: I64, logit_rows: list[int]) -> torch.Tensor:
         """(positions, V), in float32, of the tokens at `logit_rows`."""
         if self._compiled is not None:
-            of_segments = np.array([(s.count, s.start, s.table) for s in segments])
-            hidden = self._compiled(tokens, step_layout(of_segments, tables, self._pool.block_tokens), tables)
+            hidden = self._compiled(tokens, step_layout(segments, tables, self._pool.block_tokens), tables)
             return torch.from_numpy(self._compiled.logits(hidden[logit_rows]))
         assert self._forward is not None
         paged = PagedBatch(self._pool, segments, tables, self._threads)

@@ -1,5 +1,7 @@
 """Where the tokens of a step stand: in their sequences, and in the pool of KV blocks."""
 
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numba
@@ -9,6 +11,16 @@ from worker_service.engine.torch.kernels import I64
 
 RUN_TOKENS = 8
 """Tokens of a sequence for which the attention kernel reads its keys and values once."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """Tokens of one sequence in a step: rows `first` to `first + count` of the ragged batch, positions from `start` on."""
+
+    first: int
+    count: int
+    start: int
+    table: int
 
 
 class StepLayout(NamedTuple):
@@ -24,17 +36,18 @@ class StepLayout(NamedTuple):
     runs: I64
 
 
-def step_layout(segments: I64, tables: I64, block_tokens: int) -> StepLayout:
-    """segments: (S, 3): how many tokens each sequence has, the position of the first, and the row of its block table.
-
-    tables: (rows, most blocks).
-    """
-    return StepLayout(*_layout(segments, tables, block_tokens))
+def step_layout(segments: Seq[Segment], tables: I64, block_tokens: int) -> StepLayout:
+    """tables: the block tables (rows, most blocks) that the segments name."""
+    counted = np.array([(s.count, s.start, s.table) for s in segments], np.int64).reshape(-1, 3)
+    return StepLayout(*_layout(counted, tables, block_tokens))
 
 
 @numba.njit(nogil=True, cache=True)
 def _layout(segments: I64, tables: I64, block_tokens: int) -> tuple[I64, I64, I64, I64]:
-    """One function, as a step of a small model takes no longer than ten calls of numpy."""
+    """One function, as a step of a small model takes no longer than ten calls of numpy.
+
+    segments: (S, 3): how many tokens each has, the position of the first, and the row of its block table.
+    """
     tokens = runs = 0
     for s in range(len(segments)):
         tokens += segments[s, 0]
