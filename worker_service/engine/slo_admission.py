@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-GATHER_S = 0.002
-"""Requests that arrive within this time are decided on together, which admits more of a burst than one decision for each."""
+GATHER_S, PAUSE_S = 0.002, 0.0005
+"""Requests of a burst are decided on together, which admits more of them than one decision for each: those that arrive within
+GATHER_S of the first, up to a pause of PAUSE_S without a new one."""
 
 
 class SloAdmission:
@@ -75,7 +76,14 @@ class SloAdmission:
                 return
             if self._commands.empty():
                 continue
-            time.sleep(GATHER_S)
+            self._gather()
             with self._lock:
                 if self._computing and self.run_commands():
                     self._decide()
+
+    def _gather(self) -> None:
+        """Wait for the rest of a burst."""
+        ends_s, waiting = time.monotonic() + GATHER_S, 0
+        while self._commands.qsize() > waiting and time.monotonic() < ends_s:
+            waiting = self._commands.qsize()
+            time.sleep(PAUSE_S)
