@@ -279,7 +279,7 @@ def test_the_kv_that_stays_is_as_if_there_were_no_drafts(prompts: list[list[int]
     assert 0 < counts.accepted < counts.verified
 
 
-def _path(core: EngineCore, node: int) -> list[int]:
+def _path(core: EngineCore, node: int | str) -> list[int]:
     """The tokens from the root of the prefix tree to a node."""
     parents = {child: key for key, (_, child) in core.scheduler.pool._tree.items()}
     tokens: list[int] = []

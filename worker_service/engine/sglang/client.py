@@ -196,6 +196,7 @@ class SglangClient:
         *,
         top_logprobs: int | None = None,
         priority: int | None = None,
+        cache_salt: str = "",
     ) -> AsyncGenerator[Piece, None]:
         """Yield the pieces as they arrive. A server with tracing joins the trace of the caller.
 
@@ -209,6 +210,8 @@ class SglangClient:
             body |= {"return_logprob": True, "top_logprobs_num": top_logprobs, "logprob_start_len": -1}
         if priority is not None:
             body["priority"] = priority
+        if cache_salt:
+            body["extra_key"] = cache_salt  # the part of the prefix tree that the request uses
         received = 0
         headers = dict(telemetry.inject())
         try:
