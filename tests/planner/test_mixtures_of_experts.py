@@ -266,11 +266,8 @@ def test_attention_is_divided_where_kv_binds() -> None:
     """DeepSeek R1 on 16 H100: requests of 20,000 tokens fill the KV of a plain replica; single short ones do not, and are
     faster where attention is sliced."""
     kinds, _ = replica_kinds(Site(cluster("h100", 2), ("only",), (R1,)), 0, 16, 21_000)
-    rng = np.random.default_rng(3)
-    long = Workload(
-        np.asarray(np.cumsum(rng.exponential(1.0, 150)), np.float64), np.full(150, 20_000), np.full(150, 1000)
-    )
-    short = Workload(np.arange(20) * 100.0, np.full(20, 200), np.full(20, 100))
+    long = Workload(np.array(range(150), float), np.full(150, 20_000), np.full(150, 1000))
+    short = Workload(np.array(range(0, 2000, 100), float), np.full(20, 200), np.full(20, 100))
     chosen = [LatencyTable(work, kinds, Dispatch.CAPACITY, 95.0).best(16) for work in (long, short)]
     assert chosen[0] is not None
     assert chosen[1] is not None
