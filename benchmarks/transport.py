@@ -116,7 +116,7 @@ class PoolEngine:
     async def leave(self, request_id: str) -> HandedOver:
         return HandedOver(1)
 
-    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Sequence[int]) -> int:
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Sequence[int], cache_salt: str = "") -> int:
         return 0
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:

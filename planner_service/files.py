@@ -148,9 +148,12 @@ def cluster_types(content: Any) -> tuple[ClusterSpec, ...]:
 
 
 class ModelEntry(_Part):
-    """A model's shape; see ModelSpec. parameters and active: billions. name: the model's, where it is not the tier's.
+    """A model's shape; see ModelSpec. parameters, active, expert_parameters, attention: billions. name: the model's, where it
+    is not the tier's.
 
-    bytes_per_parameter: None for 2; an arithmetic other than 16bit needs it.
+    active: None for all but the experts that a token does not use. bytes_per_parameter: None for 2; an arithmetic other than
+    16bit needs it. experts, experts_per_token, expert_parameters: all or none; without them, a batch is taken to read the
+    active parameters of each of its tokens, all parameters at most.
     """
 
     name: str = ""
@@ -164,6 +167,32 @@ class ModelEntry(_Part):
     bytes_per_parameter: Positive | None = None
     kv_per_layer_bytes: Positive | None = None
     arithmetic: Arithmetic = Arithmetic.BITS_16
+    experts: Count | None = None
+    experts_per_token: Count | None = None
+    expert_parameters: Positive | None = None
+    attention: Positive | None = None
+
+    @model_validator(mode="after")
+    def _experts(self) -> Self:
+        given = {name: getattr(self, name) for name in ("experts", "experts_per_token", "expert_parameters")}
+        missing = [name for name, value in given.items() if value is None]
+        if missing and len(missing) < len(given):
+            there = " and ".join(name for name in given if name not in missing)
+            raise ValueError(f"{missing[0]}: is needed with {there}")
+        if self.experts and self.experts_per_token and self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token: must be at most experts, {self.experts}, not {self.experts_per_token}"
+            )
+        parts = [name for name in ("expert_parameters", "attention") if getattr(self, name) is not None]
+        if sum(getattr(self, name) for name in parts) > self.parameters:
+            raise ValueError(f"{' and '.join(parts)}: must be at most parameters, {self.parameters:g} billion")
+        spec = self.spec("")
+        if spec.active_parameters < spec.active_expert_parameters:
+            least = spec.active_expert_parameters / 1e9
+            raise ValueError(
+                f"active: must be at least the experts of a token, {least:.3g} billion, not {self.active:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _stored(self) -> Self:
@@ -175,6 +204,12 @@ class ModelEntry(_Part):
 
     def spec(self, name: str) -> ModelSpec:
         per_layer = self.kv_per_layer_bytes or 2.0 * 2 * self.kv_heads * self.head_dim
+        experts, of_token, expert_parameters = (
+            self.experts or 0,
+            self.experts_per_token or 0,
+            self.expert_parameters or 0.0,
+        )
+        unused = expert_parameters * (1 - of_token / experts) if experts else 0.0  # by one token
         return ModelSpec(
             name,
             self.layers,
@@ -183,10 +218,14 @@ class ModelEntry(_Part):
             self.kv_heads,
             self.head_dim,
             self.parameters * 1e9,
-            (self.active or self.parameters) * 1e9,
+            (self.active or self.parameters - unused) * 1e9,
             self.bytes_per_parameter or 2.0,
             per_layer * self.layers,
             self.arithmetic,
+            experts,
+            of_token,
+            expert_parameters * 1e9,
+            None if self.attention is None else self.attention * 1e9,
         )
 
 

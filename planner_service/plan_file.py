@@ -218,8 +218,10 @@ def _spread(p: Percentiles) -> dict[str, float]:
 
 
 def group_json(shape: ReplicaShape, count: int) -> dict[str, Any]:
-    """Equal replicas. gpu: the type, in a cluster of several."""
-    return {"tp": shape.tp, "pp": shape.pp, **({"gpu": shape.gpu} if shape.gpu else {}), "count": count}
+    """Equal replicas. gpu: the type, in a cluster of several. ep, attn_dp: where they are more than 1."""
+    more = {"gpu": shape.gpu} if shape.gpu else {}
+    divided = {name: size for name, size in (("ep", shape.ep), ("attn_dp", shape.attn_dp)) if size > 1}
+    return {"tp": shape.tp, "pp": shape.pp, **more, **divided, "count": count}
 
 
 def _speculation_json(speculation: PlannedSpeculation | None) -> dict[str, Any] | None:
@@ -266,8 +268,10 @@ def drafters_of(tier: dict[str, Any]) -> PlannedDrafters:
     )
 
 
-def _shape(group: dict[str, Any]) -> ReplicaShape:
-    return ReplicaShape(int(group["tp"]), int(group["pp"]), str(group.get("gpu", "")))
+def shape_of(group: dict[str, Any]) -> ReplicaShape:
+    """Of equal replicas in a plan file. KeyError, TypeError or ValueError if it does not say so."""
+    ep, attn_dp = int(group.get("ep", 1)), int(group.get("attn_dp", 1))
+    return ReplicaShape(int(group["tp"]), int(group["pp"]), str(group.get("gpu", "")), ep, attn_dp)
 
 
 def _interval(interval: Interval | None) -> dict[str, float] | None:
@@ -296,7 +300,7 @@ def read_plan(path: Path) -> ReadPlan:
         return ReadPlan(
             PlanInputs(**result["inputs"]),
             tuple(SKIPPED if h is None else float(h) for h in result["thresholds"]),
-            tuple(tuple((_shape(r), int(r["count"])) for r in tier["replicas"]) for tier in result["tiers"]),
+            tuple(tuple((shape_of(r), int(r["count"])) for r in tier["replicas"]) for tier in result["tiers"]),
             Dispatch(result["dispatch"]),
             tuple(None if s is None else float(s) for s in result.get("skip_below", ())),
             tuple(map(drafters_of, result["tiers"])),

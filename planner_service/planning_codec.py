@@ -274,7 +274,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                 model=tier.model,
                 gpus=tier.gpus,
                 replicas=[
-                    pb.ReplicaGroup(tp=replica.shape.tp, pp=replica.shape.pp, count=count, gpu=replica.shape.gpu)
+                    pb.ReplicaGroup(**dataclasses.asdict(replica.shape), count=count)
                     for replica, count in tier.strategy.replicas
                 ],
                 threshold=threshold if threshold is not None and threshold <= 100 else None,
@@ -412,11 +412,22 @@ def shapes_from_proto(
         if not last:
             thresholds.append(tier.threshold if tier.HasField("threshold") else SKIPPED)
         for j, group in enumerate(tier.replicas):
-            for name in ("tp", "pp", "count"):
-                if getattr(group, name) < 1:
-                    raise invalid(f"tiers[{i}].replicas[{j}].{name}", "must be at least 1")
-        shapes.append(tuple((ReplicaShape(g.tp, g.pp, g.gpu), g.count) for g in tier.replicas))
+            if group.count < 1:
+                raise invalid(f"tiers[{i}].replicas[{j}].count", "must be at least 1")
+        replicas = [_shape(group, f"tiers[{i}].replicas[{j}]", group.gpu) for j, group in enumerate(tier.replicas)]
+        shapes.append(tuple((shape, group.count) for shape, group in zip(replicas, tier.replicas, strict=True)))
     return tuple(thresholds), tuple(shapes)
+
+
+def _shape(message: pb.ReplicaGroup | pb.MeasuredReplica, at: str, gpu: str = "") -> ReplicaShape:
+    """InvalidRequest names the size that is not positive."""
+    sizes = {"tp": message.tp, "pp": message.pp}
+    sizes["ep"] = message.ep if message.HasField("ep") else 1
+    sizes["attn_dp"] = message.attn_dp if message.HasField("attn_dp") else 1
+    for name, size in sizes.items():
+        if size < 1:
+            raise invalid(f"{at}.{name}", "must be at least 1")
+    return ReplicaShape(**sizes, gpu=gpu)
 
 
 def skip_rule_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[float | None, ...]:
@@ -583,6 +594,8 @@ def replica_to_proto(replica: Replica) -> pb.MeasuredReplica:
     return pb.MeasuredReplica(
         tp=replica.shape.tp,
         pp=replica.shape.pp,
+        ep=replica.shape.ep,
+        attn_dp=replica.shape.attn_dp,
         kv_tokens=replica.kv_tokens,
         engine=pb.EngineBatch(**dataclasses.asdict(limits)),
         knot_tokens=latency.knot_tokens,
@@ -594,9 +607,9 @@ def replica_to_proto(replica: Replica) -> pb.MeasuredReplica:
 
 
 def replica_from_proto(m: pb.MeasuredReplica, at: str) -> Replica:
-    for name in ("tp", "pp", "kv_tokens"):
-        if getattr(m, name) < 1:
-            raise invalid(f"{at}.{name}", "must be at least 1")
+    shape = _shape(m, at)
+    if m.kv_tokens < 1:
+        raise invalid(f"{at}.kv_tokens", "must be at least 1")
     if not np.isfinite([*m.knot_tokens, *m.knot_s, m.context_token_s, m.pair_s, m.gap_s]).all():
         raise invalid(at, "step times must be finite")
     try:
@@ -604,7 +617,7 @@ def replica_from_proto(m: pb.MeasuredReplica, at: str) -> Replica:
     except InvalidRequest as error:
         raise _under(at, error) from None
     limits = _limits(_checked(EngineEntry, _fields(m.engine), f"{at}.engine"))
-    return Replica(ReplicaShape(m.tp, m.pp), latency, m.kv_tokens, limits)
+    return Replica(shape, latency, m.kv_tokens, limits)
 
 
 def _limits(engine: EngineEntry) -> EngineLimits:

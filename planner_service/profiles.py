@@ -1,10 +1,10 @@
 """Measured step times: a latency model fitted to them, and the file they are kept in.
 
-A profile file is JSON: `format`, what was measured (`model`, `engine`, `machine`, `tp`, `pp`), what it may hold (`kv_tokens`,
-`max_running`, `max_step_tokens`, `block_tokens`), the fitted `latency`, and the `samples` it was fitted to, each
-[tokens, context_tokens, pairs, longest_gap, seconds]. Where batches were measured too: `qoe`, the fitted QoE model, with the
-`mean_error` of its fit on held-out requests, and the `context_uncertainty` of D4; `kv_bytes_per_token` says what a sequence's
-move costs.
+A profile file is JSON: `format`, what was measured (`model`, `engine`, `machine`, `tp`, `pp`, and where they are not 1
+`ep`, `attn_dp`), what it may hold (`kv_tokens`, `max_running`, `max_step_tokens`, `block_tokens`), the fitted `latency`, and
+the `samples` it was fitted to, each [tokens, context_tokens, pairs, longest_gap, seconds]. Where batches were measured too:
+`qoe`, the fitted QoE model, with the `mean_error` of its fit on held-out requests, and the `context_uncertainty` of D4;
+`kv_bytes_per_token` says what a sequence's move costs.
 """
 
 import json
@@ -159,6 +159,7 @@ def write_profile(path: Path, profile: Profile) -> None:
         "machine": profile.machine,
         "tp": profile.replica.shape.tp,
         "pp": profile.replica.shape.pp,
+        **{name: size for name in ("ep", "attn_dp") if (size := getattr(profile.replica.shape, name)) > 1},
         "kv_tokens": profile.replica.kv_tokens,
         **asdict(limits),
         "latency": asdict(latency),
@@ -196,7 +197,8 @@ def read_profile(path: Path) -> Profile:
             *(float(latency_fields[name]) for name in ("context_token_s", "pair_s", "gap_s")),
         )
         limits = EngineLimits(*(int(content[name]) for name in EngineLimits.__slots__))
-        shape = ReplicaShape(int(content["tp"]), int(content["pp"]))
+        ep, attn_dp = int(content.get("ep", 1)), int(content.get("attn_dp", 1))
+        shape = ReplicaShape(int(content["tp"]), int(content["pp"]), ep=ep, attn_dp=attn_dp)
         replica = Replica(shape, latency, int(content["kv_tokens"]), limits)
         samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in content["samples"])
         about = (content["model"], content["engine"], content["machine"])

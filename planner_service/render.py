@@ -33,6 +33,7 @@ PORT, RENDEZVOUS_PORT = 30000, 20000
 GRPC_PORT, HTTP_PORT = 50051, 8000  # of our own image
 MESH_FILE = "/etc/penstock/mesh.yaml"
 START_S = 1800  # a large model is loaded for so long
+EXPERT_BACKEND = "deepep"  # without one, SGLang with --ep-size still gathers all tokens on all GPUs
 
 Manifest = dict[str, Any]
 
@@ -71,7 +72,10 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
                 raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")
             # as few nodes as hold equal numbers of stages
             nodes = next(n for n in range(1, shape.pp + 1) if shape.pp % n == 0 and shape.gpus // n <= room)
-            name = f"{_dns(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}" + (f"-{_dns(shape.gpu)}" if shape.gpu else "")
+            name = f"{_dns(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}"
+            name += f"ep{shape.ep}" if shape.ep > 1 else ""
+            name += f"attndp{shape.attn_dp}" if shape.attn_dp > 1 else ""
+            name += f"-{_dns(shape.gpu)}" if shape.gpu else ""
             model = site.models[tier].name
             result.append(Group(tier, name, model, shape, count, nodes, shape.gpus // nodes, drafts))
     return result
@@ -172,6 +176,10 @@ def server_arguments(site: Site, group: Group) -> list[str]:
         "--max-running-requests": str(limits.max_running),
         "--page-size": str(limits.block_tokens),
     }
+    if group.shape.ep > 1:
+        flags |= {"--ep-size": str(group.shape.ep), "--moe-a2a-backend": EXPERT_BACKEND}
+    if group.shape.attn_dp > 1:  # SGLang divides the limits between the groups
+        flags["--attn-dp-size"] = str(group.shape.attn_dp)
     return [*(part for flag in flags.items() for part in flag), "--enable-mixed-chunk", "--enable-metrics"]
 
 

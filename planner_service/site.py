@@ -1,6 +1,6 @@
 """What a cascade is planned for: where it is to run, and what it is to serve. No I/O."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -12,7 +12,15 @@ from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from planner_service.simulator.workload import Floats
 from services.domain.errors import invalid
-from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.hardware import (
+    ClusterSpec,
+    ModelSpec,
+    ReplicaShape,
+    Runtime,
+    expert_parallelism_problem,
+    fit,
+    roofline,
+)
 from services.domain.latency import StepLatencyModel
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
@@ -88,7 +96,7 @@ class Site:
             measured = next((r for r in self.measured[tier] if r.shape == shape), None)
             if measured is None:
                 return None, f"{self.tiers[tier]} has no profile for {shape}"
-            room = measured.lane_tokens
+            room = measured.request_tokens
             if room < longest_tokens:
                 return (
                     None,
@@ -226,12 +234,38 @@ def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tupl
         tp = 1
         while tp <= cluster.gpus_per_node:
             for pp in PIPELINES:
-                shape = ReplicaShape(tp, pp, cluster.name)
-                if shape.gpus > min(gpus, cluster.gpus):
+                plain = ReplicaShape(tp, pp, cluster.name)
+                if plain.gpus > min(gpus, cluster.gpus):
                     continue
-                replica, why = site.replica(tier, shape, longest_tokens)
-                if replica is not None:
-                    kinds.append(replica)
-                reason = why or reason
+                for shape in (plain, *_variants(site, tier, plain)):
+                    replica, why = site.replica(tier, shape, longest_tokens)
+                    if replica is not None:
+                        kinds.append(replica)
+                    elif shape == plain:
+                        reason = why
             tp *= 2
     return kinds, reason
+
+
+def _variants(site: Site, tier: int, shape: ReplicaShape) -> Iterator[ReplicaShape]:
+    """The same GPUs with data-parallel attention, expert parallelism or both, where these can matter.
+
+    For a measured tier, those that were measured. Else data-parallel attention for a mixture of experts, whose attention is a
+    small part of its weights, and for one KV head, of which tensor parallelism has a copy on each GPU; expert parallelism
+    for a mixture of experts whose weights it takes. A dense model is searched in plain shapes only.
+    """
+    if site.measured and site.measured[tier]:
+        same = (r.shape for r in site.measured[tier] if replace(r.shape, ep=1, attn_dp=1) == shape)
+        yield from (each for each in same if each != shape)
+        return
+    model, tp = site.models[tier], shape.tp
+    if tp == 1:
+        return
+    experts = replace(shape, ep=tp)
+    divided = model.experts > 0 and not expert_parallelism_problem(model, experts)
+    if divided:
+        yield experts
+    if model.experts or model.kv_heads == 1:
+        yield replace(shape, attn_dp=tp)
+        if divided:
+            yield replace(shape, ep=tp, attn_dp=tp)

@@ -28,6 +28,7 @@ from services.domain.prompt_samples import PromptSample
 from services.domain.requests import (
     MAX_PROMPT_CHARS,
     Slo,
+    cache_salt_problems,
     model_problems,
     prediction_problems,
     prompt_problems,
@@ -82,6 +83,7 @@ def request_from_proto(
     problems += sampling.problems("sampling")
     problems += slo.problems("slo") if slo is not None else ()
     problems += prediction_problems(request.prediction, "prediction")
+    problems += cache_salt_problems(request.cache_salt, "cache_salt")
     if abs(request.priority) > MAX_PRIORITY:
         problems.append(FieldProblem("priority", f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"))
     if request.HasField("request_id"):
@@ -109,6 +111,7 @@ def request_from_proto(
         priority=request.priority,
         resume=resume,
         prediction=request.prediction,
+        cache_salt=request.cache_salt,
     )
 
 

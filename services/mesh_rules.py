@@ -74,6 +74,11 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         yield from _drafter_problems(mesh, i)
         if tier.skip_below is not None and not mesh.router.score_predictor:
             yield FieldProblem(f"tiers[{i}].skip_below", "needs router.score_predictor, which is not set")
+        for name, size in (("ep", tier.sglang.ep), ("attn_dp", tier.sglang.attn_dp)):
+            if tier.sglang.tp % size:
+                yield FieldProblem(f"tiers[{i}].sglang.{name}", f"must divide tp, {tier.sglang.tp}, not {size}")
+        if tier.sglang.attn_dp > 1 and tier.sglang.dp > 1:
+            yield FieldProblem(f"tiers[{i}].sglang.attn_dp", "must not be combined with dp: SGLang refuses both")
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
         if gpus and gpus < needed * tier.workers:
             yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {needed}")

@@ -63,6 +63,7 @@ def request_from_proto(request: pb.GenerateRequest) -> GenerationRequest:
         slo=common.slo_from_proto(request.slo) if request.HasField("slo") else None,
         priority=request.priority,
         decline_unkept_slo=request.decline_unkept_slo,
+        cache_salt=request.cache_salt,
         draft=_draft_from_proto(request.draft) if request.HasField("draft") else None,
         output_interval_s=(
             common.seconds(request.output_interval, "output_interval") if request.HasField("output_interval") else None

@@ -77,6 +77,8 @@ def _server_shape(tier: MeshTier, settings: ServiceSettings, adapter: Path | Non
         tp=server.tp,
         pp=server.pp,
         dp=server.dp,
+        ep=server.ep,
+        attn_dp=server.attn_dp,
         gpus=gpus,
         device=tier.device if gpus else worker_device(tier.device, settings.worker_index, each),
         dtype=tier.dtype,

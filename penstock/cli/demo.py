@@ -115,7 +115,7 @@ async def _run(
                 times_s = arrivals_s(count, rate_per_s, SEED)
                 runs = dict[str, Run]()
 
-                # first the cascade: what it leaves in the caches helps the tiers that it is compared with
+                # each with a cache of its own: what one run has computed does not help the next one
                 async def run(name: str, model: str) -> None:
                     bar = progress.add_task(name.ljust(8), total=count)
                     runs[name] = await replay(
@@ -125,6 +125,7 @@ async def _run(
                         times_s,
                         lambda: mesh_cpu_s(mesh),
                         timeout_s=demo_run.TIMEOUT_S,
+                        cache_salt=name,
                         on_reply=partial(progress.advance, bar),
                     )
 

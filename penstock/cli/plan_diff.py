@@ -127,11 +127,10 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
 
 
 def _groups(tier: dict[str, Any]) -> str:
-    def one(group: dict[str, Any]) -> str:
-        pipeline = f", PP={group['pp']}" if group["pp"] > 1 else ""
-        return f"{group['count']} x TP={group['tp']}{pipeline}" + (f" on {group['gpu']}" if "gpu" in group else "")
+    from planner_service.plan_file import shape_of
 
-    return "; ".join(map(one, tier["replicas"])) or ("remote" if tier.get("remote") else "-")
+    groups = (f"{group['count']} x {shape_of(group)}" for group in tier["replicas"])
+    return "; ".join(groups) or ("remote" if tier.get("remote") else "-")
 
 
 def _drafts(tier: dict[str, Any]) -> str:

@@ -368,6 +368,7 @@ def capacity(
     """Compute and show the fewest GPUs that keep the SLOs of a trace on one tier."""
     from planner_service.demand import stretch_of
     from planner_service.files import read_site, read_trace
+    from planner_service.plan_file import group_json
     from planner_service.slo_simulation import fewest_gpus
 
     with planner_error_handling():
@@ -383,7 +384,7 @@ def capacity(
     figures = {
         "tier": name,
         "gpus": result.gpus,
-        "replicas": [{"tp": result.replica.shape.tp, "pp": result.replica.shape.pp, "count": result.replicas}],
+        "replicas": [group_json(result.replica.shape, result.replicas)],
         "rate_per_s": work.rate_per_s,
         "target_attainment": attainment,
         "attainment": result.attainment,

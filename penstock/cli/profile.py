@@ -80,8 +80,9 @@ def profile(
                 samples, server = asyncio.run(_of_server(sglang, model, seed, show))
             except PenstockError as error:
                 fail(str(error), 2)
-            shape, machine = ReplicaShape(server.tp, server.pp), f"SGLang at {sglang}"
-            limits, room = EngineLimits(server.max_running, server.step_tokens, server.page_tokens), server.kv_tokens
+            shape = ReplicaShape(server.tp, server.pp, ep=server.ep, attn_dp=server.attn_dp)
+            machine, step_tokens = f"SGLang at {sglang}", server.step_tokens * server.attn_dp
+            limits, room = EngineLimits(server.max_running, step_tokens, server.page_tokens), server.kv_tokens
         else:
             engine_options = TorchEngineOptions(
                 model,

@@ -61,9 +61,14 @@ async def replay(
     cpu_s: Callable[[], float],
     *,
     timeout_s: float,
+    cache_salt: str = "",
     on_reply: Callable[[], object] = lambda: None,
 ) -> Run:
-    """Send each question to its model at its time, greedily. cpu_s: CPU seconds that the mesh has used so far."""
+    """Send each question to its model at its time, greedily.
+
+    cpu_s: CPU seconds that the mesh has used so far. cache_salt: of all requests, so that what others have computed does not
+    help.
+    """
     loop = asyncio.get_running_loop()
     cpu_before_s, began_s = cpu_s(), loop.time()
 
@@ -72,7 +77,9 @@ async def replay(
         await asyncio.sleep(max(0.0, at_s - loop.time()))
         text, first_s, end = "", None, None
         try:
-            async for event in client.stream(question.prompt, model=model, temperature=0.0, timeout_s=timeout_s):
+            async for event in client.stream(
+                question.prompt, model=model, temperature=0.0, cache_salt=cache_salt, timeout_s=timeout_s
+            ):
                 match event:
                     case Tokens():
                         text += event.text

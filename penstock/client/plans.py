@@ -153,11 +153,17 @@ class PlanProgress:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """`count` replicas, each with `pp` pipeline stages of `tp` shards."""
+    """`count` replicas, each with `pp` pipeline stages of `tp` shards.
+
+    ep: groups of a stage's GPUs that routed experts are divided between whole; 1: each expert is sliced over all of them.
+    attn_dp: groups that have attention and the KV of their own requests each; 1: attention is sliced over all of them.
+    """
 
     tp: int
     pp: int
     count: int
+    ep: int = 1
+    attn_dp: int = 1
 
 
 @dataclass(frozen=True, slots=True)

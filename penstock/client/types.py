@@ -126,6 +126,8 @@ class Options:
         reasoning is part of the text, between the model's marks.
     prediction: what the answer will be, in large part, such as a file that it is to change. Where it is right, the answer is
         generated faster; it never changes the answer.
+    cache_salt: only requests with the same salt share the KV of prompts that begin alike; at most 128 characters. Without
+        one, it is shared with all requests that have none.
     metadata: of this request's calls, in lower case, in addition to the client's and in place of it.
     trace: request a trace; `trace_id` then names it. A router limits the number of traces, so it may be empty.
     """
@@ -157,6 +159,7 @@ class Options:
     reasoning_effort: str = ""
     trace: bool = False
     prediction: str = ""
+    cache_salt: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 

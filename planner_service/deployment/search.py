@@ -119,7 +119,7 @@ class LatencyTable:
         if measured is Measured.PACE and (several := self._counted & (work.output_tokens > 1)).any():
             self._counted = several
         self._work, self._dispatch, self._percentile = work, dispatch, percentile
-        self._kinds = [kind for kind in kinds if kind.lane_tokens >= work.longest_tokens]
+        self._kinds = [kind for kind in kinds if kind.request_tokens >= work.longest_tokens]
         self._best: dict[int, Strategy | None] = {0: None}  # l(f) of the counts that were asked for
         self._parts: dict[int, list[Parts]] = {}
         self._exact: dict[Parts, float] = {}  # latencies

@@ -70,8 +70,10 @@ class Cluster:
     def __post_init__(self) -> None:
         n, e, limits = len(self.work), self.instances, self.replica.limits
         room = self.replica.lane_blocks
-        if self.work.longest_tokens > self.replica.lane_tokens:
-            raise invalid("workload", f"a request has {self.work.longest_tokens} tokens, KV {self.replica.lane_tokens}")
+        if self.work.longest_tokens > self.replica.request_tokens:
+            raise invalid(
+                "workload", f"a request has {self.work.longest_tokens} tokens, KV {self.replica.request_tokens}"
+            )
         self.counts = np.zeros((e, kernel.COUNTS), np.int64)
         self.counts[:, FREE] = room
         self._running, self._waiting, self._coming = (np.zeros((e, n), np.int64) for _ in range(3))

@@ -298,9 +298,9 @@ def _engine(replica: Replica, policy: BatchPolicy) -> Engine:
 
 
 def _check_fits(work: Workload, replica: Replica) -> None:
-    if len(work) and work.longest_tokens + 1 > replica.lane_tokens:
+    if len(work) and work.longest_tokens + 1 > replica.request_tokens:
         raise invalid(
-            "replica", f"a request has {work.longest_tokens} tokens, the KV has room for {replica.lane_tokens - 1}"
+            "replica", f"a request has {work.longest_tokens} tokens, the KV has room for {replica.request_tokens - 1}"
         )
     if replica.shape.pp > 1:
         raise invalid("replica.shape", f"SLOs are simulated without pipeline stages, not with {replica.shape}")

@@ -33,7 +33,10 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica's step time and memory. kv_tokens: over the whole replica; each of its pp lanes has an equal part."""
+    """A replica's step time and memory. kv_tokens: over the whole replica; each of its pp lanes has an equal part.
+
+    With data-parallel attention, the parts of a lane are simulated as one, as if requests of all lengths filled them evenly.
+    """
 
     shape: ReplicaShape
     latency: StepLatencyModel
@@ -46,8 +49,13 @@ class Replica:
 
     @property
     def lane_tokens(self) -> int:
-        """The longest request that a lane can hold, in whole blocks."""
+        """The KV of a lane, in whole blocks."""
         return self.lane_blocks * self.limits.block_tokens
+
+    @property
+    def request_tokens(self) -> int:
+        """The longest request that a lane can hold, in whole blocks: with data-parallel attention, on one group of GPUs."""
+        return self.lane_blocks // self.shape.attn_dp * self.limits.block_tokens
 
     def capacity_per_s(self, input_tokens: float, output_tokens: float) -> float:
         """Requests per second, all lanes full of requests of one length: the steady state of prompts mixed with decodes."""
@@ -160,7 +168,7 @@ class KindTable:
             [(k.shape.pp, k.lane_blocks, *limit, DECODE_FIRST) for k, limit in zip(kinds, limits, strict=True)],
             np.int64,
         ).reshape(len(self.kinds), 6)
-        self.room = self.whole[:, 1] * self.whole[:, 2]  # tokens of a lane
+        self.room = np.array([kind.request_tokens for kind in kinds], np.int64)
         rates = [(k.latency.context_token_s, k.latency.pair_s, k.latency.gap_s, 0.0) for k in kinds]
         self.rates = np.array(rates, np.float64).reshape(len(self.kinds), 4)
         width = max((len(k.latency.knot_tokens) for k in kinds), default=2)

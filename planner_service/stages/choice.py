@@ -90,7 +90,7 @@ def check_bounds(work: Workload, replica: Replica, instances: int, max_tokens: i
             f"must be from 1 to {MAX_INSTANCES} for a replay, not {instances}",
         ),
         (
-            not work.longest_tokens <= replica.lane_tokens <= MAX_KV_TOKENS,
+            not (work.longest_tokens <= replica.request_tokens and replica.lane_tokens <= MAX_KV_TOKENS),
             "replica.kv_tokens",
             f"must be from {work.longest_tokens}, the trace's longest request, to {MAX_KV_TOKENS} per lane in whole blocks, "
             f"not {replica.lane_tokens}",

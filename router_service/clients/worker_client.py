@@ -165,6 +165,8 @@ def _write_request(request: GenerationRequest, transfer_id: str, message: pb.Gen
         message.resume_token_ids.extend(request.resume_token_ids)
     if request.priority:
         message.priority = request.priority
+    if request.cache_salt:
+        message.cache_salt = request.cache_salt
     if request.decline_unkept_slo:
         message.decline_unkept_slo = True
     if transfer_id:

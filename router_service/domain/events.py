@@ -26,6 +26,8 @@ class RouterRequest:
     """model: `cascade` or a tier's name. deadline_s: on the event loop's clock. streamed: the client gets tokens as they are
     generated. prediction: what the client thinks that the answer will be, in large part; empty for none.
 
+    cache_salt: only requests with the same one share the KV of prompts that begin alike; the client's, until its tenant is
+    known.
     may_be_sampled: whether the prompt may be stored, by consent of the caller's tenant, or of the mesh file where no keys are
     needed.
     """
@@ -40,6 +42,7 @@ class RouterRequest:
     resume: Resume | None = None
     streamed: bool = True
     prediction: str = ""
+    cache_salt: str = ""
     may_be_sampled: bool = False
 
 

@@ -196,6 +196,7 @@ class CascadeGeneration:
             priority=request.priority,
             output_interval_s=(UNSTREAMED_INTERVAL_S if early is None else EARLY_INTERVAL_S) if may_wait else None,
             draft=draft,
+            cache_salt=request.cache_salt,
         )
 
         def on_event(event: TierEvent) -> None:

@@ -130,7 +130,7 @@ class TierGeneration:
             Unavailable, DeadlineExceeded: No instance could be tried, or all that were tried failed.
         """
         prompt, history = request.prompt, history or FailureHistory()
-        prefixes = prefixes_of(prompt)
+        prefixes = prefixes_of(prompt, request.cache_salt)
 
         def pass_event(event: TierEvent) -> None:
             if isinstance(event, TierAdmitted):

@@ -324,6 +324,7 @@ class OpenAiGateway:
                 promise=promise,
                 streamed=bool(body.stream),
                 prediction=body.predicted(),
+                cache_salt=body.cache_salt or "",
             )
             for choice in choices
         ]

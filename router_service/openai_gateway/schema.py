@@ -19,6 +19,7 @@ from router_service.openai_gateway.tools import MessageToolCalls, ToolFields
 from services.domain.errors import FieldProblem, InvalidRequest, shortened
 from services.domain.requests import (
     MAX_BIASED_TOKENS,
+    MAX_CACHE_SALT_CHARS,
     MAX_MESSAGES,
     MAX_MODEL_CHARS,
     MAX_PROMPT_TOKENS,
@@ -113,6 +114,8 @@ class TemplateOptions(BaseModel):
 
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+CacheSalt = Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)]
+"""As in vLLM and SGLang: only requests with the same salt share the KV of prompts that begin alike."""
 
 
 def _is_id(key: str) -> bool:
@@ -142,6 +145,7 @@ class _Common(StructuredFields, SloField):
     ignore_eos: bool | None = None
     # accepted only at the value that changes nothing
     skip_special_tokens: Literal[True] | None = None
+    cache_salt: CacheSalt | None = None
     # labels
     user: str | None = None
 

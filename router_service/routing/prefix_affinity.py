@@ -44,12 +44,12 @@ class PrefixAffinity:
         return instance_of_longest
 
 
-def prefixes_of(prompt: Prompt) -> Prefixes:
-    """The prefixes of a prompt, to be computed once per request."""
-    parts = _parts(prompt)
+def prefixes_of(prompt: Prompt, cache_salt: str = "") -> Prefixes:
+    """The prefixes of a prompt, to be computed once per request. They differ for requests that share no KV."""
+    parts, key = _parts(prompt), hash(cache_salt) if cache_salt else 0
     if len(parts) == 1:
-        return ((hash((0, parts[0])), 1.0),)
-    prefixes, whole, length, key = [], max(1, sum(map(len, parts))), 0, 0
+        return ((hash((key, parts[0])), 1.0),)
+    prefixes, whole, length = [], max(1, sum(map(len, parts))), 0
     for part in parts:
         key = hash((key, part))
         length += len(part)

@@ -223,7 +223,12 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
             slo_class = None if request.promise is None else request.promise.class_name
             tenant.check(request.model, request.sampling, len(requests), request.priority, slo_class=slo_class)
         allowed = tuple(
-            replace(_within(request, tenant.max_tokens), may_be_sampled=tenant.sample_prompts) for request in requests
+            replace(
+                _within(request, tenant.max_tokens),
+                may_be_sampled=tenant.sample_prompts,
+                cache_salt=tenant.cache_salt(request.cache_salt),
+            )
+            for request in requests
         )
         reserved = sum(reserved_tokens(request.prompt, request.sampling) for request in allowed)
         async with _WithinLimits(self, state, len(allowed), reserved) as use:

@@ -22,7 +22,8 @@ class Tenant:
     max_tokens: largest max_tokens of a request, and its default. max_n: choices of one request, prompts times n.
     max_priority: highest priority. slo: whether requests may ask for latencies. slo_classes: the named classes that they may
         ask for, and then no latencies of their own. sample_prompts: whether a share of its prompts may be stored.
-        ignore_eos: whether they may ask for replies that continue after the end-of-sequence token.
+        ignore_eos: whether they may ask for replies that continue after the end-of-sequence token. own_cache: whether its
+        requests share the KV of prompts that begin alike with no other tenant's.
     """
 
     name: str
@@ -37,9 +38,14 @@ class Tenant:
     ignore_eos: bool = False
     slo_classes: tuple[str, ...] = ()
     sample_prompts: bool = False
+    own_cache: bool = False
 
     def allows_model(self, model: str) -> bool:
         return not self.models or model in self.models
+
+    def cache_salt(self, salt: str) -> str:
+        """What the salt of a request is to workers, so that no tenant can give that of another one's cache."""
+        return f"{self.name if self.own_cache else ''}/{salt}" if self.own_cache or salt else ""
 
     def check(
         self, model: str, sampling: SamplingParams, choices: int, priority: int, *, slo_class: str | None

@@ -2,10 +2,11 @@
 
 The roofline follows Williams et al. (2009): an operation takes as long as the slower of its arithmetic and its memory
 traffic. Communication is that of Megatron-style tensor parallelism (two all-reduces per layer) and of pipeline stages (one
-transfer per boundary).
+transfer per boundary). Data-parallel attention and expert parallelism are those of SGLang (docs/adr/0094).
 """
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,9 @@ class ModelSpec:
     kv_bytes_per_token: over all layers. bytes_per_parameter: 2 for 16 bit, 1 for FP8. heads: query heads; tensor
     parallelism must divide them. kv_heads: with more shards than these, KV is replicated. arithmetic: of the products with
     weights; attention is in 16 bits.
+    experts, experts_per_token: routed experts of a layer, and how many of them compute a token; 0 for a dense model, and
+    where unknown. expert_parameters: of the routed experts of all layers. attention: parameters of attention; None: those of
+    query, key, value and output projections with these heads.
     """
 
     name: str
@@ -73,10 +77,33 @@ class ModelSpec:
     bytes_per_parameter: float
     kv_bytes_per_token: float
     arithmetic: Arithmetic = Arithmetic.BITS_16
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_parameters: float = 0.0
+    attention: float | None = None
 
     @property
     def weight_bytes(self) -> float:
         return self.parameters * self.bytes_per_parameter
+
+    @property
+    def attention_parameters(self) -> float:
+        """What data-parallel attention holds on each GPU: the attention of all layers, without embeddings."""
+        if self.attention is not None:
+            return self.attention
+        return 2.0 * self.layers * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+
+    @property
+    def active_expert_parameters(self) -> float:
+        """Of the routed experts that compute a token; 0 where these are unknown."""
+        return self.expert_parameters * self.experts_per_token / self.experts if self.experts else 0.0
+
+    def expert_coverage(self, tokens: float) -> float:
+        """Expected share of a layer's E routed experts that so many tokens use: 1 - (1 - k / E)^tokens.
+
+        Each token uses k of them, drawn uniformly and independently. Needs experts.
+        """
+        return 1.0 - math.pow(1.0 - self.experts_per_token / self.experts, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +111,35 @@ class ReplicaShape:
     """Parallelism of one replica: pp pipeline stages of tp shards each.
 
     gpu: the cluster's type of GPU that it runs on; empty in a cluster of one type.
+    ep: groups of a stage's GPUs that routed experts are divided between whole (SGLang's --ep-size); 1: each expert is sliced.
+    attn_dp: groups of a stage's GPUs that have attention and the KV of their own requests each (SGLang's --attn-dp-size); 1:
+    attention is sliced over all GPUs of the stage.
     """
 
     tp: int
     pp: int
     gpu: str = ""
+    ep: int = 1
+    attn_dp: int = 1
 
     @property
     def gpus(self) -> int:
         return self.tp * self.pp
 
+    @property
+    def attn_tp(self) -> int:
+        """GPUs that attention is sliced over."""
+        return self.tp // self.attn_dp
+
     def __str__(self) -> str:
-        on = f" on {self.gpu}" if self.gpu else ""
-        return f"TP={self.tp}" + (f", PP={self.pp}" if self.pp > 1 else "") + on
+        parts = [f"TP={self.tp}"]
+        if self.pp > 1:
+            parts.append(f"PP={self.pp}")
+        if self.ep > 1:
+            parts.append(f"EP={self.ep}")
+        if self.attn_dp > 1:
+            parts.append("DP attention" if self.attn_dp == self.tp else f"DP attention={self.attn_dp}")
+        return ", ".join(parts) + (f" on {self.gpu}" if self.gpu else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,34 +204,69 @@ def fit(
 ) -> Fit:
     """Whether the weights and the KV of the longest request fit on a replica of this shape, and its KV capacity.
 
+    With data-parallel attention each group of GPUs has its own attention weights and an equal part of the KV, in which a
+    request lies whole.
     drafters: models that draft for it, each whole on one GPU of the replica, with KV for as many tokens. All are on the same
     GPU, which is then the one with the least room.
     """
     if shape.tp > cluster.gpus_per_node:
         return Fit(0, f"TP={shape.tp} exceeds the {cluster.gpus_per_node} GPUs of a node")
-    if model.heads % shape.tp:
-        return Fit(0, f"TP={shape.tp} does not divide {model.heads} heads")
+    if shape.tp % shape.attn_dp:
+        return Fit(0, f"DP attention={shape.attn_dp} does not divide TP={shape.tp}")
+    if model.heads % shape.attn_tp:
+        return Fit(0, f"TP={shape.attn_tp} does not divide {model.heads} heads")
     if shape.pp > model.layers:
         return Fit(0, f"PP={shape.pp} exceeds {model.layers} layers")
+    if problem := expert_parallelism_problem(model, shape):
+        return Fit(0, problem)
     room = cluster.gpu.memory_bytes * runtime.memory_share - runtime.activation_bytes
-    weights = model.weight_bytes / shape.gpus
+    held = (model.parameters + (shape.attn_dp - 1) * model.attention_parameters) * model.bytes_per_parameter
+    weights = held / shape.gpus
     gigabytes = cluster.gpu.memory_bytes / 1e9
     if weights > room:
-        needed = -(-model.weight_bytes // max(1.0, room))
+        needed = -(-held // max(1.0, room))
         return Fit(0, f"{model.name} needs {needed:.0f} x {gigabytes:.0f} GB for its weights, has {shape.gpus}")
     drafter_weights = sum(drafter.weight_bytes for drafter in drafters)
     if weights + drafter_weights > room:
         names = ", ".join(drafter.name for drafter in drafters)
         return Fit(0, f"{names}: no room for its weights on a {gigabytes:.0f} GB GPU next to {model.name}'s at {shape}")
-    copies = max(1.0, shape.tp / model.kv_heads)
+    copies = max(1.0, shape.attn_tp / model.kv_heads)
     token_bytes = model.kv_bytes_per_token * copies / shape.gpus + sum(d.kv_bytes_per_token for d in drafters)
     kv_tokens = int((room - weights - drafter_weights) / token_bytes)
-    if kv_tokens < longest_tokens:
-        return Fit(
-            kv_tokens,
-            f"{model.name} on {shape.gpus} x {gigabytes:.0f} GB has KV for {kv_tokens} tokens, a request {longest_tokens}",
-        )
+    most = kv_tokens // shape.attn_dp
+    if most < longest_tokens:
+        where = f"{shape.gpus} x {gigabytes:.0f} GB"
+        if shape.attn_dp > 1:
+            where = f"each of {shape.attn_dp} attention groups"
+        return Fit(kv_tokens, f"{model.name} on {where} has KV for {most} tokens, a request {longest_tokens}")
     return Fit(kv_tokens)
+
+
+def expert_parallelism_problem(model: ModelSpec, shape: ReplicaShape) -> str:
+    """Why engines cannot divide the model's experts as the shape says; empty if they can.
+
+    SGLang's all-to-all spans all GPUs of a stage, and its kernels take weights of 16 bits or FP8 as they are stored.
+    """
+    if shape.ep == 1:
+        return ""
+    if shape.ep != shape.tp:
+        return f"EP={shape.ep} must be 1 or TP={shape.tp}"
+    if not model.experts:
+        return f"EP={shape.ep}: {model.name} has no experts"
+    if model.experts % shape.ep:
+        return f"EP={shape.ep} does not divide {model.experts} experts"
+    stored = {Arithmetic.BITS_16: 2.0, Arithmetic.FP8: 1.0}.get(model.arithmetic)
+    if stored is None or model.bytes_per_parameter < stored:
+        return f"EP={shape.ep}: needs weights of 16 bits or FP8"
+    return ""
+
+
+def busiest_gpu_load(choices: float, gpus: int) -> float:
+    """Load of the GPU that most of so many uniform choices of experts fall on, over the mean load.
+
+    Of m balls in n bins, the fullest has about m / n + sqrt(2 (m / n) ln n) (Raab and Steger, "Balls into Bins", 1998).
+    """
+    return min(float(gpus), 1.0 + math.sqrt(2.0 * gpus * math.log(gpus) / choices))
 
 
 _KNOTS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
@@ -199,31 +277,64 @@ def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtim
 
     A step passes all pp stages in sequence; other steps may be in other stages at the same time. Products with weights take
     the model's arithmetic, at the same share of its peak as in 16 bits; what it costs to narrow activations is not counted.
+
+    Weights are read once, of routed experts only those that tokens of the step use (`expert_coverage`); without `experts`, at
+    most the active parameters of each token. What is not sliced loses nothing to slicing (`Runtime.efficiency`): attention
+    with attn_dp, experts with ep. With attn_dp, each group reads all of attention's weights and the KV of its own requests,
+    which are taken to be spread evenly. With ep, the busiest GPU decides (`busiest_gpu_load`).
     """
-    gpu, tp = cluster.gpu, shape.tp
-    reached = gpu.compute_efficiency * tp * runtime.efficiency(tp)  # of one GPU's peak, by all shards of one stage
-    speed = gpu.flops_per_s * reached
-    weights_speed = gpu.peak_flops_per_s(model.arithmetic) * reached
-    bandwidth = gpu.memory_bytes_per_s * gpu.memory_efficiency * tp * runtime.efficiency(tp)
+    gpu, tp, attn_tp, ep = cluster.gpu, shape.tp, shape.attn_tp, shape.ep
+    sliced, attention_sliced = runtime.efficiency(tp), runtime.efficiency(attn_tp)
+    weights_speed = gpu.peak_flops_per_s(model.arithmetic) * (gpu.compute_efficiency * tp * sliced)
+    bandwidth = gpu.memory_bytes_per_s * gpu.memory_efficiency * tp * sliced
+    # what a parameter of these costs, over one that is sliced over tp GPUs
+    attention_cost, expert_cost = sliced / attention_sliced, sliced / runtime.efficiency(tp // ep)
     across_nodes = shape.gpus > cluster.gpus_per_node
     handover_bytes_per_s = cluster.node_link_bytes_per_s if across_nodes else gpu.link_bytes_per_s
     activation = model.hidden * 2.0  # bytes per token between layers
 
-    def base(tokens: float) -> float:
-        read = min(model.parameters, model.active_parameters * max(1.0, tokens)) * model.bytes_per_parameter
-        kernels = max(2.0 * model.active_parameters * tokens / weights_speed, read / bandwidth)
-        reduce = 0.0
-        if tp > 1:  # ring all-reduce: each GPU sends 2 (tp - 1) / tp of the data
-            sent_bytes = 2.0 * (tp - 1) / tp * activation * tokens
-            reduce = 2.0 * model.layers * (runtime.link_latency_s + sent_bytes / gpu.link_bytes_per_s)
-        handover = (shape.pp - 1) * (runtime.link_latency_s + activation * tokens / tp / handover_bytes_per_s)
-        return runtime.step_overhead_s + kernels + reduce + handover
+    def kernels_s(tokens: float) -> float:
+        read, computed = min(model.parameters, model.active_parameters * max(1.0, tokens)), model.active_parameters
+        if model.experts:
+            load = busiest_gpu_load(model.experts_per_token * max(1.0, tokens), ep)
+            used = min(1.0, model.expert_coverage(max(1.0, tokens)) * load)
+            read = model.parameters - model.expert_parameters * (1.0 - used * expert_cost)
+            computed += (load * expert_cost - 1.0) * model.active_expert_parameters
+        read += (shape.attn_dp * attention_cost - 1.0) * model.attention_parameters
+        computed += (attention_cost - 1.0) * model.attention_parameters
+        return max(2.0 * computed * tokens / weights_speed, read * model.bytes_per_parameter / bandwidth)
 
-    copies = max(1.0, tp / model.kv_heads)
+    def all_reduce_s(gpus: int, tokens: float, collectives: int = 1) -> float:
+        """A ring, in which each GPU sends 2 (gpus - 1) / gpus of the data. Its halves, all-gather and reduce-scatter, may be
+        two collectives."""
+        if gpus == 1:
+            return 0.0
+        sent_bytes = 2.0 * (gpus - 1) / gpus * activation * tokens
+        return collectives * runtime.link_latency_s + sent_bytes / gpu.link_bytes_per_s
+
+    def all_to_all_s(tokens: float) -> float:
+        """Each GPU sends its tokens to the GPUs of their experts, in the model's arithmetic, and gets 16 bits back."""
+        # expected number of other GPUs that have an expert of a token
+        others = (ep - 1) * (1.0 - (1.0 - 1.0 / ep) ** model.experts_per_token)
+        there_and_back = model.hidden * (2.0 if model.arithmetic is Arithmetic.BITS_16 else 1.0) + activation
+        load = busiest_gpu_load(model.experts_per_token * max(1.0, tokens), ep)
+        return 2.0 * runtime.link_latency_s + load * tokens / tp * others * there_and_back / gpu.link_bytes_per_s
+
+    def base(tokens: float) -> float:
+        if ep > 1:  # tokens are scattered for the all-to-all
+            exchange = all_reduce_s(attn_tp, tokens / shape.attn_dp, 2) + all_to_all_s(tokens)
+        else:  # after data-parallel attention, tokens are gathered for the MLP and scattered again
+            exchange = all_reduce_s(attn_tp, tokens / shape.attn_dp) + all_reduce_s(tp, tokens, min(2, shape.attn_dp))
+        handover = (shape.pp - 1) * (runtime.link_latency_s + activation * tokens / tp / handover_bytes_per_s)
+        return runtime.step_overhead_s + kernels_s(tokens) + model.layers * exchange + handover
+
+    copies = max(1.0, attn_tp / model.kv_heads)
+    attention_speed = gpu.flops_per_s * (gpu.compute_efficiency * tp * attention_sliced)
+    attention_bandwidth = gpu.memory_bytes_per_s * gpu.memory_efficiency * tp * attention_sliced
     pair_flops = 4.0 * model.layers * model.heads * model.head_dim  # scores and weighted sum, 2 operations each
     return StepLatencyModel(
         tuple(float(k) for k in _KNOTS),
         tuple(base(float(k)) for k in _KNOTS),
-        context_token_s=model.kv_bytes_per_token * copies / bandwidth,
-        pair_s=pair_flops / speed,
+        context_token_s=model.kv_bytes_per_token * copies / attention_bandwidth,
+        pair_s=pair_flops / attention_speed,
     )

@@ -37,6 +37,8 @@ MAX_BIASED_TOKENS = 1_024
 MAX_STOP_TOKENS = 64
 MAX_EFFORT_CHARS = 32
 MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_SALT_CHARS = 128  # of a client
+MAX_MESH_SALT_CHARS = 512  # with what a router adds
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
 MAX_DRAFT_TOKENS = 16_384
@@ -513,6 +515,11 @@ def prediction_problems(prediction: str, path: str) -> Iterator[FieldProblem]:
         yield FieldProblem(path, f"at most {MAX_DRAFT_CHARS} characters, not {len(prediction)}")
 
 
+def cache_salt_problems(salt: str, path: str, most: int = MAX_CACHE_SALT_CHARS) -> Iterator[FieldProblem]:
+    if len(salt) > most:
+        yield FieldProblem(path, f"must have at most {most} characters, not {len(salt)}")
+
+
 @value_type(frozen=True, slots=True)
 class GenerationRequest:
     """One reply asked of one engine. `resume_token_ids` were generated elsewhere: generation goes on behind them.
@@ -520,6 +527,7 @@ class GenerationRequest:
     draft: of the whole reply, also if it is resumed.
     output_interval_s: how long output tokens behind the first may wait to be sent together; None: the worker's own interval.
     decline_unkept_slo: where its SLO cannot be kept it is declined, not served as best effort.
+    cache_salt: only requests with the same one share the KV of prompts that begin alike.
     """
 
     request_id: str
@@ -531,6 +539,7 @@ class GenerationRequest:
     output_interval_s: float | None = None
     decline_unkept_slo: bool = False
     draft: Draft | None = None
+    cache_salt: str = ""
 
     @property
     def has_form(self) -> bool:
@@ -558,6 +567,7 @@ class GenerationRequest:
             problems += self.draft.problems("draft")
         if self.output_interval_s is not None and not 0 <= self.output_interval_s < math.inf:
             problems.append(FieldProblem("output_interval", "must not be negative"))
+        problems += cache_salt_problems(self.cache_salt, "cache_salt", MAX_MESH_SALT_CHARS)
         if problems:
             raise InvalidRequest(*problems)
 

@@ -33,6 +33,9 @@ class MeshTenant(BaseModel):
     """Whether its requests may set ignore_eos: their replies then always have max_tokens. For benchmarks."""
     sample_prompts: bool = False
     """Whether the tenant consents that a share of its prompts is stored in Redis (`router.sample_prompts`)."""
+    own_cache: bool = False
+    """Whether its requests share the KV of prompts that begin alike with no other tenant's: then nobody learns from the time
+    to the first token what it has sent, and what others have sent makes its prompts no faster."""
     slo_classes: tuple[str, ...] = ()
     """Classes of the mesh's `slo.classes` that its requests may name; they may then ask for no latencies of their own.
     Empty: all, and their own."""

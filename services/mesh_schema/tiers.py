@@ -54,6 +54,12 @@ class SglangMeshEngine(BaseModel):
     """Pipeline parallelism: stages that the layers are divided into."""
     dp: int = Field(default=1, ge=1)
     """Data parallelism: copies of the model behind one server."""
+    ep: int = Field(default=1, ge=1)
+    """Expert parallelism: groups of the tp GPUs that routed experts are divided between whole; divides tp. To send tokens
+    only to the GPUs of their experts, add a backend to flags: --moe-a2a-backend deepep."""
+    attn_dp: int = Field(default=1, ge=1)
+    """Data-parallel attention: groups of the tp GPUs that have attention and the KV of their own requests each, instead of
+    copies of the same KV; divides tp, and not with dp. The tier's limits and kv_tokens are divided between them."""
     gpus: tuple[int, ...] = ()
     """GPUs of the tier's workers in order, tp * pp * dp for each (CUDA_VISIBLE_DEVICES). Empty: the environment decides."""
     mem_fraction: float | None = Field(default=None, gt=0, lt=1)

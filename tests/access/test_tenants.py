@@ -40,6 +40,8 @@ TENANTS: list[dict[str, Any]] = [
     {"name": "small", "models": ["small"], "max_tokens": 8, "max_n": 2, "max_priority": 0, "slo": False},
     {"name": "single", "concurrency": 1},
     {"name": "tokens", "tokens_per_minute": 60},
+    {"name": "secret", "own_cache": True},
+    {"name": "secret2", "own_cache": True},
 ]
 NO_RETRY = RetryPolicy(attempts=1)
 
@@ -362,3 +364,44 @@ async def test_texts_to_tokenize_count_as_requests_with_their_tokens(keyed: Keye
     assert (await tokenize("tokens", "x" * 4 * (61 - reply["count"])))[0] == 429
     assert (await tokenize("small", "hello", model="large"))[0] == 403
     assert (await tokenize("open", "hello"))[0] == 200, "others are not affected"
+
+
+async def test_a_tenant_with_its_own_cache_shares_it_with_nobody(keyed: Keyed) -> None:
+    """Not even with a tenant that gives what its salt is to workers. Within a tenant, salts part caches as well."""
+    messages = [{"role": "user", "content": "x" * 400}]
+
+    async def cached(tenant: str, salt: str | None = None) -> int:
+        """Tokens of the prompt that were known, by HTTP."""
+        body = chat(model="small", messages=messages, max_tokens=4, ignore_eos=False)
+        status, reply, _ = await posted(keyed, tenant, body | ({} if salt is None else {"cache_salt": salt}))
+        assert status == 200, reply
+        return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert await cached("secret") == 0
+    assert await cached("secret") > 0
+    assert await cached("open") == 0
+    assert await cached("open", "secret/") == 0
+    assert await cached("secret2") == 0
+    assert await cached("secret", "a") == 0
+    assert await cached("secret", "a") > 0
+    assert await cached("open") > 0
+    assert await cached("few") > 0, "tenants without their own share one"
+
+
+async def test_a_salt_has_a_limit(keyed: Keyed) -> None:
+    """By gRPC and HTTP, in chats, completions and responses; the error names the field."""
+    salt = "s" * 129
+    async with keyed.client(keyed.keys["open"]) as client:
+        with pytest.raises(InvalidRequestError, match="cache_salt: must have at most 128 characters, not 129"):
+            await client.generate(PROMPT, cache_salt=salt)
+        assert (await client.generate(PROMPT, model="small", max_tokens=2, cache_salt=salt[1:])).tier == "small"
+    headers = {"Authorization": f"Bearer {keyed.keys['open']}"}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": chat(),
+        "/v1/completions": {"model": "small", "prompt": PROMPT},
+        "/v1/responses": {"model": "small", "input": PROMPT},
+    }
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for path, body in bodies.items():
+            async with session.post(keyed.url(path), json=body | {"cache_salt": salt}) as response:
+                assert (response.status, (await response.json())["error"]["param"]) == (400, "cache_salt"), path

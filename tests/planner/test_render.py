@@ -78,6 +78,18 @@ def test_a_compose_file_for_replicas_of_unlike_shapes(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
 
 
+def test_servers_divide_experts_and_attention_as_planned(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, ([], [], [(1, 8, 1)]))
+    content = json.loads(plan.read_text())
+    content["tiers"][2]["replicas"][0] |= {"ep": 8, "attn_dp": 8}
+    plan.write_text(json.dumps(content))
+    assert run("plan", "render", plan, "--to", "compose").exit_code == 0
+    services = yaml.safe_load((tmp_path / "plan.compose.yaml").read_text())["services"]
+    command = flags(services["sglang-large-tp8pp1ep8attndp8-0"]["command"])
+    named = ("--tp-size", "--ep-size", "--attn-dp-size", "--moe-a2a-backend", "--max-running-requests")
+    assert [command[name] for name in named] == ["8", "8", "8", "deepep", "256"]
+
+
 def test_compose_is_for_one_machine(tmp_path: Path) -> None:
     done = run("plan", "render", plan_file(tmp_path, ([(12, 1, 1)], [], []), nodes=2), "--to", "compose")
     assert done.exit_code == 2

@@ -156,7 +156,7 @@ def test_a_step_takes_time() -> None:
 
 
 def test_replicas_and_traces_come_back_as_they_went() -> None:
-    one = dataclasses.replace(replica(gap_s=5e-7), shape=ReplicaShape(2, 1))
+    one = dataclasses.replace(replica(gap_s=5e-7), shape=ReplicaShape(2, 1, ep=2, attn_dp=2))
     assert replica_from_proto(replica_to_proto(one), "replica") == one
     work = mixed(20)
     back = trace_from_proto(trace_to_proto(work), "trace")

@@ -231,6 +231,10 @@ def test_a_conversation_is_known_where_its_beginning_was_computed(first: Prompt,
     assert prefix_holder.where("t", prefixes_of(first)) == prefix_holder.where("t", prefixes_of(later)) == "a"
     assert prefix_holder.where("u", prefixes_of(later)) == ""
     assert prefix_holder.where("t", prefixes_of(other)) == ""
+    assert prefix_holder.where("t", prefixes_of(later, "a salt")) == "", "its KV is not for requests with a salt"
+    prefix_holder.learn("t", prefixes_of(later, "a salt"), "c")
+    assert prefix_holder.where("t", prefixes_of(later, "a salt")) == "c"
+    assert prefix_holder.where("t", prefixes_of(later)) == "a"
     prefix_holder.learn("t", prefixes_of(later), "b")
     assert prefix_holder.where("t", prefixes_of(later)) == "b"
 

@@ -56,6 +56,18 @@ REPLAN = {
             {"tiers": [{**TIERS[0], "engine": "sglang", "workers": 2, "sglang": {"tp": 2, "gpus": [0, 1]}}, TIERS[1]]},
             "tiers[0].sglang.gpus: 2 for 2 workers of 2",
         ),
+        (
+            {"tiers": [{**TIERS[0], "engine": "sglang", "sglang": {"tp": 8, "ep": 3}}, TIERS[1]]},
+            "tiers[0].sglang.ep: must divide tp, 8, not 3",
+        ),
+        (
+            {"tiers": [{**TIERS[0], "engine": "sglang", "sglang": {"attn_dp": 2}}, TIERS[1]]},
+            "tiers[0].sglang.attn_dp: must divide tp, 1, not 2",
+        ),
+        (
+            {"tiers": [{**TIERS[0], "engine": "sglang", "sglang": {"tp": 2, "dp": 2, "attn_dp": 2}}, TIERS[1]]},
+            "tiers[0].sglang.attn_dp: must not be combined with dp",
+        ),
         ({"tiers": TIERS, "judge": {"default_scorer": "nobody"}}, "judge.default_scorer"),
         (
             {"tiers": [{**TIERS[0], "treshold": 50}, TIERS[1]]},

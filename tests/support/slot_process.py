@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
@@ -19,6 +18,8 @@ from services.process_slot import ProcessSlot
 
 
 def main() -> None:
+    # Waited for below: a handler that sets an event deadlocks where it interrupts the wait for the same event.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     slot = ProcessSlot.from_json(sys.argv[sys.argv.index("--slot") + 1])
     if str(slot.index) in os.environ.get("CRASHES", ""):
         with Path(os.environ["CRASH_LOG"]).open("a") as log:
@@ -32,14 +33,8 @@ def main() -> None:
     for kind in ("GRPC", "HTTP"):
         listener = socket.create_server(("127.0.0.1", int(os.environ[f"PENSTOCK_{kind}_PORT"])), reuse_port=True)
         threading.Thread(target=serve, args=(listener, slot), daemon=True).start()
-    ended = threading.Event()
-
-    def end(_: int, __: FrameType | None) -> None:
-        ended.set()
-
-    signal.signal(signal.SIGTERM, end)
     parent = os.getppid()
-    while not ended.wait(0.1):
+    while signal.sigtimedwait({signal.SIGTERM}, 0.1) is None:
         slot.heartbeat_file.touch()
     clean_up(slot, parent)
 

@@ -16,7 +16,7 @@ def test_a_pool_has_blocks(count: int, tokens: int) -> None:
 def test_a_pool_may_be_of_one_block_of_one_token() -> None:
     pool = BlockPool(1, 1)
     (block,) = pool.take(1)
-    assert pool.seal(block, ROOT, [7]) != ROOT
+    assert pool.seal(block, ROOT, [7]) > 0
     pool.release([block])
     assert pool.match([7, 8]).blocks == (block,)
 
@@ -91,3 +91,23 @@ def test_equal_prefixes_are_one_node_and_others_are_not() -> None:
     assert pool.match([2, 9]).blocks == (other, beneath)
     pool.release([same])
     assert pool.match([1]).blocks == (first,)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "a", "b", "1"]), st.lists(st.integers(0, 1), min_size=3, max_size=3)),
+        max_size=12,
+    )
+)
+def test_a_block_is_found_under_its_salt_only(sealed: list[tuple[str, list[int]]]) -> None:
+    """Whatever was sealed: what a salt finds is what was sealed with it, however alike the tokens are."""
+    pool = BlockPool(64, 1)
+    for salt, tokens in sealed:
+        node: int | str = salt
+        for block, token in zip(pool.take(len(tokens)), tokens, strict=True):
+            node = pool.seal(block, node, [token])
+    for salt in ("", "a", "b", "1"):
+        known = [tokens for own, tokens in sealed if own == salt]
+        for tokens in ([a, b, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)):
+            longest = max((sum(1 for n in (1, 2, 3) if tokens[:n] == one[:n]) for one in known), default=0)
+            assert pool.match(tokens, salt).tokens == longest

@@ -79,6 +79,17 @@ def paused(core: EngineCore, name: str = "a", output: int = 5) -> tuple[list[int
     return list(stopped.tokens), LastBlocks(0, stopped.data)
 
 
+def test_a_move_takes_blocks_of_its_own_salt_only() -> None:
+    """The target has the prompt under another salt: nothing of it is present for the request that comes."""
+    target = engine()
+    target.add(replace(request("known"), cache_salt="a"), PROMPT)
+    run(target)
+    layout = target.runner.kv_layout
+    present = {salt: target.transfers.reserve(f"t{salt}", layout, PROMPT, salt) for salt in ("", "a", "b")}
+    assert present["a"] > 0
+    assert (present[""], present["b"]) == (0, 0)
+
+
 def test_a_reply_that_moves_is_the_same_reply() -> None:
     """Its KV, its text and its place in the order of random numbers continue; the source holds nothing afterwards."""
     whole = engine()

@@ -389,6 +389,21 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
     assert again.tokens == first.tokens
 
 
+async def test_a_prefix_is_known_to_requests_with_its_salt_only(make: Make) -> None:
+    """The time to its first token tells nobody what was sent with another salt, or without one."""
+    engine = await make()
+    needs(engine, Capability.PREFIX_REUSE)
+    cached, tokens = list[int](), set[tuple[int, ...]]()
+    for i, salt in enumerate(("", "a", "b", "a", "", "b")):
+        got = await answer(engine, request(f"r{i}", "Sort: " + "7, 3, " * 30, cache_salt=salt))
+        assert got.finished is not None
+        cached.append(got.finished.usage.cached_prompt_tokens)
+        tokens.add(tuple(got.tokens))
+    assert cached[:3] == [0, 0, 0]
+    assert min(cached[3:]) > 0
+    assert len(tokens) == 1
+
+
 async def one_after_the_other_begins(engine: Any, asked: list[GenerationRequest]) -> list[asyncio.Task[Got]]:
     """Replies under way at once, each asked for when the one before has its first token: none was foreseen by the others.
 

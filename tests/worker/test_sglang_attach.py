@@ -109,6 +109,17 @@ async def test_copies_behind_one_server_reuse_no_prefix_for_us() -> None:
         assert not [key for body in server.asked for key in body if "rank" in key]
 
 
+@pytest.mark.parametrize("spelling", [{"attn_dp_size": 8, "dp_size": 1}, {"dp_size": 8}])
+async def test_groups_of_attention_are_no_copies_of_the_model(spelling: dict[str, int]) -> None:
+    """However the version of the server spells it: eight groups on eight GPUs, each with a prefix cache of its own."""
+    server = Server()
+    server.info |= {"tp_size": 8, "ep_size": 8, "enable_dp_attention": True, **spelling}
+    async with attached(server) as engine:
+        info = await engine._client.info()
+        assert Capability.PREFIX_REUSE not in engine.info.capabilities
+    assert (info.tp, info.ep, info.attn_dp, info.dp) == (8, 8, 8, 1)
+
+
 async def test_every_call_has_an_id_that_begins_no_other() -> None:
     """A server refuses an id that it has just seen, and aborts all requests whose ids begin with the given one."""
     server = Server()

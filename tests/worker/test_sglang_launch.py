@@ -165,6 +165,16 @@ def test_copies_of_the_model_have_limits_of_their_own(mesh_file: MeshFileMaker) 
     assert engine.options.max_requests == 140
 
 
+def test_attention_groups_share_the_limits_of_the_tier(mesh_file: MeshFileMaker) -> None:
+    """SGLang divides --max-running-requests and --chunked-prefill-size between the groups; --max-total-tokens is of each."""
+    limits: dict[str, Any] = {"device": "cuda", "max_running": 64, "kv_tokens": 80_000, "max_step_tokens": 2048}
+    flags = flags_of(shape_of(mesh_file, **limits, sglang={"tp": 8, "ep": 8, "attn_dp": 8}))
+    named = ("--tp-size", "--ep-size", "--attn-dp-size", "--dp-size", "--max-running-requests", "--max-total-tokens")
+    assert [flags[name] for name in named] == ["8", "8", "8", "1", "64", "10000"]
+    assert flags["--chunked-prefill-size"] == "2048"
+    assert not {"--ep-size", "--attn-dp-size"} & set(flags_of(shape_of(mesh_file, sglang={"tp": 8})))
+
+
 def test_a_tier_of_one_worker_has_no_store(mesh_file: MeshFileMaker) -> None:
     """It has no other server to share with, and would write every page to disk."""
     store = {"kv_store": "store"}

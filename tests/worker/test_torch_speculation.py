@@ -28,6 +28,7 @@ from worker_service.engine.torch import TorchEngineOptions
 from worker_service.engine.torch.draft_model import DraftModel
 from worker_service.engine.torch.engine import torch_core
 from worker_service.load_tracker import LoadTracker
+from worker_service.scheduling.blocks import Node
 from worker_service.speculation.adaptive import AdaptiveDrafter
 from worker_service.speculation.sources import DraftRequest
 
@@ -279,9 +280,11 @@ def test_the_kv_that_stays_is_as_if_there_were_no_drafts(prompts: list[list[int]
     assert 0 < counts.accepted < counts.verified
 
 
-def _path(core: EngineCore, node: int) -> list[int]:
+def _path(core: EngineCore, node: Node) -> list[int]:
     """The tokens from the root of the prefix tree to a node."""
-    parents = {child: key for key, (_, child) in core.scheduler.pool._tree.items()}
+    parents: dict[Node, tuple[Node, tuple[int, ...]]] = {
+        child: key for key, (_, child) in core.scheduler.pool._tree.items()
+    }
     tokens: list[int] = []
     while node:
         node, own = parents[node]

@@ -230,6 +230,7 @@ class EngineCore:
             output=resumed,
             priority=request.priority,
             slo=self._requested_slo(request, most),
+            cache_salt=request.cache_salt,
         )
         if reservation is None:
             self._check_queue()

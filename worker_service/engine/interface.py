@@ -354,8 +354,10 @@ class KvTransferring(Protocol):
         """
         ...
 
-    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int], cache_salt: str = "") -> int:
         """Reserve room for a request with these computed tokens; return how many of its first blocks are present already.
+
+        cache_salt: of the request.
 
         Uses only idle resources.
 

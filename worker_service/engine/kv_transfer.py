@@ -60,7 +60,7 @@ class KvTransfers:
         if sequence is not None:
             sequence.paused = False
 
-    def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
+    def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int], cache_salt: str = "") -> int:
         """As in `KvTransferring`."""
         if layout != self._runner.kv_layout:
             raise invalid("layout", f"this engine has {self._runner.kv_layout}, not {layout}")
@@ -69,7 +69,7 @@ class KvTransfers:
         if not tokens:
             raise invalid("token_ids", "must not be empty")
         try:
-            reservation = self._scheduler.reserve(tokens)
+            reservation = self._scheduler.reserve(tokens, cache_salt)
         except OutOfBlocks as error:
             raise Overloaded(str(error), RETRY_S) from None
         self._arriving[transfer_id] = reservation

@@ -283,8 +283,10 @@ class LoopEngine:
         self._deliveries.put(request_id, handed_over)
         return handed_over
 
-    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
-        return await self._call(transfer_id, lambda core: core.transfers.reserve(transfer_id, layout, tokens))
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int], cache_salt: str = "") -> int:
+        return await self._call(
+            transfer_id, lambda core: core.transfers.reserve(transfer_id, layout, tokens, cache_salt)
+        )
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
         await self._on_copy_thread(

@@ -136,7 +136,7 @@ class IncomingReply:
         engine, name = self._engine, self.transfer_id
         match effect:
             case target.Reserve():
-                present = await engine.reserve(name, opening.layout, opening.tokens)
+                present = await engine.reserve(name, opening.layout, opening.tokens, self._request.cache_salt)
                 self._segment = opened(opening.shared)
                 self._preparing = asyncio.create_task(engine.prepare_entry(name, self._request))
                 self._preparing.add_done_callback(_retrieve_error)

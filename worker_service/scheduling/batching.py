@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from services.domain.requests import FinishReason
 from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
-from worker_service.scheduling.blocks import ROOT, BlockPool, OutOfBlocks
+from worker_service.scheduling.blocks import ROOT, BlockPool, Node, OutOfBlocks
 from worker_service.scheduling.policies import DecodeFirst
 from worker_service.scheduling.sequence import Phase, Sequence
 from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, StepPlan, queue_key
@@ -31,7 +31,7 @@ class Reservation:
 
     blocks: list[int]
     present: int
-    node: int
+    node: Node
 
 
 class BatchScheduler:
@@ -84,7 +84,7 @@ class BatchScheduler:
         self._queue(sequence)
         self.policy.added(sequence)
 
-    def reserve(self, tokens: Seq[int]) -> Reservation:
+    def reserve(self, tokens: Seq[int], cache_salt: str = ROOT) -> Reservation:
         """Reserve blocks for an incoming sequence with the KV of `tokens`. No request is preempted.
 
         Raises:
@@ -92,7 +92,7 @@ class BatchScheduler:
         """
         if self.free_places < 1:
             raise OutOfBlocks("the limit on running requests is reached")
-        match = self.pool.match(tokens)
+        match = self.pool.match(tokens, cache_salt)
         needed = -(-len(tokens) // self.pool.block_tokens) - len(match.blocks)
         if not self.pool.can_take(match, needed):
             raise OutOfBlocks(f"{needed} blocks are needed, {self.pool.free} free")
@@ -264,7 +264,8 @@ class BatchScheduler:
         if self.free_places < 1:
             return False
         pool, last = self.pool, len(sequence.tokens) - 1 - sequence.draft
-        match = pool.shortened(pool.match(sequence.tokens), sequence.tokens, last)
+        salt = sequence.cache_salt
+        match = pool.shortened(pool.match(sequence.tokens, salt), sequence.tokens, last, salt)
         needed = -(-len(sequence.tokens) // pool.block_tokens) - len(match.blocks)
         if not pool.can_take(match, needed):
             return False
@@ -333,7 +334,7 @@ class BatchScheduler:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = sequence.sealed = 0
-        sequence.node = ROOT
+        sequence.node = sequence.cache_salt
 
     def _queue(self, sequence: Sequence) -> None:
         bisect.insort(self._waiting, sequence, key=queue_key)

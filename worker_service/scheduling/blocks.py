@@ -1,15 +1,18 @@
 """KV blocks and the prefix tree. No I/O.
 
-A full block is *sealed* under the key (previous block, its tokens). The keys form a tree of prefixes, which are compared
-token by token, so hash collisions cannot mix prefixes. A block that is not held stays in the tree until it is reused; the
-least recently used goes first.
+A full block is *sealed* under the key (previous block, its tokens). The keys form trees of prefixes, one for each cache salt,
+which are compared token by token, so hash collisions cannot mix prefixes. A block that is not held stays in its tree until it
+is reused; the least recently used goes first.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-ROOT = 0  # the parent of all first blocks
+Node = int | str
+"""A block's place in its tree. The parent of all first blocks is the salt of their tree."""
+ROOT = ""
+"""Of the tree of requests without a salt."""
 
 
 class OutOfBlocks(Exception):
@@ -22,7 +25,7 @@ class PrefixMatch:
 
     blocks: tuple[int, ...]
     tokens: int
-    node: int
+    node: Node
 
 
 class BlockPool:
@@ -35,18 +38,18 @@ class BlockPool:
         self.count, self.block_tokens, self._reuse = count, block_tokens, reuse
         self._holders = [0] * count
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))  # least recently used first
-        self._tree: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # key -> (block, node)
-        self._keys: list[tuple[int, tuple[int, ...]] | None] = [None] * count
-        self._nodes = ROOT
+        self._tree: dict[tuple[Node, tuple[int, ...]], tuple[int, int]] = {}  # key -> (block, node)
+        self._keys: list[tuple[Node, tuple[int, ...]] | None] = [None] * count
+        self._nodes = 0
 
     @property
     def free(self) -> int:
         """Number of blocks that are not held; some may contain cached prefixes."""
         return len(self._free)
 
-    def match(self, tokens: Seq[int]) -> PrefixMatch:
-        """The longest cached prefix of `tokens` in full blocks. Does not hold them."""
-        size, node, blocks = self.block_tokens, ROOT, list[int]()
+    def match(self, tokens: Seq[int], root: Node = ROOT) -> PrefixMatch:
+        """The longest cached prefix of `tokens` in full blocks, in the tree of `root`. Does not hold them."""
+        size, node, blocks = self.block_tokens, root, list[int]()
         for start in range(0, len(tokens) - size + 1, size) if self._reuse else ():
             entry = self._tree.get((node, tuple(tokens[start : start + size])))
             if entry is None:
@@ -55,11 +58,11 @@ class BlockPool:
             node = entry[1]
         return PrefixMatch(tuple(blocks), len(blocks) * size, node)
 
-    def shortened(self, match: PrefixMatch, tokens: Seq[int], most_tokens: int) -> PrefixMatch:
+    def shortened(self, match: PrefixMatch, tokens: Seq[int], most_tokens: int, root: Node = ROOT) -> PrefixMatch:
         """`match`, truncated to `most_tokens` tokens, because the last token of a prompt is always computed."""
         if match.tokens <= most_tokens:
             return match
-        return self.match(tokens[:most_tokens])
+        return self.match(tokens[:most_tokens], root)
 
     def can_take(self, match: PrefixMatch, fresh: int) -> bool:
         """Whether the blocks of `match` and `fresh` new ones could be held now."""
@@ -100,7 +103,7 @@ class BlockPool:
                 if self._keys[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def seal(self, block: int, node: int, tokens: Seq[int]) -> int:
+    def seal(self, block: int, node: Node, tokens: Seq[int]) -> int:
         """Add full `block` with `tokens` behind `node` to the tree; return its node.
 
         If another block has the same prefix, that one stays in the tree.

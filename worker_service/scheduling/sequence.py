@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.domain.requests import FinishReason, SamplingParams, Slo
 from services.domain.slo.promises import Promise, SloClass
-from worker_service.scheduling.blocks import ROOT
+from worker_service.scheduling.blocks import ROOT, Node
 
 
 class Phase(enum.Enum):
@@ -59,6 +59,7 @@ class Sequence:
 
     __slots__ = (
         "blocks",
+        "cache_salt",
         "cached_prompt_tokens",
         "computed",
         "draft",
@@ -90,6 +91,7 @@ class Sequence:
         draft: int = 0,
         priority: int = 0,
         slo: SequenceSlo | None = None,
+        cache_salt: str = ROOT,
     ) -> None:
         self.request_id, self.sampling, self.priority, self.slo = request_id, sampling, priority, slo
         self.prompt_tokens, self.max_output_tokens, self.draft = len(prompt), max_output_tokens, draft
@@ -103,7 +105,8 @@ class Sequence:
         self.cached_prompt_tokens = 0
         self.blocks: list[int] = []
         self.computed = self.sealed = 0  # tokens with KV; blocks in the prefix tree
-        self.node = ROOT
+        self.cache_salt = cache_salt
+        self.node: Node = cache_salt
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request_id} {self.phase.value} {self.computed}/{len(self.tokens)} tokens>"

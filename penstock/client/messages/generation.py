@@ -51,6 +51,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
         priority=options.priority,
         request_id=options.request_id,
         prediction=options.prediction,
+        cache_salt=options.cache_salt,
     )
     if options.slo is not None:
         request.slo.CopyFrom(slo_to_proto(options.slo))

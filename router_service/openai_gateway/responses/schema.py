@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from router_service.openai_gateway.objectives import SloField
-from router_service.openai_gateway.schema import MAX_PARTS, checked
+from router_service.openai_gateway.schema import MAX_PARTS, CacheSalt, checked
 from router_service.openai_gateway.structured import JsonObjectFormat, TextFormat, json_schema
 from services.domain.errors import FieldProblem, InvalidRequest
 from services.domain.requests import (
@@ -173,6 +173,7 @@ class ResponseRequest(SloField):
     truncation: Literal["disabled"] | None = None
     top_logprobs: Literal[0] | None = None
     context_management: None = None
+    cache_salt: CacheSalt | None = None
     # labels
     store: bool | None = None
     user: str | None = None

@@ -30,8 +30,8 @@ class ServerInfo:
     """Properties of a server.
 
     identity: its version and model. input_tokens: largest length of a prompt. kv_tokens: KV capacity of all replicas.
-    step_tokens: limit on prompt tokens in one step. adapters: the LoRA adapters that it was started with.
-    grammars: whether it enforces the form of a reply.
+    step_tokens: limit on prompt tokens in one step; with attn_dp, of each of its groups. adapters: the LoRA adapters that it
+    was started with. grammars: whether it enforces the form of a reply.
     seeded: sampled tokens depend only on seed and position. priorities: waiting requests are ordered by priority.
     """
 
@@ -49,6 +49,8 @@ class ServerInfo:
     metrics: bool
     grammars: bool = True
     dp: int = 1
+    ep: int = 1
+    attn_dp: int = 1
     adapters: tuple[ServerAdapter, ...] = ()
 
 
@@ -118,6 +120,11 @@ class SglangClient:
         data = await self._get("server_info")
         load = await self.load()
         try:
+            dp, attn_dp = int(data.get("dp_size") or 1), int(data.get("attn_dp_size") or 1)
+            if (
+                data.get("enable_dp_attention") and attn_dp == 1
+            ):  # older servers count the groups of attention in dp_size
+                dp, attn_dp = 1, dp
             return ServerInfo(
                 identity=ServerIdentity.from_info(data),
                 input_tokens=int(data["max_req_input_len"]),
@@ -127,12 +134,14 @@ class SglangClient:
                 max_running=int(data.get("max_running_requests") or load.max_running),
                 tp=int(data["tp_size"]),
                 pp=int(data["pp_size"]),
-                dp=int(data.get("dp_size") or 1),
+                dp=dp,
+                ep=int(data.get("ep_size") or 1),
+                attn_dp=attn_dp,
                 seeded=bool(data.get("enable_deterministic_inference")),
                 priorities=bool(data.get("enable_priority_scheduling"))
                 and not data.get("schedule_low_priority_values_first"),
-                # each copy of the model has a cache of its own, and the server decides which one gets a request
-                prefix_cache=not data.get("disable_radix_cache") and int(data.get("dp_size") or 1) == 1,
+                # each copy of the model or of its attention has a cache of its own; the server decides which gets a request
+                prefix_cache=not data.get("disable_radix_cache") and dp * attn_dp == 1,
                 metrics=bool(data.get("enable_metrics")),
                 adapters=server_adapters(data),
                 grammars=data.get("grammar_backend") != "none" and not data.get("skip_tokenizer_init"),
@@ -196,6 +205,7 @@ class SglangClient:
         *,
         top_logprobs: int | None = None,
         priority: int | None = None,
+        cache_salt: str = "",
     ) -> AsyncGenerator[Piece, None]:
         """Yield the pieces as they arrive. A server with tracing joins the trace of the caller.
 
@@ -209,6 +219,8 @@ class SglangClient:
             body |= {"return_logprob": True, "top_logprobs_num": top_logprobs, "logprob_start_len": -1}
         if priority is not None:
             body["priority"] = priority
+        if cache_salt:
+            body["extra_key"] = cache_salt  # the part of the prefix tree that the request uses
         received = 0
         headers = dict(telemetry.inject())
         try:

@@ -14,9 +14,10 @@ from pathlib import Path
 class ServerShape:
     """The configuration of one server.
 
-    python: an interpreter with sglang. tp, pp, dp: parallelism. gpus: GPU ids; empty: the environment decides.
+    python: an interpreter with sglang. tp, pp, dp, ep, attn_dp: parallelism. gpus: GPU ids; empty: the environment decides.
     mem_fraction: of a GPU's memory; None: the KV cache holds `kv_tokens`; None: the server decides.
-    max_running, max_queued: of each of the dp copies. max_step_tokens: None: the server decides.
+    max_running, max_queued: of each of the dp copies. max_step_tokens: None: the server decides. With attn_dp, these and
+    kv_tokens are of all its groups together.
     kv_store: a folder shared with other servers of the model; empty: none. kv_store_bytes: how much of it this one may fill.
     mixed_chunk: a step computes decodes and a chunk of prompts together, instead of the chunk alone.
     trace_to: host:port of an OTLP collector; empty: none.
@@ -29,6 +30,8 @@ class ServerShape:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    ep: int = 1
+    attn_dp: int = 1
     gpus: tuple[int, ...] = ()
     device: str = "cpu"
     dtype: str = "auto"
@@ -70,6 +73,7 @@ def command(shape: ServerShape, port: int) -> list[str]:
         # requests that arrive within one step are queued before any is run
         "max-queued-requests": shape.max_running + shape.max_queued,
     }
+    options |= {f"{name}-size": size for name, size in (("ep", shape.ep), ("attn-dp", shape.attn_dp)) if size > 1}
     if shape.max_step_tokens is not None:  # full pages
         pages = max(1, shape.max_step_tokens // shape.kv_block_tokens)
         options["chunked-prefill-size"] = pages * shape.kv_block_tokens
@@ -78,7 +82,7 @@ def command(shape: ServerShape, port: int) -> list[str]:
     if shape.mem_fraction is not None:
         options["mem-fraction-static"] = shape.mem_fraction
     elif shape.kv_tokens is not None:
-        options["max-total-tokens"] = shape.kv_tokens
+        options["max-total-tokens"] = shape.kv_tokens // shape.attn_dp  # of each group, unlike the limits above
     if shape.max_context_tokens is not None:
         options["context-length"] = shape.max_context_tokens
     switches = [

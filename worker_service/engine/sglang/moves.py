@@ -164,7 +164,7 @@ class MovingRequests:
             raise NotFound("stopped request", request_id)
         return HandedOver(running.output_tokens)
 
-    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int]) -> int:
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int], cache_salt: str = "") -> int:
         if layout != self.kv_layout:
             raise invalid("layout", f"this engine has {self.kv_layout}, not {layout}")
         if transfer_id in self._arriving:
@@ -173,7 +173,8 @@ class MovingRequests:
             raise invalid("token_ids", "must not be empty")
         if len(self._requests) + len(self._arriving) >= self._info.max_requests:
             raise Overloaded("the limit on running requests is reached", RETRY_S)
-        reading = self._arriving[transfer_id] = asyncio.create_task(self._prefetch(transfer_id, list(tokens)))
+        prefetching = self._prefetch(transfer_id, list(tokens), cache_salt)
+        reading = self._arriving[transfer_id] = asyncio.create_task(prefetching)
         try:
             async with asyncio.timeout(AHEAD_S):
                 await asyncio.shield(reading)
@@ -248,6 +249,7 @@ class MovingRequests:
                     | form,
                     top_logprobs=request.sampling.top_logprobs,
                     priority=self._priority(request.priority),
+                    cache_salt=request.cache_salt,
                 )
                 async with aclosing(pieces):
                     async for whole in pieces:
@@ -298,14 +300,15 @@ class MovingRequests:
             raise NotFound("decoding request", request_id)
         return running
 
-    async def _prefetch(self, transfer_id: str, tokens: list[int]) -> None:
+    async def _prefetch(self, transfer_id: str, tokens: list[int], cache_salt: str) -> None:
         """Let the server load or compute a prefix.
 
         Raises:
             Overloaded: The server is full.
             Unavailable: The server does not respond.
         """
-        async for piece in self._client.generate(server_id(f"{transfer_id}#ahead"), tokens, _READ_ONLY):
+        request_id = server_id(f"{transfer_id}#ahead")
+        async for piece in self._client.generate(request_id, tokens, _READ_ONLY, cache_salt=cache_salt):
             if piece.finish is not None:
                 _record("prefix read ahead", transfer_id, len(tokens), piece)
 

@@ -1262,6 +1262,10 @@ class ModelShape(_message.Message):
     KV_PER_LAYER_BYTES_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    EXPERTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    EXPERT_PARAMETERS_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
     layers: _builtins.int
     hidden: _builtins.int
     heads: _builtins.int
@@ -1279,6 +1283,14 @@ class ModelShape(_message.Message):
     """The model's name. [the tier's]"""
     arithmetic: _builtins.str
     """Of the products with weights: 16bit, fp8, int8, fp4 or int4. All but 16bit need bytes_per_parameter. [16bit]"""
+    experts: _builtins.int
+    """Of a mixture of experts: routed experts of a layer, those of a token, and billions in the routed experts of all layers.
+    All or none. Without them, a batch reads the active parameters of each of its tokens, all parameters at most.
+    """
+    experts_per_token: _builtins.int
+    expert_parameters: _builtins.float
+    attention: _builtins.float
+    """Billions in attention. [those of the projections of these heads]"""
     def __init__(
         self,
         *,
@@ -1293,17 +1305,29 @@ class ModelShape(_message.Message):
         kv_per_layer_bytes: _builtins.float | None = ...,
         name: _builtins.str = ...,
         arithmetic: _builtins.str | None = ...,
+        experts: _builtins.int | None = ...,
+        experts_per_token: _builtins.int | None = ...,
+        expert_parameters: _builtins.float | None = ...,
+        attention: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "bytes_per_parameter", b"bytes_per_parameter", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_attention", b"_attention", "_bytes_per_parameter", b"_bytes_per_parameter", "_expert_parameters", b"_expert_parameters", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "attention", b"attention", "bytes_per_parameter", b"bytes_per_parameter", "expert_parameters", b"expert_parameters", "experts", b"experts", "experts_per_token", b"experts_per_token", "kv_per_layer_bytes", b"kv_per_layer_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_bytes_per_parameter", b"_bytes_per_parameter", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "bytes_per_parameter", b"bytes_per_parameter", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_arithmetic", b"_arithmetic", "_attention", b"_attention", "_bytes_per_parameter", b"_bytes_per_parameter", "_expert_parameters", b"_expert_parameters", "_experts", b"_experts", "_experts_per_token", b"_experts_per_token", "_kv_per_layer_bytes", b"_kv_per_layer_bytes", "active", b"active", "arithmetic", b"arithmetic", "attention", b"attention", "bytes_per_parameter", b"bytes_per_parameter", "expert_parameters", b"expert_parameters", "experts", b"experts", "experts_per_token", b"experts_per_token", "head_dim", b"head_dim", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "kv_per_layer_bytes", b"kv_per_layer_bytes", "layers", b"layers", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active: _TypeAlias = _typing.Literal["active"]  # noqa: Y015
     _WhichOneofArgType__active: _TypeAlias = _typing.Literal["_active", b"_active"]  # noqa: Y015
     _WhichOneofReturnType__arithmetic: _TypeAlias = _typing.Literal["arithmetic"]  # noqa: Y015
     _WhichOneofArgType__arithmetic: _TypeAlias = _typing.Literal["_arithmetic", b"_arithmetic"]  # noqa: Y015
+    _WhichOneofReturnType__attention: _TypeAlias = _typing.Literal["attention"]  # noqa: Y015
+    _WhichOneofArgType__attention: _TypeAlias = _typing.Literal["_attention", b"_attention"]  # noqa: Y015
     _WhichOneofReturnType__bytes_per_parameter: _TypeAlias = _typing.Literal["bytes_per_parameter"]  # noqa: Y015
     _WhichOneofArgType__bytes_per_parameter: _TypeAlias = _typing.Literal["_bytes_per_parameter", b"_bytes_per_parameter"]  # noqa: Y015
+    _WhichOneofReturnType__expert_parameters: _TypeAlias = _typing.Literal["expert_parameters"]  # noqa: Y015
+    _WhichOneofArgType__expert_parameters: _TypeAlias = _typing.Literal["_expert_parameters", b"_expert_parameters"]  # noqa: Y015
+    _WhichOneofReturnType__experts: _TypeAlias = _typing.Literal["experts"]  # noqa: Y015
+    _WhichOneofArgType__experts: _TypeAlias = _typing.Literal["_experts", b"_experts"]  # noqa: Y015
+    _WhichOneofReturnType__experts_per_token: _TypeAlias = _typing.Literal["experts_per_token"]  # noqa: Y015
+    _WhichOneofArgType__experts_per_token: _TypeAlias = _typing.Literal["_experts_per_token", b"_experts_per_token"]  # noqa: Y015
     _WhichOneofReturnType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["kv_per_layer_bytes"]  # noqa: Y015
     _WhichOneofArgType__kv_per_layer_bytes: _TypeAlias = _typing.Literal["_kv_per_layer_bytes", b"_kv_per_layer_bytes"]  # noqa: Y015
     @_typing.overload
@@ -1311,7 +1335,15 @@ class ModelShape(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__arithmetic) -> _WhichOneofReturnType__arithmetic | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attention) -> _WhichOneofReturnType__attention | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_parameter) -> _WhichOneofReturnType__bytes_per_parameter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert_parameters) -> _WhichOneofReturnType__expert_parameters | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts) -> _WhichOneofReturnType__experts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts_per_token) -> _WhichOneofReturnType__experts_per_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_per_layer_bytes) -> _WhichOneofReturnType__kv_per_layer_bytes | None: ...
 
@@ -1332,12 +1364,18 @@ class MeasuredReplica(_message.Message):
     CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
     PAIR_S_FIELD_NUMBER: _builtins.int
     GAP_S_FIELD_NUMBER: _builtins.int
+    EP_FIELD_NUMBER: _builtins.int
+    ATTN_DP_FIELD_NUMBER: _builtins.int
     tp: _builtins.int
     pp: _builtins.int
     kv_tokens: _builtins.int
     context_token_s: _builtins.float
     pair_s: _builtins.float
     gap_s: _builtins.float
+    ep: _builtins.int
+    """As in ReplicaGroup. [1]"""
+    attn_dp: _builtins.int
+    """[1]"""
     @_builtins.property
     def engine(self) -> Global___EngineBatch: ...
     @_builtins.property
@@ -1356,12 +1394,21 @@ class MeasuredReplica(_message.Message):
         context_token_s: _builtins.float = ...,
         pair_s: _builtins.float = ...,
         gap_s: _builtins.float = ...,
+        ep: _builtins.int | None = ...,
+        attn_dp: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "engine", b"engine", "ep", b"ep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_s", b"context_token_s", "engine", b"engine", "gap_s", b"gap_s", "knot_s", b"knot_s", "knot_tokens", b"knot_tokens", "kv_tokens", b"kv_tokens", "pair_s", b"pair_s", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "context_token_s", b"context_token_s", "engine", b"engine", "ep", b"ep", "gap_s", b"gap_s", "knot_s", b"knot_s", "knot_tokens", b"knot_tokens", "kv_tokens", b"kv_tokens", "pair_s", b"pair_s", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attn_dp: _TypeAlias = _typing.Literal["attn_dp"]  # noqa: Y015
+    _WhichOneofArgType__attn_dp: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp"]  # noqa: Y015
+    _WhichOneofReturnType__ep: _TypeAlias = _typing.Literal["ep"]  # noqa: Y015
+    _WhichOneofArgType__ep: _TypeAlias = _typing.Literal["_ep", b"_ep"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attn_dp) -> _WhichOneofReturnType__attn_dp | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ep) -> _WhichOneofReturnType__ep | None: ...
 
 Global___MeasuredReplica: _TypeAlias = MeasuredReplica  # noqa: Y015
 
@@ -2437,11 +2484,17 @@ class ReplicaGroup(_message.Message):
     PP_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
+    EP_FIELD_NUMBER: _builtins.int
+    ATTN_DP_FIELD_NUMBER: _builtins.int
     tp: _builtins.int
     pp: _builtins.int
     count: _builtins.int
     gpu: _builtins.str
     """The type of GPU, in a cluster of several; else empty."""
+    ep: _builtins.int
+    """Expert parallelism: groups of the tp GPUs that routed experts are divided between whole. [1]"""
+    attn_dp: _builtins.int
+    """Data-parallel attention: groups of the tp GPUs that have attention and the KV of their own requests each. [1]"""
     def __init__(
         self,
         *,
@@ -2449,12 +2502,21 @@ class ReplicaGroup(_message.Message):
         pp: _builtins.int = ...,
         count: _builtins.int = ...,
         gpu: _builtins.str = ...,
+        ep: _builtins.int | None = ...,
+        attn_dp: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "ep", b"ep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "gpu", b"gpu", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "count", b"count", "ep", b"ep", "gpu", b"gpu", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attn_dp: _TypeAlias = _typing.Literal["attn_dp"]  # noqa: Y015
+    _WhichOneofArgType__attn_dp: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp"]  # noqa: Y015
+    _WhichOneofReturnType__ep: _TypeAlias = _typing.Literal["ep"]  # noqa: Y015
+    _WhichOneofArgType__ep: _TypeAlias = _typing.Literal["_ep", b"_ep"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attn_dp) -> _WhichOneofReturnType__attn_dp | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ep) -> _WhichOneofReturnType__ep | None: ...
 
 Global___ReplicaGroup: _TypeAlias = ReplicaGroup  # noqa: Y015
 

@@ -131,6 +131,7 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`cascade`, or the name of a tier, which answers alone."""
     priority: _builtins.int
@@ -140,6 +141,10 @@ class GenerateRequest(_message.Message):
     prediction: _builtins.str
     """Text that the answer will probably have in large part, such as a file that it is to change. It makes the answer faster where it
     is right, and never changes it. Empty for none; at most 65,536 characters.
+    """
+    cache_salt: _builtins.str
+    """Only requests with the same salt share the KV of prompts that begin alike, so that no other client learns from the time to
+    its first token what was sent before. Empty: shared with all requests without one. At most 128 characters.
     """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
@@ -164,10 +169,11 @@ class GenerateRequest(_message.Message):
         request_id: _builtins.str | None = ...,
         resume: Global___Resume | None = ...,
         prediction: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_request_id", b"_request_id", "_resume", b"_resume", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_request_id", b"_request_id", "_resume", b"_resume", "model", b"model", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_request_id", b"_request_id", "_resume", b"_resume", "cache_salt", b"cache_salt", "model", b"model", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__request_id: _TypeAlias = _typing.Literal["request_id"]  # noqa: Y015
     _WhichOneofArgType__request_id: _TypeAlias = _typing.Literal["_request_id", b"_request_id"]  # noqa: Y015

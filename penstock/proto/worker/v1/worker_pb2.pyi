@@ -235,6 +235,7 @@ class GenerateRequest(_message.Message):
     OUTPUT_INTERVAL_FIELD_NUMBER: _builtins.int
     DECLINE_UNKEPT_SLO_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique in the mesh while it runs; 1 to 128 characters."""
     priority: _builtins.int
@@ -245,6 +246,8 @@ class GenerateRequest(_message.Message):
     """If the SLO cannot be kept here: `declined`, then `finished` with reason DECLINED, instead of best effort. With a
     `transfer_id`, the transfer is refused instead, and the request stays at its source.
     """
+    cache_salt: _builtins.str
+    """Only requests with the same salt share the KV of prompts that begin alike. At most 512 characters."""
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
     @_builtins.property
@@ -281,10 +284,11 @@ class GenerateRequest(_message.Message):
         output_interval: _duration_pb2.Duration | None = ...,
         decline_unkept_slo: _builtins.bool = ...,
         draft: Global___Draft | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "draft", b"draft", "output_interval", b"output_interval", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "decline_unkept_slo", b"decline_unkept_slo", "draft", b"draft", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "cache_salt", b"cache_salt", "decline_unkept_slo", b"decline_unkept_slo", "draft", b"draft", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
