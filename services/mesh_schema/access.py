@@ -34,8 +34,8 @@ class MeshTenant(BaseModel):
     sample_prompts: bool = False
     """Whether the tenant consents that a share of its prompts is stored in Redis (`router.sample_prompts`)."""
     own_cache: bool = False
-    """Whether its requests share the KV of prompts that begin alike with no other tenant's: then nobody learns from the time
-    to the first token what it has sent, and what others have sent makes its prompts no faster."""
+    """Whether its requests share the KV of prompts that begin alike with no other tenant's: then no other tenant learns from
+    the time to the first token what it has sent, and what others have sent makes its prompts no faster."""
     slo_classes: tuple[str, ...] = ()
     """Classes of the mesh's `slo.classes` that its requests may name; they may then ask for no latencies of their own.
     Empty: all, and their own."""
