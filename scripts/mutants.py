@@ -45,6 +45,7 @@ TIER_TESTS = (
     "tests/router/test_escalation_drafts.py",
 )
 CASCADE_TESTS = (
+    "tests/router/test_cascade_generation.py",
     "tests/router/test_requests.py",
     "tests/router/test_escalation_drafts.py",
     "tests/router/test_flagged_answers.py",
@@ -69,7 +70,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "router_service/admission/admission_queue.py": ("tests/router/test_admission_queue.py",),
     "router_service/admission/rules.py": ("tests/router/test_admission.py", "tests/router/test_admission_queue.py"),
     "router_service/generation/cascade.py": ("tests/router/test_cascade.py", "tests/router/test_flagged_answers.py"),
-    "router_service/generation/reply_assembler.py": TIER_TESTS,
+    "router_service/generation/reply_assembler.py": ("tests/router/test_reply_assembler.py", *TIER_TESTS),
     "router_service/generation/tier_generation.py": TIER_TESTS,
     "router_service/generation/attempt.py": TIER_TESTS,
     "router_service/generation/cascade_generation.py": CASCADE_TESTS,
@@ -101,6 +102,27 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "EngineCore._row: [*sequence.tokens[sequence.prompt_tokens:end], *chunk.proposed] if sequence.sampling.penalizes "
         "else  -> [*sequence.tokens[sequence.prompt_tokens:end], *chunk.proposed]",
     ): "only rows with penalties are asked for their output",
+    (
+        "router_service/admission/rules.py",
+        "Admission.__init__: 0 -> 1",
+    ): "of arrivals only the order counts; the other counters that begin at 0 are checked",
+    (
+        "router_service/generation/reply_assembler.py",
+        "ReplyAssembler.__init__: 0 -> 1",
+    ): "set for each instance before it is read",
+    (
+        "router_service/generation/reply_assembler.py",
+        "ReplyAssembler.__init__: self._begun = False -> pass",
+    ): "set for each instance before it is read",
+    (
+        "router_service/routing/instance_pool.py",
+        "InstancePool._in_flight: sent[-1][0] <= (heard_at_s := self.view.heard_at_s(instance_id)) -> "
+        "sent[-1][0] < (heard_at_s := self.view.heard_at_s(instance_id))",
+    ): "the loop counts no request of that instant either",
+    (
+        "worker_service/migration/source.py",
+        "SourceState: 0 -> 1",
+    ): "blocks are set when the target accepts, before they are read; the number of rounds is checked",
     (
         "router_service/generation/tier_generation.py",
         "TierGeneration._place: now >= deadline_s -> now > deadline_s",

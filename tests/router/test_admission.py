@@ -1,5 +1,6 @@
 """The rules of admission, against a model that is too simple to be wrong."""
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -104,6 +105,23 @@ TestAdmission = AdmissionMachine.TestCase
 TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.parametrize("places", [-1, 0, 3])
+def test_a_request_needs_one_to_all_of_the_places(places: int) -> None:
+    admission = Admission(2, 2)
+    with pytest.raises(ValueError, match="places of 2"):
+        admission.enter(0, places, 0.0)
+    assert (admission.active, admission.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("places", [-1, 0, 3])
+def test_one_to_all_of_the_places_held_can_be_given_back(places: int) -> None:
+    admission = Admission(5, 0)
+    ticket, _ = admission.enter(0, 2, 0.0)
+    with pytest.raises(ValueError, match="given back"):
+        admission.leave(ticket, places, 1.0)
+    assert admission.active == 2
+
+
 def test_a_place_cannot_be_given_back_twice() -> None:
     admission = Admission(2, 0)
     ticket, _ = admission.enter(0, 1, 0.0)
@@ -156,3 +174,20 @@ def test_a_thousand_departed_waiters_cost_no_walk() -> None:
         rebuilt += admission._heap is not before
     assert (admission.waiting, len(admission._heap)) == (0, 0)
     assert rebuilt <= 11
+
+
+def test_those_that_still_wait_keep_their_order_when_most_have_gone() -> None:
+    """Also after the heap was rebuilt without the tickets that are gone."""
+    draw = random.Random(7)
+    admission = Admission(1, 1000)
+    (active,) = admission.enter(0, 1, 0.0)[1]
+    waiting = [admission.enter(draw.randrange(50), 1, 0.0)[0] for _ in range(200)]
+    draw.shuffle(waiting)
+    while len(waiting) > 50:
+        admission.cancel(waiting.pop(), 0.0)
+    admitted: list[Ticket] = []
+    while freed := admission.leave(active, 1, 0.0):
+        (active,) = freed
+        admitted.append(active)
+    assert admitted == sorted(waiting)
+    assert len(admitted) == 50

@@ -1,11 +1,14 @@
 """Accept or escalation: pure."""
 
+from dataclasses import replace
+
 import pytest
 
 from router_service.domain.events import EscalationReason
 from router_service.generation import cascade
 from router_service.generation.cascade import Accept, Escalate
 from services.domain import JudgeUnavailable, NotFound, Plan, TierPlan
+from services.domain.bursts import BurstStep, BurstThreshold
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))
 
@@ -47,3 +50,36 @@ def test_a_tier_that_cannot_answer_hands_on_unless_it_is_the_last() -> None:
     reason = EscalationReason.TIER_UNAVAILABLE
     assert cascade.unable(PLAN.tiers, 1, reason) == Escalate(2, reason)
     assert cascade.unable(PLAN.tiers, 2, reason) is None
+
+
+def test_a_burst_step_has_its_own_thresholds_and_changes_nothing_else() -> None:
+    step = BurstStep((BurstThreshold(30.0), BurstThreshold(40.0)), 80.0, 5.0, "large", 0.5)
+    small, medium, large = PLAN.tiers
+    changed = (replace(small, threshold=30.0), replace(medium, threshold=40.0), large)
+    assert cascade.at_step(PLAN.tiers, step) == changed
+
+
+def test_a_burst_step_of_a_plan_with_other_tiers_is_refused() -> None:
+    """No tier of the route is lost or left with a threshold of another step."""
+    for thresholds in ((BurstThreshold(30.0),), (BurstThreshold(30.0),) * 3):
+        with pytest.raises(ValueError, match="zip"):
+            cascade.at_step(PLAN.tiers, BurstStep(thresholds, 80.0, 5.0, "large", 0.5))
+
+
+@pytest.mark.parametrize(
+    ("at", "predicted", "expected"),
+    [
+        (0, {"small": 29.0}, 29.0),
+        (0, {"small": 30.0}, None),
+        (0, {"medium": 29.0}, None),  # no prediction for this tier
+        (0, {}, None),
+        (1, {"medium": 0.0}, None),  # no limit at this tier
+        (2, {"large": 29.0}, None),  # the last one
+    ],
+)
+def test_a_tier_is_passed_over_for_a_predicted_score_below_its_limit_unless_it_is_the_last(
+    at: int, predicted: dict[str, float], expected: float | None
+) -> None:
+    small, medium, large = PLAN.tiers
+    tiers = (replace(small, skip_below=30.0), medium, replace(large, skip_below=30.0))
+    assert cascade.passed_over(tiers, at, predicted) == expected

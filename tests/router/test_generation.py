@@ -109,13 +109,14 @@ class Scene:
         generation: TierGeneration | None = None,
         parent: Context | None = None,
         draft: Draft | None = None,
+        within_s: float = 300.0,
     ) -> Seen:
         """A whole reply, each of its tokens once."""
         token_ids, instances, reasons = list[int](), list[str](), list[str]()
         sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
         # no prompt is known anywhere
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling, draft=draft)
-        deadline_s = asyncio.get_running_loop().time() + 300
+        deadline_s = asyncio.get_running_loop().time() + within_s
 
         def on_event(event: TierEvent) -> None:
             match event:
@@ -589,6 +590,31 @@ async def test_advice_to_move_is_followed_by_one_move_at_a_time_which_ends_with_
     monkeypatch.setattr(MoveAgent, "follow", follow)
     assert (await scene.reply()).instances == ["a"]
     assert (followed, ended) == ([6], ["only"])
+
+
+async def test_how_long_a_move_by_advice_has_stalled_its_reply_is_known_to_the_next_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proceed = asyncio.Event()
+    await scene.start("a", [3, Act.ADVISE_MOVE, proceed, 1000, Act.FINISH])
+
+    async def follow(*_: object) -> Moved:
+        proceed.set()
+        return Moved(5, 7.0, 10)
+
+    monkeypatch.setattr(MoveAgent, "follow", follow)
+    generation = scene.tier()
+    await scene.reply(generation=generation)
+    assert generation._services.stalls.expected_s == 7.0
+
+
+async def test_after_its_deadline_a_reply_is_sent_to_no_instance(scene: Scene) -> None:
+    """Requests arrive in the order in which they are sent: a first one would have come before the second."""
+    worker = await scene.start("a")
+    with pytest.raises(DeadlineExceeded):
+        await scene.reply("late", within_s=0.0)
+    await scene.reply("second")
+    assert [asked.request_id.partition(":")[0] for asked in worker.asked] == ["second"]
 
 
 def test_the_expected_stall_of_a_move_is_that_of_the_worst_but_few() -> None:

@@ -69,6 +69,15 @@ async def test_the_sample_is_of_the_stage_that_covers_the_length_and_of_the_next
     assert max(compared) <= MOST
     busy = [worker(i, 90_000 if i % 3 == 0 else 0, stages[i % 3]) for i in range(INSTANCES)]
     assert int(where(pool_of(*busy), "r")[1:]) % 3 == 1, "it would wait nine seconds"
+    busy = [worker(i, 90_000 if i % 3 == 1 else 0, stages[i % 3]) for i in range(INSTANCES)]
+    assert int(where(pool_of(*busy), "r", 100)[1:]) % 3 == 2, "the first stage ends before this length"
+
+
+@pytest.mark.parametrize("idle", [0, SAMPLE_OF_STAGE - 1, SAMPLE_OF_STAGE, MOST - 1])
+async def test_all_instances_of_a_tier_that_is_not_large_are_compared(compared: list[int], idle: int) -> None:
+    pool = pool_of(*(worker(i, running=0 if i == idle else 1) for i in range(MOST)))
+    assert {where(pool, f"r{i}") for i in range(5)} == {f"w{idle:03}"}
+    assert compared == [MOST] * 5
 
 
 async def test_the_prefix_holder_is_always_in_the_sample() -> None:

@@ -207,3 +207,23 @@ async def test_what_was_sent_after_a_record_came_counts_on_top_of_it(after: bool
     found = pool.place("small", "r", 8)
     assert isinstance(found, Placed)
     assert found.record.instance_id == "a"
+
+
+async def test_a_request_that_has_moved_counts_at_its_target_only() -> None:
+    """And nowhere after its end."""
+    view = MeshView()
+    pool = InstancePool(view, ejection_s=60.0)
+    view.connect([worker("a", 1), worker("b", 1)], None, asyncio.get_running_loop().time())  # one place left at each
+
+    def where() -> str:
+        found = pool.place("small", "r", 8)
+        assert isinstance(found, Placed)
+        return found.record.instance_id
+
+    with pool.sending("a", 50) as sent:
+        assert where() == "b"
+        sent.move("b")
+        assert where() == "a"
+    for name, other in (("a", "b"), ("b", "a")):
+        with pool.sending(name):
+            assert where() == other

@@ -11,6 +11,10 @@ import yaml
 
 from penstock import AsyncClient, AsyncPlannerClient, Escalated
 from penstock.client.plans import EarlyCheck
+from router_service.generation.cascade_generation import UNSTREAMED_INTERVAL_S
+from router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter
+from router_service.generation.tier_generation import TierGeneration
+from services.domain import GenerationRequest
 from services.domain.score_prediction import ScorePredictor, features
 from services.field_problems import SettingsError
 from services.mesh_check import mesh_file_problems
@@ -100,6 +104,38 @@ async def test_an_unfinished_answer_that_scores_too_low_is_cancelled(mesh: TestM
     page = await asyncio.to_thread(metrics_page, mesh)
     lines = [line for line in page.splitlines() if line.startswith("penstock_router_early_checks_total{")]
     assert any('penstock_outcome="rejected"' in line and 'penstock_tier="medium"' in line for line in lines)
+
+
+async def test_a_tier_that_a_request_names_is_not_checked_early(
+    mesh: TestMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other tier could answer instead."""
+    checked: list[str] = []
+    monkeypatch.setattr(EarlyCheckCounter, "add", lambda _, tier, outcome: checked.append(f"{tier} {outcome}"))
+    async with mesh.client() as client:
+        await set_medium(mesh, client, early_checks=(EarlyCheck(10, 100.0),))
+        reply = await client.generate("hard", model="medium", temperature=0.0, max_tokens=100)
+    assert (reply.tier, reply.usage.output_tokens, checked) == ("medium", 100, [])
+
+
+async def test_tokens_of_an_answer_that_is_checked_early_wait_less_for_others(
+    mesh: TestMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another held answer wait longer, and those that are streamed do not wait."""
+    intervals: dict[str, float | None] = {}
+    generate = TierGeneration.generate
+
+    async def recorded(self: TierGeneration, tier: str, request: GenerationRequest, *rest: Any, **options: Any) -> Any:
+        intervals[tier] = request.output_interval_s
+        return await generate(self, tier, request, *rest, **options)
+
+    monkeypatch.setattr(TierGeneration, "generate", recorded)
+    async with mesh.client() as client:
+        await set_medium(mesh, client, early_checks=(EarlyCheck(10, 0.0),))
+        await events(client, "simple", max_tokens=20)
+        await events(client, "hard", max_tokens=20)
+        await events(client, "hard", max_tokens=20, model="large")
+    assert intervals == {"small": UNSTREAMED_INTERVAL_S, "medium": EARLY_INTERVAL_S, "large": None}
 
 
 async def test_an_answer_that_passes_its_checks_is_generated_to_its_end(mesh: TestMesh) -> None:

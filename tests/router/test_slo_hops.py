@@ -234,7 +234,7 @@ def test_hops_end_by_number_or_by_time() -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_the_target_of_a_move_shall_decline_only_what_was_promised(scene: Scene, kept: bool) -> None:
-    """A promise must not end by a move; what is served as best effort anyway may move to anyone."""
+    """A promise must not end by a move; what is served as best effort anyway may move to anyone. What is left travels."""
     source = await scene.start("a", [20, Act.HAND_OVER])
     source.keeps_slos = kept
     target = await scene.start("b")
@@ -248,4 +248,6 @@ async def test_the_target_of_a_move_shall_decline_only_what_was_promised(scene: 
     (request,) = target.asked
     assert request.HasField("slo")
     assert request.decline_unkept_slo is kept
+    left_s = request.slo.time_to_first_token.ToNanoseconds() / 1e9
+    assert left_s > LIMIT_S, "behind the first token: what its window leaves, not what was left at first"
     assert outcome.token_ids == list(range(TOKENS))

@@ -260,6 +260,7 @@ def test_rounds_send_every_block_once_in_order_and_come_to_an_end() -> None:
     for growth in (0, 1, 3, 10):
         state, effects = outgoing.advance(SourceState(), outgoing.Accepted(2), CHUNK)
         have, next_block, under_way = 9, 2, deque[int]()
+        goal = 0
         for _ in range(10_000):
             if not effects and under_way:
                 state, effects = outgoing.advance(state, outgoing.Received(under_way.popleft()), CHUNK)
@@ -269,10 +270,12 @@ def test_rounds_send_every_block_once_in_order_and_come_to_an_end() -> None:
             match effect:
                 case outgoing.Measure():
                     state, more = outgoing.advance(state, outgoing.Measured(have), CHUNK)
-                    effects, have = [*effects, *more], have + growth
+                    effects, goal, have = [*effects, *more], have, have + growth
                 case outgoing.SendChunk(first, blocks):
                     assert first == next_block
+                    assert 0 < blocks <= CHUNK
                     next_block += blocks
+                    assert next_block <= goal, "a block that was not full when the round began"
                     under_way.append(blocks)
                     assert len(under_way) <= outgoing.WINDOW
                 case outgoing.StopAndSendRest(first):
@@ -281,3 +284,27 @@ def test_rounds_send_every_block_once_in_order_and_come_to_an_end() -> None:
                     break
         assert state.phase is SourcePhase.CLOSING
         assert state.round <= outgoing.MAX_ROUNDS
+
+
+def test_rounds_are_reported_by_number_from_one_and_as_many_as_allowed_are_made() -> None:
+    """One new block more than LAST_BLOCKS in each round: only MAX_ROUNDS ends the copying."""
+    state, effects = outgoing.advance(SourceState(), outgoing.Accepted(0), CHUNK)
+    growth = outgoing.LAST_BLOCKS + 1
+    reported: list[outgoing.TellRound] = []
+    blocks = 0
+    while effects:
+        effect, *effects = effects
+        match effect:
+            case outgoing.Measure():
+                blocks += growth
+                state, more = outgoing.advance(state, outgoing.Measured(blocks), CHUNK)
+            case outgoing.SendChunk(_, count):
+                state, more = outgoing.advance(state, outgoing.Received(count), CHUNK)
+            case outgoing.TellRound():
+                reported.append(effect)
+                continue
+            case _:
+                break
+        effects = [*effects, *more]
+    assert state.phase is SourcePhase.CLOSING
+    assert reported == [outgoing.TellRound(i, i * growth) for i in range(1, outgoing.MAX_ROUNDS + 1)]

@@ -1,5 +1,6 @@
 """Proposed tokens change how many steps a reply takes, and nothing else."""
 
+import re
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,16 @@ from hypothesis import strategies as st
 
 from services.domain import FinishReason, SamplingParams, TokenFrame
 from services.domain.slo.promises import SloClass
+from services.domain.structured import StructuredOutput, StructureKind
 from tests.support.draft_sources import KnownReply
 from tests.worker.test_core_laws import ENDLESS, PROMPT, engine, nothing_held, request, run, text_of, tokens_of
 from worker_service.engine.core import EngineCore
 from worker_service.engine.interface import Finished, LastBlocks
 from worker_service.engine.simulated.engine import SimulatedRunner
+from worker_service.grammar.source import reply_grammar
+from worker_service.grammar.token_grammar import Vocabulary, compiled
 from worker_service.scheduling import PolicyName, SequenceSlo
+from worker_service.text import ByteTokenizer
 
 REPLY = 20
 
@@ -103,6 +108,27 @@ def test_any_proposals_leave_replies_blocks_and_the_prefix_tree_as_they_are(
         assert own[-1].usage.output_tokens == REPLY
     assert core.scheduler.pool.free == core.scheduler.pool.count
     assert not core.proposals._sources
+
+
+@pytest.mark.parametrize("wrong_share", [0.0, 0.3, 1.0])
+def test_proposals_leave_a_reply_with_a_form_as_it_is(wrong_share: float) -> None:
+    """It is of its form, whether proposed tokens are right, and whether they fit the form."""
+    form = "([a-m]{3}-){4}[n-z]{3}"
+    sampling = SamplingParams(
+        temperature=0.0, max_output_tokens=40, structured_output=StructuredOutput(StructureKind.REGEX, form)
+    )
+    grammar = compiled(reply_grammar(request(sampling=sampling), None), Vocabulary(ByteTokenizer()))
+    plain = engine()
+    plain.add(request(sampling=sampling), PROMPT, grammar.begun(()))
+    expected = run(plain)["a"]
+    assert re.fullmatch(form, text_of(expected))
+    core = engine()
+    core.proposals.attach("a", KnownReply(len(PROMPT), tokens_of(expected), wrong_share=wrong_share, most=5))
+    core.add(request(sampling=sampling), PROMPT, grammar.begun(()))
+    outputs = run(core)["a"]
+    assert (tokens_of(outputs), text_of(outputs)) == (tokens_of(expected), text_of(expected))
+    assert core.steps < plain.steps or wrong_share == 1.0
+    assert nothing_held(core)
 
 
 def test_every_standing_token_has_its_logprobs() -> None:
