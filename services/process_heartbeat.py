@@ -1,12 +1,12 @@
 """Detects stuck processes of a group: each process touches a file, as its heartbeat, while its event loop runs."""
 
-import asyncio
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from services.process_slot import ProcessSlot
+from services.ticks import tick
 
 HEARTBEAT_S = 1.0
 
@@ -17,7 +17,7 @@ async def send_heartbeats(slot: ProcessSlot) -> NoReturn:
     try:
         while True:
             slot.heartbeat_file.touch()
-            await asyncio.sleep(HEARTBEAT_S)
+            await tick(HEARTBEAT_S)
     finally:
         clean_up(slot, parent)
 

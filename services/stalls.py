@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from services.background import end, supervise
+from services.ticks import tick
 
 TICK_S = 0.25
 STALL_S = 1.0  # a gap that exceeds a tick by more than this is a stall; delays of a busy loop are shorter
@@ -70,7 +71,7 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
 
     async def _run(self) -> NoReturn:
         while True:
-            await asyncio.sleep(TICK_S)
+            await tick(TICK_S)
             self._meter.observe(self._loop.time())
 
 

@@ -12,6 +12,7 @@ from router_service.routing.instance_pool import InstancePool
 from services import health
 from services.channels import ChannelPool
 from services.domain.instances import InstanceRecord
+from services.ticks import tick
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class LeaseProbe:
     async def run(self) -> NoReturn:
         """Check all of them, every `INTERVAL_S`; forever."""
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await tick(INTERVAL_S)
             expired = self._view.expired()
             await asyncio.gather(*(self._check(record) for record in expired))
             ids = {record.instance_id for record in expired}

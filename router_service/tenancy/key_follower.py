@@ -10,6 +10,7 @@ from typing import NoReturn
 from services.access.api_keys import KeyFile, KeyFileError, KeyRing
 from services.background import end, supervise
 from services.field_problems import SettingsError
+from services.ticks import tick
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class KeyFollower(AbstractAsyncContextManager["KeyFollower"]):
 
     async def _follow(self) -> NoReturn:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await tick(LOOK_S)
             version = self._read_version()
             if version == self._version:
                 continue

@@ -20,9 +20,11 @@ from services.state import codec
 from services.state.connection import StateUnavailable, as_bytes, state_errors
 from services.state.instances import Entry, InstanceStore
 from services.state.keys import Keys, group_of
+from services.ticks import tick
 
 _log = logging.getLogger(__name__)
 
+EXPIRE_S = 0.25  # between two looks for leases that have expired
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
 JITTER = 0.2
 """Of the interval between two pulls, up or down: so that many processes do not pull at the same time."""
@@ -227,7 +229,7 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
     async def _expire(self) -> NoReturn:
         loop, stalled_s = asyncio.get_running_loop(), self._stalls.total_s()
         while True:
-            await asyncio.sleep(0.25)
+            await tick(EXPIRE_S)
             if (total_s := self._stalls.total_s()) > stalled_s:
                 _log.warning("this process was suspended for %.1f s", total_s - stalled_s)
                 stalled_s = total_s

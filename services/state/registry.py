@@ -17,6 +17,7 @@ from services.domain.stages.places import StagePlace
 from services.state.connection import StateUnavailable
 from services.state.instances import InstanceStore
 from services.state.keys import Keys
+from services.ticks import next_tick_s
 
 _log = logging.getLogger(__name__)
 
@@ -28,9 +29,9 @@ async def _ignore(_: bool) -> None:
 class Registrar(AbstractAsyncContextManager["Registrar"]):
     """Publishes one instance's record with a lease, as long as the context lasts.
 
-    `load` and `place` are called for every publication. A changed record is published at most every `interval_s`, an
-    unchanged one every third of the lease, which renews the registration, too. Without Redis, publication is retried; after
-    Redis returns, even empty, the record is there again within `interval_s`. `on_link` is called when Redis becomes
+    `load` and `place` are called for every publication. A changed record is published at most at each tick of `interval_s`,
+    an unchanged one every third of the lease, which renews the registration, too. Without Redis, publication is retried;
+    after Redis returns, even empty, the record is there again within `interval_s`. `on_link` is called when Redis becomes
     reachable or unreachable.
     """
 
@@ -98,7 +99,7 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
                     renewed_at = loop.time() if renew else renewed_at
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):  # (wait_for of Python 3.11 can swallow a cancellation)
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout_at(next_tick_s(loop.time(), self._interval_s)):
                     await self._nudge.wait()
 
     async def _linked(self, connected: bool) -> None:

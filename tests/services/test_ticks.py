@@ -1,0 +1,39 @@
+"""Ticks of one process: periodic work wakes it once for all, never late by more than a period."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.ticks import next_tick_s, tick
+
+
+@given(st.floats(0, 1e7), st.sampled_from([0.05, 0.25, 0.5, 1.0, 3.0]))
+def test_the_next_tick_comes_within_a_period(now_s: float, period_s: float) -> None:
+    assert -1e-6 <= next_tick_s(now_s, period_s) - now_s <= period_s * 1.000001
+
+
+@given(st.floats(0, 1e6))
+def test_longer_periods_tick_with_shorter_ones(now_s: float) -> None:
+    at_s = next_tick_s(now_s, 1.0)
+    for period_s in (0.5, 0.25):
+        assert next_tick_s(at_s - period_s / 2, period_s) == pytest.approx(at_s, abs=1e-6)
+
+
+async def test_tasks_of_one_period_wake_together() -> None:
+    """Although they began to wait at different times."""
+    loop, woke_s = asyncio.get_running_loop(), list[float]()
+
+    async def wait() -> None:
+        due_s = next_tick_s(loop.time(), 0.25)
+        await tick(0.25)
+        woke_s.append(due_s)
+
+    tasks = []
+    while not woke_s:
+        tasks.append(asyncio.create_task(wait()))
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*tasks)
+    assert len(tasks) > 1
+    assert len({round(at_s, 6) for at_s in woke_s}) <= 2
