@@ -107,6 +107,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "Admission.__init__: 0 -> 1",
     ): "of arrivals only the order counts; the other counters that begin at 0 are checked",
     (
+        "router_service/admission/rules.py",
+        "Admission.enter: self.active + places <= self.max_active -> self.active + places < self.max_active",
+    ): "a short way to the same result: by the queue it is admitted at once as well",
+    (
         "router_service/generation/reply_assembler.py",
         "ReplyAssembler.__init__: 0 -> 1",
     ): "set for each instance before it is read",

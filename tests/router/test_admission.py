@@ -191,3 +191,16 @@ def test_those_that_still_wait_keep_their_order_when_most_have_gone() -> None:
         admitted.append(active)
     assert admitted == sorted(waiting)
     assert len(admitted) == 50
+
+
+def test_waiters_that_leave_take_no_memory_however_many_were_admitted_before() -> None:
+    admission = Admission(1, 1000)
+    (active,) = admission.enter(0, 1, 0.0)[1]
+    for _ in range(100):
+        admission.enter(0, 1, 0.0)
+        (active,) = admission.leave(active, 1, 0.0)
+    waiting = [admission.enter(0, 1, 0.0)[0] for _ in range(100)]
+    for ticket in waiting[1:]:
+        admission.cancel(ticket, 0.0)
+    assert admission.waiting == 1
+    assert len(admission._heap) <= 2

@@ -35,6 +35,20 @@ def test_an_answer_stands_from_its_threshold_on(at: int, score: float | None, ex
     assert cascade.decide(PLAN, PLAN.tiers, at, score) == expected
 
 
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (60.0, Escalate(1, EscalationReason.TIE_NOT_ACCEPTED)),
+        (60.01, Accept("score_at_least_threshold")),
+        (59.99, Escalate(1, EscalationReason.SCORE_BELOW_THRESHOLD)),
+    ],
+)
+def test_a_step_that_accepts_no_ties_escalates_exactly_the_answers_at_the_threshold(
+    score: float, expected: Accept | Escalate
+) -> None:
+    assert cascade.decide(PLAN, PLAN.tiers, 0, score, accepts_tie=False) == expected
+
+
 def test_a_tier_alone_is_never_judged() -> None:
     alone = cascade.route(PLAN, "small")
     assert not cascade.judged_at(alone, 0)
