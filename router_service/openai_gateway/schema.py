@@ -143,9 +143,9 @@ class _Common(StructuredFields, SloField):
     min_p: float | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
+    cache_salt: CacheSalt | None = None
     # accepted only at the value that changes nothing
     skip_special_tokens: Literal[True] | None = None
-    cache_salt: CacheSalt | None = None
     # labels
     user: str | None = None
 

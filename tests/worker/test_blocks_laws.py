@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_service.scheduling.blocks import ROOT, BlockPool
+from worker_service.scheduling.blocks import ROOT, BlockPool, Node
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(0, 4), (4, 0), (-1, 4)])
@@ -103,7 +103,7 @@ def test_a_block_is_found_under_its_salt_only(sealed: list[tuple[str, list[int]]
     """Whatever was sealed: what a salt finds is what was sealed with it, however alike the tokens are."""
     pool = BlockPool(64, 1)
     for salt, tokens in sealed:
-        node: int | str = salt
+        node: Node = salt
         for block, token in zip(pool.take(len(tokens)), tokens, strict=True):
             node = pool.seal(block, node, [token])
     for salt in ("", "a", "b", "1"):

@@ -163,6 +163,7 @@ class ResponseRequest(SloField):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
+    cache_salt: CacheSalt | None = None
     # accepted only at the value that changes nothing
     previous_response_id: None = None
     conversation: None = None
@@ -173,7 +174,6 @@ class ResponseRequest(SloField):
     truncation: Literal["disabled"] | None = None
     top_logprobs: Literal[0] | None = None
     context_management: None = None
-    cache_salt: CacheSalt | None = None
     # labels
     store: bool | None = None
     user: str | None = None

@@ -121,10 +121,8 @@ class SglangClient:
         load = await self.load()
         try:
             dp, attn_dp = int(data.get("dp_size") or 1), int(data.get("attn_dp_size") or 1)
-            if (
-                data.get("enable_dp_attention") and attn_dp == 1
-            ):  # older servers count the groups of attention in dp_size
-                dp, attn_dp = 1, dp
+            if data.get("enable_dp_attention") and attn_dp == 1:
+                dp, attn_dp = 1, dp  # older servers count the groups of attention in dp_size
             return ServerInfo(
                 identity=ServerIdentity.from_info(data),
                 input_tokens=int(data["max_req_input_len"]),
