@@ -22,7 +22,7 @@ from benchmarks.end_to_end.run import Setup, measure
 from benchmarks.end_to_end.site import Layout, layouts
 
 MESH_FILE = Path("mesh.yaml")
-LOADS = (0.5, 0.9, 1.6)
+LOADS = (0.5, 0.7, 0.9)
 BELOW_LARGEST = (1.0, 5.0)
 RUN_S, MEASURED, REPLAYED = 15.0, 1500, 4000
 QUICK_LOADS, QUICK_RUN_S, QUICK_MEASURED, QUICK_REPLAYED = (0.5, 1.6), 6.0, 100, 400

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -98,6 +99,10 @@ async def until_ready(project: ComposeProject) -> None:
     await until(lambda: all(project.instances("worker", tier) for tier in tiers) and bool(project.instances("judge")))
 
 
+# A reply takes long enough that some are under way in every worker whenever a container is killed.
+LONG: Any = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
+
+
 def prompts() -> list[str]:
     return [f"What is {a} + {3 * a + 1}?" for a in range(11, 11 + STREAMS)]
 
@@ -111,7 +116,7 @@ class Reader:
 
     async def once(self) -> str:
         text, tokens = "", 0
-        async for event in self._client.stream(self._prompt, model=self._model, temperature=0, max_tokens=100):
+        async for event in self._client.stream(self._prompt, model=self._model, **LONG):
             if isinstance(event, Tokens):
                 assert event.offset == tokens, "a token twice, or one missing"
                 tokens += len(event.token_ids)
