@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from planner_service.planned_drafts import PlannedDrafters
 from planner_service.site import Site
-from services.domain.hardware import ReplicaShape
+from services.domain.hardware import ReplicaShape, replica_weight_bytes
 
 LOAD_BYTES_PER_S, START_S = 2e9, 30.0  # the usual: a fast disk or a page cache; an engine that captures its graphs
 
@@ -136,13 +136,13 @@ class _Mover:
                 starts = Counter(self.starts)
             self.starts -= starts
             waiting = {tier for tier, _ in self.stops}
-            own = sum(self._bytes(tier) * n for (tier, _), n in starts.items())
+            own = sum(self._bytes(key) * n for key, n in starts.items())
             loaded += own
             started += starts
             extra = {key: n for key, n in started.items() if key[0] in waiting}
             most_gpus = max(most_gpus, sum(shape.gpus * n for (_, shape), n in extra.items()))
-            most_bytes = max(most_bytes, sum(self._bytes(tier) * n for (tier, _), n in extra.items()))
-            seconds = max((self._start_s(tier) for tier, _ in starts), default=0.0)
+            most_bytes = max(most_bytes, sum(self._bytes(key) * n for key, n in extra.items()))
+            seconds = max(map(self._start_s, starts), default=0.0)
             less = tuple(dict.fromkeys(self.site.tiers[tier] for tier, _ in sorted(early)))
             steps.append(MoveStep(self._said(stops + early), self._said(starts), seconds, less))
         return PlanMove(tuple(steps), self.unchanged, loaded, most_gpus, most_bytes)
@@ -179,12 +179,14 @@ class _Mover:
                 stopped += self._take(self.stops, Counter({key: 1}))
         return stopped
 
-    def _bytes(self, tier: int) -> float:
+    def _bytes(self, key: _Key) -> float:
+        """The weights of one replica: of its model, copies of attention included, and of what drafts for it."""
+        tier, shape = key
         drafters = sum(spec.weight_bytes for spec, _ in self.site.speculation_of(tier).drafters)
-        return self.site.models[tier].weight_bytes + drafters
+        return replica_weight_bytes(self.site.models[tier], shape) + drafters
 
-    def _start_s(self, tier: int) -> float:
-        return self.speed.start_s + self._bytes(tier) / self.speed.load_bytes_per_s
+    def _start_s(self, key: _Key) -> float:
+        return self.speed.start_s + self._bytes(key) / self.speed.load_bytes_per_s
 
     def _said(self, replicas: "Counter[_Key]") -> tuple[Replicas, ...]:
         ordered = sorted(replicas.items(), key=lambda one: (one[0][0], one[0][1].gpus))

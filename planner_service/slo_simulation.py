@@ -16,7 +16,7 @@ from planner_service.deployment.search import Strategy
 from planner_service.routing.quality import route
 from planner_service.routing.solution import Unreachable
 from planner_service.simulator import Replica, Workload
-from planner_service.simulator.judged import Judged, Promises, SloReplicas
+from planner_service.simulator.judged import Judged, Promises, SloReplicas, has_one_batch
 from planner_service.simulator.workload import Bools, Floats, Ints
 from planner_service.site import Demand, Site, replica_kinds
 from planner_service.slo_classes import ClassAttainment, WorkloadClass, check_classes, draw_classes
@@ -38,8 +38,8 @@ def simulate_slos(
     """What each class receives of a cascade, end to end.
 
     Raises:
-        InvalidRequest: Bad classes; requests reach a tier without GPUs; a replica with pipeline stages; a judge whose load
-            is stated, which is not simulated with SLOs.
+        InvalidRequest: Bad classes; requests reach a tier without GPUs; a replica with pipeline stages or
+            data-parallel attention; a judge whose load is stated, which is not simulated with SLOs.
     """
     check_classes(classes)
     if site.remotes:
@@ -128,7 +128,8 @@ class SloCapacity:
 def fewest_gpus(
     site: Site, tier: int, work: Workload, classes: Sequence[WorkloadClass], attainment: float, seed: int
 ) -> SloCapacity:
-    """How many GPUs this trace needs at these SLOs, for one tier's model: over all shapes without pipeline stages.
+    """How many GPUs this trace needs at these SLOs, for one tier's model: over all shapes without pipeline stages and
+    data-parallel attention.
 
     Raises:
         InvalidRequest: Bad classes; no class that asks for an SLO; an attainment out of range.
@@ -140,9 +141,10 @@ def fewest_gpus(
     if not 0 < attainment <= 1:
         raise invalid("attainment", f"must be over 0 and at most 1, not {attainment:g}")
     kinds, reason = replica_kinds(site, tier, site.gpus, work.longest_tokens + 1)
-    kinds = [kind for kind in kinds if kind.shape.pp == 1]
+    kinds = [kind for kind in kinds if has_one_batch(kind.shape)]
     if not kinds:
-        raise Unreachable(f"no replica of {site.tiers[tier]} fits: {reason}", 0.0)
+        without = "without pipeline stages and data-parallel attention"
+        raise Unreachable(f"no replica of {site.tiers[tier]} {without} fits: {reason}", 0.0)
     of_class = draw_classes(classes, len(work), seed)
     promises = Promises.of_one_phase(*_asked(classes, of_class))
     asking = np.isfinite(promises.ttft_s)

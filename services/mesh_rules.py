@@ -79,9 +79,23 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
                 yield FieldProblem(f"tiers[{i}].sglang.{name}", f"must divide tp, {tier.sglang.tp}, not {size}")
         if tier.sglang.attn_dp > 1 and tier.sglang.dp > 1:
             yield FieldProblem(f"tiers[{i}].sglang.attn_dp", "must not be combined with dp: SGLang refuses both")
+        if tier.engine == "sglang" and tier.batch_policy == "slo":
+            for name, problem in slo_shape_problems(tier.sglang.dp, tier.sglang.attn_dp):
+                yield FieldProblem(f"tiers[{i}].batch_policy", f"slo needs sglang.{name} 1, {problem}")
         needed, gpus = tier.sglang.tp * tier.sglang.pp * tier.sglang.dp, len(tier.sglang.gpus)
         if gpus and gpus < needed * tier.workers:
             yield FieldProblem(f"tiers[{i}].sglang.gpus", f"{gpus} for {tier.workers} workers of {needed}")
+
+
+def slo_shape_problems(dp: int, attn_dp: int) -> Iterator[tuple[str, str]]:
+    """(size, problem) of an SGLang server whose steps a worker cannot predict for SLOs.
+
+    A worker predicts one batch and one pool of KV. A server with several distributes requests over them itself.
+    """
+    for name, size, part in (("dp", dp, "copy of the model"), ("attn_dp", attn_dp, "group of attention")):
+        if size > 1:
+            own = f"each {part} has a batch and KV of its own, and the server chooses one for a request"
+            yield name, f"not {size}: {own}, so a worker cannot predict what can be kept"
 
 
 def _drafter_problems(mesh: MeshFile, index: int) -> Iterator[FieldProblem]:

@@ -157,6 +157,7 @@ class ReplicaGroup:
 
     ep: groups of a stage's GPUs that routed experts are divided between whole; 1: each expert is sliced over all of them.
     attn_dp: groups that have attention and the KV of their own requests each; 1: attention is sliced over all of them.
+    gpu: the type of GPU, in a cluster of several; else empty.
     """
 
     tp: int
@@ -164,6 +165,7 @@ class ReplicaGroup:
     count: int
     ep: int = 1
     attn_dp: int = 1
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from planner_service.simulator.speculation import SimulatedDrafter
 from planner_service.simulator.tier import Replica
 from planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from services.domain.errors import invalid
+from services.domain.hardware import ReplicaShape
 from services.domain.slo.compiled.layout import step_model
 
 UNPROMISED_TPOT_S = 0.1  # how long a reply without a promised pace is assumed to stay, for the choice of a replica
@@ -297,13 +298,19 @@ def _engine(replica: Replica, policy: BatchPolicy) -> Engine:
     )
 
 
+def has_one_batch(shape: ReplicaShape) -> bool:
+    """Whether replicas of this shape have one batch and one pool of KV, as replicas under SLOs must have."""
+    return shape.pp == 1 and shape.attn_dp == 1
+
+
 def _check_fits(work: Workload, replica: Replica) -> None:
     if len(work) and work.longest_tokens + 1 > replica.request_tokens:
         raise invalid(
             "replica", f"a request has {work.longest_tokens} tokens, the KV has room for {replica.request_tokens - 1}"
         )
-    if replica.shape.pp > 1:
-        raise invalid("replica.shape", f"SLOs are simulated without pipeline stages, not with {replica.shape}")
+    if not has_one_batch(replica.shape):
+        problem = "SLOs are simulated without pipeline stages and data-parallel attention"
+        raise invalid("replica.shape", f"{problem}, not with {replica.shape}")
 
 
 def _prompt_s(work: Workload, replica: Replica) -> Floats:

@@ -142,6 +142,11 @@ class ReplicaShape:
         return ", ".join(parts) + (f" on {self.gpu}" if self.gpu else "")
 
 
+def replica_weight_bytes(model: ModelSpec, shape: ReplicaShape) -> float:
+    """The weights on all GPUs of a replica: with data-parallel attention, each group has all attention weights."""
+    return (model.parameters + (shape.attn_dp - 1) * model.attention_parameters) * model.bytes_per_parameter
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """`nodes` nodes with `gpus_per_node` GPUs each, all of one type.
@@ -220,7 +225,7 @@ def fit(
     if problem := expert_parallelism_problem(model, shape):
         return Fit(0, problem)
     room = cluster.gpu.memory_bytes * runtime.memory_share - runtime.activation_bytes
-    held = (model.parameters + (shape.attn_dp - 1) * model.attention_parameters) * model.bytes_per_parameter
+    held = replica_weight_bytes(model, shape)
     weights = held / shape.gpus
     gigabytes = cluster.gpu.memory_bytes / 1e9
     if weights > room:

@@ -200,8 +200,8 @@ class MeshTier(BaseModel):
     batch_policy: Literal["decode_first", "prefill_first", "slo"] = "decode_first"
     """Who gets how many tokens of a step. decode_first: every decode its own, prompts what is left. prefill_first: prompts
     alone while there are any. slo: SLOs are kept, by deadlines; a torch worker then measures its steps for three seconds at
-    its start, and an SGLang worker its server's; to SGLang, which forms its steps itself, it is a prediction. prefill_first
-    is for torch and simulated engines."""
+    its start, and an SGLang worker its server's; to SGLang, which forms its steps itself, it is a prediction, for
+    servers with dp and attn_dp 1. prefill_first is for torch and simulated engines."""
     best_effort_reserve: float = Field(default=0.05, ge=0, lt=1)
     """With batch_policy slo: the share of each step's time that requests without a kept SLO have while there are any."""
     escalation_drafts: bool = True

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from benchmarks.brute_force import instance, kinds, wanted_quality
+from penstock.client import plans
+from penstock.client.messages.planning import plan_event_from_proto, simulate_request
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.deployment import mixed
 from planner_service.deployment.mixed import GpuTypes, MixedTable
 from planner_service.deployment.search import Strategy
 from planner_service.files import FileError, read_site
 from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_codec import site_from_proto
+from planner_service.planning_codec import shapes_from_proto, site_from_proto
 from planner_service.planning_options import Budget
 from planner_service.routing.goals import cheapest, least_latency
 from planner_service.routing.mixed_deployer import TOLERANCE, MixedDeployer
@@ -254,6 +256,26 @@ def test_a_plan_of_two_types_is_within_the_latency_and_costs_what_it_says(tmp_pa
     assert "h100-spot" in {shape.gpu for shape, _ in parts}
     with pytest.raises(InvalidRequest, match="exact is for a cluster of one type"):
         plan_cascade(site, demand, min_quality=75.0, budget=Budget.EXACT)
+
+
+def test_replica_groups_keep_their_type_of_gpu_on_the_way_to_the_sdk_and_back() -> None:
+    """What `plan_cascade` returns can be given to `simulate_deployment` as it is."""
+    groups = (plans.ReplicaGroup(4, 1, 2, gpu="h100-spot"), plans.ReplicaGroup(8, 1, 1, 8, 8, "h100"))
+    shapes = (ReplicaShape(4, 1, "h100-spot"), ReplicaShape(8, 1, "h100", 8, 8))
+    tier = pb.PlannedTier(
+        name="only", replicas=[pb.ReplicaGroup(**dataclasses.asdict(s), count=2 - i) for i, s in enumerate(shapes)]
+    )
+    response = pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=pb.CascadePlan(tiers=[tier])))
+    plan = plan_event_from_proto(response)
+    assert isinstance(plan, plans.CascadePlan)
+    assert plan.tiers[0].replicas == groups
+    request = simulate_request(plans.PlanningInputs({}, {}, (), ()), [groups], [])
+    assert shapes_from_proto(request, 1)[1] == (((shapes[0], 2), (shapes[1], 1)),)
+    one_type = pb.PlannedTier(name="only", replicas=[pb.ReplicaGroup(tp=1, pp=1, count=1)])
+    response = pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=pb.CascadePlan(tiers=[one_type])))
+    plan = plan_event_from_proto(response)
+    assert isinstance(plan, plans.CascadePlan)
+    assert plan.tiers[0].replicas == (plans.ReplicaGroup(1, 1, 1),)
 
 
 def test_types_of_gpu_come_by_rpc_as_in_files(tmp_path: Path) -> None:

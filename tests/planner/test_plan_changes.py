@@ -86,6 +86,19 @@ def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> N
     assert other.loaded_bytes == site.models[0].weight_bytes
 
 
+def test_a_replica_loads_the_attention_weights_of_each_of_its_groups() -> None:
+    """Data-parallel attention: eight times the attention weights, as the memory check of a plan counts them."""
+    r1, divided = model_of_catalogue("deepseek-r1-671b"), ReplicaShape(8, 1, attn_dp=8)
+    site = Site(ClusterSpec(gpu_of_catalogue("h200"), 2, 8, 50e9), ("only",), (r1,))
+    move = plan_move(site, [[(ReplicaShape(8, 1), 1)]], [[(divided, 1)]], [Served(r1.name)], MoveSpeed(1e9, 10.0))
+    weights = r1.weight_bytes + 7 * r1.attention_parameters * r1.bytes_per_parameter
+    assert weights > 1.1 * r1.weight_bytes
+    assert move.loaded_bytes == move.extra_bytes == pytest.approx(weights)
+    assert move.seconds == pytest.approx(10 + weights / 1e9)
+    back = plan_move(site, [[(divided, 1)]], [[(ReplicaShape(8, 1), 1)]], [Served(r1.name)], MoveSpeed(1e9, 10.0))
+    assert (back.loaded_bytes, back.extra_bytes) == (r1.weight_bytes, r1.weight_bytes)
+
+
 def test_a_sweep_has_a_plan_or_a_reason_for_every_value(site: Site, demand: Demand) -> None:
     options = Options(min_quality=80.0, objective=Objective.LARGEST_TIER, max_utilisation=0.75)
 

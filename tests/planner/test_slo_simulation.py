@@ -86,6 +86,21 @@ def test_the_fewest_gpus_are_the_fewest() -> None:
     assert fewest_gpus(site(), 1, slower, [CHAT], 0.9, 1).gpus < result.gpus
 
 
+def test_only_shapes_of_one_batch_keep_slos() -> None:
+    """A replica with attention groups or pipeline stages has several batches; capacity is of other shapes."""
+    work = trace(30, 1.0)
+    for shape in (ReplicaShape(2, 1, attn_dp=2), ReplicaShape(1, 2)):
+        several = replace(REPLICA, shape=shape)
+        with pytest.raises(InvalidRequest, match=r"replica\.shape: SLOs are simulated without"):
+            simulate_slos(site(), demand(work, 0.0), (50.0,), [Strategy(((several, 1),), 0.0)] * 2, [CHAT], 1)
+        both = replace(site(), measured=((REPLICA, several),) * 2)
+        assert fewest_gpus(both, 1, work, [CHAT], 0.1, 1).replica.shape == REPLICA.shape
+        with pytest.raises(
+            Unreachable, match="no replica of large without pipeline stages and data-parallel attention"
+        ):
+            fewest_gpus(replace(both, measured=((several,),) * 2), 1, work, [CHAT], 0.1, 1)
+
+
 def test_bad_classes_are_refused_by_name() -> None:
     work = trace(30, 1.0)
     bad = [

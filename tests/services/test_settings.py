@@ -68,6 +68,19 @@ REPLAN = {
             {"tiers": [{**TIERS[0], "engine": "sglang", "sglang": {"tp": 2, "dp": 2, "attn_dp": 2}}, TIERS[1]]},
             "tiers[0].sglang.attn_dp: must not be combined with dp",
         ),
+        (
+            {
+                "tiers": [
+                    {**TIERS[0], "engine": "sglang", "batch_policy": "slo", "sglang": {"tp": 2, "attn_dp": 2}},
+                    TIERS[1],
+                ]
+            },
+            "tiers[0].batch_policy: slo needs sglang.attn_dp 1, not 2: each group of attention has a batch and KV of its own",
+        ),
+        (
+            {"tiers": [{**TIERS[0], "engine": "sglang", "batch_policy": "slo", "sglang": {"dp": 2}}, TIERS[1]]},
+            "tiers[0].batch_policy: slo needs sglang.dp 1, not 2: each copy of the model has a batch and KV of its own",
+        ),
         ({"tiers": TIERS, "judge": {"default_scorer": "nobody"}}, "judge.default_scorer"),
         (
             {"tiers": [{**TIERS[0], "treshold": 50}, TIERS[1]]},

@@ -120,6 +120,27 @@ async def test_groups_of_attention_are_no_copies_of_the_model(spelling: dict[str
     assert (info.tp, info.ep, info.attn_dp, info.dp) == (8, 8, 8, 1)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, "slo needs attn_dp 1, not 8"),
+        ({"dp_size": 2}, "slo needs dp 1, not 2"),
+    ],
+)
+async def test_slos_are_kept_only_at_a_server_of_one_batch(sizes: dict[str, Any], problem: str) -> None:
+    """Of a running server the mesh file does not say the shape. Without SLOs, the worker attaches to it."""
+    server = Server()
+    server.info |= sizes
+    with pytest.raises(
+        EngineUnusable, match=rf"the SGLang server at http://.*: batch_policy {problem}: .* KV of its own"
+    ):
+        async with attached(server, keeps_slos=True):
+            pass
+    assert not server.asked, "nothing was measured"
+    async with attached(server) as engine:
+        assert Capability.SLO_PREDICTED not in engine.info.capabilities
+
+
 async def test_every_call_has_an_id_that_begins_no_other() -> None:
     """A server refuses an id that it has just seen, and aborts all requests whose ids begin with the given one."""
     server = Server()

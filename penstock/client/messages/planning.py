@@ -117,7 +117,7 @@ def plan_event_from_proto(
             t.name,
             t.model,
             t.gpus,
-            tuple(plans.ReplicaGroup(g.tp, g.pp, g.count, g.ep or 1, g.attn_dp or 1) for g in t.replicas),
+            tuple(plans.ReplicaGroup(g.tp, g.pp, g.count, g.ep or 1, g.attn_dp or 1, g.gpu) for g in t.replicas),
             t.threshold if t.HasField("threshold") else None,
             t.used,
             t.share_processed,

@@ -41,6 +41,7 @@ from services.domain.requests import (
 )
 from services.domain.slo import ReplyLengths, SloClass
 from services.event_streams import OnTokens
+from services.mesh_rules import slo_shape_problems
 from services.processes import free_port
 from worker_service.engine import reply_rules
 from worker_service.engine.busy_share import BusyShare
@@ -188,7 +189,8 @@ class SglangEngine(MovingRequests):
         """Start a server of this shape, or attach to one without it, and wait until it is healthy.
 
         Raises:
-            EngineUnusable: It does not start, does not respond in time, or is not one for this model or adapter.
+            EngineUnusable: It does not start, does not respond in time, is not one for this model or adapter, or has several
+                batches where SLOs are kept.
         """
         options = self.options
         if shape is not None:
@@ -202,6 +204,8 @@ class SglangEngine(MovingRequests):
             server = await self._client.info()
             if options.endpoint:
                 await asyncio.to_thread(self._check_identity, server)
+            if options.keeps_slos:
+                self._check_predictable(server, endpoint)
             if options.adapter is not None:
                 self._client.adapter = await asyncio.to_thread(name_at_server, server.adapters, options.adapter)
         except BaseException as error:
@@ -248,6 +252,13 @@ class SglangEngine(MovingRequests):
         options = self.options
         if problems := [*attach.problems(server.identity, options.folder, (options.model, options.name))]:
             raise EngineUnusable(f"the SGLang server at {options.endpoint}: {'; '.join(problems)}")
+
+    def _check_predictable(self, server: ServerInfo, endpoint: str) -> None:
+        """Raises:
+        EngineUnusable: The server has several batches, so its steps cannot be predicted for SLOs.
+        """
+        if problems := [f"{name} 1, {problem}" for name, problem in slo_shape_problems(server.dp, server.attn_dp)]:
+            raise EngineUnusable(f"the SGLang server at {endpoint}: batch_policy slo needs {'; '.join(problems)}")
 
     async def close(self) -> None:
         if self._closed:

@@ -1,6 +1,7 @@
 """SLOs at an SGLang server: a prediction of a scheduler that is not ours. No I/O, no clock.
 
-The server forms its steps itself: prompts in order of arrival, in chunks, next to all decodes. This worker knows which
+The server forms its steps itself: prompts in order of arrival, in chunks, next to all decodes. It has one batch and one pool
+of KV: a server with copies of the model or groups of attention is refused (`slo_shape_problems`). This worker knows which
 requests it has sent, how many tokens each has, and how long steps take. From this *shadow state* it decides
 
 - whom to admit (`decide`): by the compiled admission of `services.domain.slo`, whose steps are not exactly the server's;
