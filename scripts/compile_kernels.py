@@ -31,6 +31,7 @@ def simulators() -> None:
     """A tier's replicas, the cluster whose requests move, and the search for stages."""
     from planner_service.deployment.search import LatencyTable
     from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, kernel
+    from planner_service.simulator.batch_step import COUNTERS, LATENCY
     from planner_service.simulator.cluster import Moves
     from planner_service.simulator.judged import BatchPolicy, PlainReplicas, Promises
     from planner_service.simulator.loop import serve_cluster
@@ -53,8 +54,8 @@ def simulators() -> None:
     ones, each, knots = np.ones(1, np.int64), np.zeros(1), np.array([0.0, 1.0])
     shape, limits, never = np.array([1, 1]), np.array([16, 1, 16, 0]), np.full(1, np.inf)
     tables = shape, limits, np.zeros(4), knots, knots
-    outputs = each.copy(), each.copy(), np.zeros(kernel.COUNTERS)
-    kernel.simulate_replica(each, ones, ones, ones, *tables, True, never, 1, *outputs, kernel.LATENCY)
+    outputs = each.copy(), each.copy(), np.zeros(COUNTERS)
+    kernel.simulate_replica(each, ones, ones, ones, *tables, True, never, 1, *outputs, LATENCY)
 
 
 def torch_engine() -> None:

@@ -1,5 +1,7 @@
 """Which replicas to simulate first: a compiled guess of a tier's latency from capacities and load. No I/O."""
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +10,7 @@ F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 LEAST_SPARE = 0.1  # of the capacity: below it the guess grows no further, for queues then depend on how long it lasts
+ROUNDING = 1e-9  # by which a bound of estimates is lowered, as sums are rounded
 MAX_OTHERS = 4  # in mixes of three kinds, replicas of each kind but the one that fills the rest, at most
 
 
@@ -38,22 +41,32 @@ def promising_pairs(
 ) -> N:
     """The `keep` most promising multisets of two kinds that leave no room for one more replica: rows of (i, n, j, m).
 
-    n and m: counts, m before it is cut to `most`. Ordered by estimate, ties by (i, j, n).
+    n and m: counts, m before it is cut to `most`. Ordered by estimate, ties by (i, j, n). Kinds of which no counts can be
+    among the best so far are passed over: together they have at most the capacity per GPU of the one, and at least the mean
+    latency alone of the other.
     """
-    rows, estimates, stored = np.zeros((keep, 4), np.int64), np.full(keep, np.inf), 0
-    row = np.zeros(4, np.int64)
-    for i in range(len(sizes)):
-        for j in range(i + 1, len(sizes)):
+    best, row = _no_rows(keep, 4), np.zeros(4, np.int64)
+    kinds, stored = _most_promising_first(sizes, capacity, alone_mean, rate_per_s, span_s, gpus, most), 0
+    for first in range(len(kinds)):
+        for second in range(first + 1, len(kinds)):
+            i, j = min(kinds[first], kinds[second]), max(kinds[first], kinds[second])
+            total = gpus * max(capacity[i] / sizes[i], capacity[j] / sizes[j])
+            if _is_over(best.estimates[-1], total, total * min(alone_mean[i], alone_mean[j]), rate_per_s):
+                continue
             for n in range(1, min(most, (gpus - sizes[j]) // sizes[i]) + 1):
                 left = gpus - n * sizes[i]
-                if left % sizes[j] >= sizes[i]:
+                m = int((left + 0.5) / sizes[j])
+                if left - m * sizes[j] >= sizes[i]:
                     continue
-                m = left // sizes[j]
                 one, other = capacity[i] * n, capacity[j] * m
                 weighted = one * alone_mean[i] + other * alone_mean[j]
+                if _is_over(best.estimates[-1], one + other, weighted, rate_per_s):
+                    continue
                 row[0], row[1], row[2], row[3] = i, n, j, m
-                stored = _keep(row, estimate_s(one + other, weighted, rate_per_s, span_s), rows, estimates, stored)
-    return rows[:stored]
+                place = (i * len(sizes) + j) * gpus + n
+                guess = estimate_s(one + other, weighted, rate_per_s, span_s)
+                stored = _keep(row, place, guess, best, stored)
+    return best.rows[:stored]
 
 
 @numba.njit(cache=True)
@@ -63,42 +76,100 @@ def promising_triples(
     """The `keep` most promising multisets of three kinds: rows of (i, n, j, m, k, p), as in promising_pairs.
 
     Of two of the kinds, j and k, there are at most MAX_OTHERS replicas; i fills the rest, and no room is left for one more
-    of the smallest of the three. A multiset may come twice, with another of its kinds as i.
+    of the smallest of the three. A multiset may come twice, with another of its kinds as i. Ties by (i, j, k, m, p).
+
+    Kinds of which no counts can be among the best so far are passed over: their capacity is at most
+
+        C = d_i gpus + g_j + g_k,   d_i = c_i / s_i,   g_j the most of m (c_j - d_i s_j) over m = 1..MAX_OTHERS,
+
+    and their mean latency alone at least A = a_i - e_j - e_k, where there are x replicas of i at least: e_j = y (a_i - a_j) /
+    (c_i x + y) for y = MAX_OTHERS c_j, and 0 where j is the slower. The estimate grows with A and falls with C.
     """
-    rows, estimates, stored = np.zeros((keep, 6), np.int64), np.full(keep, np.inf), 0
-    row = np.zeros(6, np.int64)
-    for i in range(len(sizes)):
+    best, row = _no_rows(keep, 6), np.zeros(6, np.int64)
+    kinds, stored = _most_promising_first(sizes, capacity, alone_mean, rate_per_s, span_s, gpus, most), 0
+    gains, faster = np.zeros(len(sizes)), np.zeros(len(sizes))
+    most_others, estimates = min(most, MAX_OTHERS), best.estimates
+    for i in kinds:
+        per_gpu, per_size = capacity[i] / sizes[i], 1.0 / sizes[i]
+        fewest = max(1.0, min(float(most), (gpus - 2 * MAX_OTHERS * sizes.max()) * per_size - 1.0))
         for j in range(len(sizes)):
+            gain, others = capacity[j] - per_gpu * sizes[j], MAX_OTHERS * capacity[j]
+            gains[j] = max(gain, MAX_OTHERS * gain)
+            faster[j] = max(0.0, alone_mean[i] - alone_mean[j]) * others / (capacity[i] * fewest + others)
+        most_gain, most_faster, least_mean = gains.max(), faster.max(), alone_mean.min()
+        for j in range(len(sizes)):
+            total_j, mean_j = per_gpu * gpus + gains[j], alone_mean[i] - faster[j]
+            total, mean = total_j + most_gain, max(mean_j - most_faster, least_mean)
+            if j == i or _is_over(estimates[-1], total, total * mean, rate_per_s):
+                continue
             for k in range(j + 1, len(sizes)):
-                if i in (j, k):
+                total = total_j + gains[k]
+                mean = max(mean_j - faster[k], min(alone_mean[i], alone_mean[j], alone_mean[k]))
+                if k == i or _is_over(estimates[-1], total, total * mean, rate_per_s):
                     continue
                 smallest = min(sizes[i], sizes[j], sizes[k])
-                for m in range(1, min(most, MAX_OTHERS) + 1):
-                    for p in range(1, min(most, MAX_OTHERS) + 1):
+                for m in range(1, most_others + 1):
+                    for p in range(1, most_others + 1):
                         left = gpus - m * sizes[j] - p * sizes[k]
                         if left < sizes[i]:
                             break
-                        n = min(most, left // sizes[i])
+                        n = min(most, int((left + 0.5) * per_size))
                         if left - n * sizes[i] >= smallest:
                             continue
                         one, two, three = capacity[i] * n, capacity[j] * m, capacity[k] * p
                         weighted = one * alone_mean[i] + two * alone_mean[j] + three * alone_mean[k]
+                        if _is_over(estimates[-1], one + two + three, weighted, rate_per_s):
+                            continue
                         row[0], row[1], row[2], row[3], row[4], row[5] = i, n, j, m, k, p
+                        place = (
+                            ((i * len(sizes) + j) * len(sizes) + k) * (MAX_OTHERS + 1) ** 2 + m * (MAX_OTHERS + 1) + p
+                        )
                         guess = estimate_s(one + two + three, weighted, rate_per_s, span_s)
-                        stored = _keep(row, guess, rows, estimates, stored)
-    return rows[:stored]
+                        stored = _keep(row, place, guess, best, stored)
+    return best.rows[:stored]
+
+
+class _Rows(NamedTuple):
+    """The most promising rows so far, (M, columns), with their estimates (M), infinite for those to come, and their places
+    (M) in the enumeration, by which ties are ordered."""
+
+    rows: N
+    estimates: F
+    places: N
 
 
 @numba.njit(cache=True)
-def _keep(row: N, estimate: float, rows: N, estimates: F, stored: int) -> int:
-    """Insert a row by its estimate, behind equal ones, dropping the last where there are too many; how many there are now."""
-    if stored == len(rows) and estimate >= estimates[stored - 1]:
-        return stored
-    at = min(stored, len(rows) - 1)
-    while at > 0 and estimates[at - 1] > estimate:
-        estimates[at], rows[at] = estimates[at - 1], rows[at - 1]
+def _no_rows(most: int, columns: int) -> _Rows:
+    return _Rows(np.zeros((most, columns), np.int64), np.full(most, np.inf), np.zeros(most, np.int64))
+
+
+@numba.njit(cache=True)
+def _most_promising_first(
+    sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int
+) -> N:
+    """(K) kinds by the estimate of each alone: the sooner good rows are known, the more others are passed over."""
+    return np.argsort(single_estimates(sizes, capacity, alone_mean, rate_per_s, span_s, gpus, most)[1])
+
+
+@numba.njit(cache=True)
+def _is_over(limit_s: float, capacity: float, weighted_alone: float, rate_per_s: float) -> bool:
+    """Whether the estimate is over the limit whatever the backlog: estimate_s without its divisions, rounded down."""
+    over: bool = weighted_alone * (1 - ROUNDING) > limit_s * max(capacity - rate_per_s, LEAST_SPARE * capacity)
+    return over
+
+
+@numba.njit(cache=True)
+def _keep(row: N, place: int, estimate: float, best: _Rows, stored: int) -> int:
+    """Insert a row by its estimate and its place, dropping the last where there are too many; how many there are now."""
+    rows, estimates, places = best.rows, best.estimates, best.places
+    at = stored
+    while at > 0 and (estimates[at - 1] > estimate or (estimates[at - 1] == estimate and places[at - 1] > place)):
         at -= 1
-    estimates[at], rows[at] = estimate, row
+    if at == len(rows):
+        return stored
+    for other in range(min(stored, len(rows) - 1), at, -1):
+        rows[other], estimates[other], places[other] = rows[other - 1], estimates[other - 1], places[other - 1]
+    rows[at], estimates[at], places[at] = row, estimate, place
     return min(stored + 1, len(rows))
 
 

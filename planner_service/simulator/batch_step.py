@@ -20,6 +20,10 @@ RUNNING, WAITING, FREE = range(3)  # requests, requests, KV blocks
 BATCH_COUNTS = 3
 # limits of an engine, and the policy of its batches
 BLOCK_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS, POLICY = range(4)
+# of a simulated replica
+BUSY_S, STEPS, PREEMPTIONS, TOKENS, PEAK_RUNNING = range(5)
+COUNTERS = 5
+LATENCY, FIRST_TOKEN, PACE = range(3)  # what is measured, see felt.Measured
 # policies, see worker_service.scheduling.policies
 DECODE_FIRST, PREFILL_FIRST = range(2)
 # rates of its step times, see StepLatencyModel; MIXED: see cluster.Moves
@@ -277,6 +281,27 @@ def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N
         longest = max(longest, computed[r] + 1)
     by_blocks = (counts[FREE] - n) * limits[BLOCK_TOKENS] // n
     return max(0, min(shortest - 1, by_blocks)), context, longest * n - context
+
+
+@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+def run_s(k: int, a: float, b: float) -> float:
+    """Seconds that k quiet steps take, the first a, each b longer than the one before."""
+    return k * a + b * (0.5 * k * (k - 1))
+
+
+@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+def steps_until(wait_s: float, a: float, b: float, most: int) -> int:
+    """The fewest steps, of `most`, after which wait_s has passed; `most` if it has not."""
+    if run_s(most, a, b) <= wait_s:
+        return most
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if run_s(middle, a, b) >= wait_s:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_service.simulator import kernel
-from planner_service.simulator.batch_step import DECODE_FIRST
+from planner_service.simulator.batch_step import BUSY_S, COUNTERS, DECODE_FIRST, LATENCY, PREEMPTIONS, STEPS
 from planner_service.simulator.felt import Measured
+from planner_service.simulator.turns import take_turns
 from planner_service.simulator.workload import Floats, Ints, Workload
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
@@ -106,13 +107,9 @@ def _turns(count: int, kind: Ints, capacity: Floats, dispatch: Dispatch) -> Ints
     if dispatch is Dispatch.ROUND_ROBIN or (kind == kind[0]).all():
         return np.arange(count, dtype=np.int64) % replicas
     share = capacity[kind]
-    share = share / share.sum()
-    # smooth weighted round robin: the i-th turn of replica r stands at (i + 1/2) / share
-    turns = np.ceil(share * count).astype(np.int64) + 1
-    owners = np.repeat(np.arange(replicas), turns)
-    nth = np.arange(len(owners)) - np.repeat(np.cumsum(turns) - turns, turns)
-    order = np.argsort((nth + 0.5) / share[owners], kind="stable")
-    return np.asarray(owners[order[:count]], np.int64)
+    owner = np.empty(count, np.int64)
+    take_turns(share / share.sum(), owner)
+    return owner
 
 
 def serve(work: Workload, replicas: Sequence[Replica], dispatch: Dispatch = Dispatch.CAPACITY) -> Served:
@@ -137,7 +134,7 @@ def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats
     """serve(), with replicas given as (R) indices into a table of kinds: for callers that simulate often."""
     owner = assign(work.priority, kind, capacity, dispatch)
     _check_room(work, owner, kind, table)
-    first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(kernel.COUNTERS)
+    first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(COUNTERS)
     arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
     never_late = np.full(len(work), np.inf)
     kernel.simulate_tier(
@@ -151,11 +148,11 @@ def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats
         first,
         finish,
         counters,
-        kernel.LATENCY,
+        LATENCY,
     )
     span = float(finish.max() - work.arrival_s[0])
-    busy = float(counters[kernel.BUSY_S]) / (span * len(kind)) if span > 0 else 0.0
-    return Served(first, finish, owner, busy, int(counters[kernel.STEPS]), int(counters[kernel.PREEMPTIONS]))
+    busy = float(counters[BUSY_S]) / (span * len(kind)) if span > 0 else 0.0
+    return Served(first, finish, owner, busy, int(counters[STEPS]), int(counters[PREEMPTIONS]))
 
 
 class KindTable:

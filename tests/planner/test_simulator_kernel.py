@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from planner_service.simulator import Dispatch, EngineLimits, Replica, kernel
 from planner_service.simulator import Workload as TierWorkload
+from planner_service.simulator.batch_step import COUNTERS, FIRST_TOKEN, LATENCY, PACE, PREEMPTIONS, STEPS, TOKENS
+from planner_service.simulator.in_order import PREEMPTED, serve_in_order
 from planner_service.simulator.judged import BatchPolicy
 from planner_service.simulator.tier import KindTable, alone_latency, assign, serve_kinds
 from services.domain import FinishReason, SamplingParams, StepLatencyModel, StepLoad
@@ -117,7 +119,7 @@ def compiled(
     quiet: bool = True,
 ) -> Replayed:
     count = len(work.arrivals)
-    first, finish, counters = np.zeros(count), np.zeros(count), np.zeros(kernel.COUNTERS)
+    first, finish, counters = np.zeros(count), np.zeros(count), np.zeros(COUNTERS)
     kernel.simulate_replica(
         np.array(work.arrivals),
         np.array(work.prompts, np.int64),
@@ -134,9 +136,9 @@ def compiled(
         first,
         finish,
         counters,
-        kernel.LATENCY,
+        LATENCY,
     )
-    steps, preemptions, tokens = (int(counters[i]) for i in (kernel.STEPS, kernel.PREEMPTIONS, kernel.TOKENS))
+    steps, preemptions, tokens = (int(counters[i]) for i in (STEPS, PREEMPTIONS, TOKENS))
     return Replayed(first.tolist(), finish.tolist(), steps, preemptions, tokens)
 
 
@@ -182,6 +184,53 @@ def test_the_twin_takes_the_same_steps(
     assert (twin.steps, twin.preemptions, twin.tokens) == (served.steps, served.preemptions, served.tokens)
     stepwise = compiled(work, latency, *setting, quiet=False)  # a jump over quiet steps changes nothing
     assert twin.finish == pytest.approx(stepwise.finish, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    workloads(),
+    st.sampled_from(LATENCIES),
+    st.integers(1, 3),
+    st.sampled_from([1, 4, 16]),
+    st.integers(0, 200),
+    st.integers(1, 6),
+    st.sampled_from([1, 7, 32, 512]),
+    st.sampled_from([LATENCY, FIRST_TOKEN, PACE]),
+    st.sampled_from([0.2, 2.0, np.inf]),
+    st.integers(0, 14),
+)
+def test_requests_in_order_are_served_as_any_to_the_last_bit(
+    work: Workload,
+    latency: StepLatencyModel,
+    stages: int,
+    block_tokens: int,
+    spare_blocks: int,
+    max_running: int,
+    more_step_tokens: int,
+    measured: int,
+    due_after_s: float,
+    late_allowed: int,
+) -> None:
+    """Sums over a batch that are updated give what walking through it gives; a preemption is left to the other kernel."""
+    count = len(work.arrivals)
+    arrivals, prompts, outputs = np.array(work.arrivals), np.array(work.prompts), np.array(work.outputs)
+    needed = int((-(-(prompts + outputs) // block_tokens)).max())
+    shape = np.array([stages, needed + spare_blocks // block_tokens])
+    limits = np.array([block_tokens, max_running, max_running + more_step_tokens, BatchPolicy.DECODE_FIRST.number])
+    rates = np.array([latency.context_token_s, latency.pair_s, latency.gap_s, 0.0])
+    tables = shape, limits, rates, np.array(latency.knot_tokens), np.array(latency.knot_s)
+    due = np.full(count, due_after_s / 10) if measured == PACE else arrivals + due_after_s
+    outputs_of_any, outputs_of_in_order = ((np.zeros(count), np.zeros(count), np.zeros(COUNTERS)) for _ in range(2))
+    requests, priorities = (arrivals, prompts, outputs), np.zeros(count, np.int64)
+    late = kernel.simulate_any(*requests, priorities, *tables, True, due, late_allowed, *outputs_of_any, measured)
+    late_in_order = serve_in_order(*requests, *tables, due, late_allowed, *outputs_of_in_order, measured)
+    if late_in_order == PREEMPTED:
+        assert outputs_of_any[2][PREEMPTIONS] > 0
+        assert not outputs_of_in_order[2].any()
+        return
+    assert late_in_order == late
+    for one, other in zip(outputs_of_in_order, outputs_of_any, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_the_cases_that_matter_are_reached() -> None:
@@ -242,9 +291,25 @@ def test_giving_up_early_loses_nothing(
     alone = np.array([alone_latency(whole, one) for one in kinds])
     arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, whole.priority, owners, np.array(kind))
     tables = (table.whole, table.rates, table.kx, table.ky, alone, counted)
-    assert kernel.percentile_within(*arrays, *tables, percentile, np.inf, kernel.LATENCY) == pytest.approx(
-        exact, rel=1e-12
-    )
+    assert kernel.percentile_within(*arrays, *tables, percentile, np.inf, LATENCY) == pytest.approx(exact, rel=1e-12)
     limit = exact * share
-    found = kernel.percentile_within(*arrays, *tables, percentile, limit, kernel.LATENCY)
+    found = kernel.percentile_within(*arrays, *tables, percentile, limit, LATENCY)
     assert found == pytest.approx(exact, rel=1e-12) or (found == np.inf and share < 1 + 1e-9)
+
+
+def test_replicas_take_their_turns_in_the_order_of_a_sort() -> None:
+    """Turn i of a replica stands at (i + 1/2) / share; equal ones are ordered by replica, also where kinds alternate."""
+    rng = np.random.default_rng(3)
+    for count in range(0, 400, 7):
+        kinds, replicas = int(rng.integers(2, 5)), int(rng.integers(2, 40))
+        kind = np.sort(rng.integers(0, kinds, replicas)) if count % 2 else rng.integers(0, kinds, replicas)
+        capacity = rng.uniform(0.1, 50, kinds) if count % 3 else rng.integers(1, 4, kinds).astype(float)
+        share = capacity[kind] / capacity[kind].sum()
+        turns = sorted(
+            ((i + 0.5) / share[r], r) for r in range(replicas) for i in range(int(np.ceil(share[r] * count)) + 1)
+        )
+        owner = assign(np.zeros(count, np.int64), kind, capacity, Dispatch.CAPACITY)
+        if (kind == kind[0]).all():
+            assert owner.tolist() == [r % replicas for r in range(count)]
+        else:
+            assert owner.tolist() == [r for _, r in turns[:count]]
