@@ -1,5 +1,5 @@
 """`python -m benchmarks.end_to_end [--mesh FILE] [--questions FILE] [--rounds N] [--below POINTS ...] [--layout NAME]
-[--quick]`: for any family and mesh file."""
+[--run-s SECONDS] [--quick]`: for any family and mesh file."""
 
 import argparse
 from dataclasses import replace
@@ -31,13 +31,18 @@ def main() -> None:
         choices=[layout.name for layout in layouts()],
         help="this layout only, written to a file of its name",
     )
+    parser.add_argument("--run-s", type=float, help="length of a run, before what is under way is waited for")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if args.run_s is not None and args.run_s <= 0:
+        parser.error("--run-s must be over 0")
     make = end_to_end.quick if args.quick else end_to_end.full
     setup = make(args.rounds, args.mesh, *([args.questions] if args.questions else []))
     if args.below:
         setup = replace(setup, below_largest=tuple(args.below))
+    if args.run_s:
+        setup = replace(setup, run_s=args.run_s)
     name = f"end_to_end{'_quick' if args.quick else ''}"
     if args.layout:
         setup = replace(setup, layouts=tuple(layout for layout in layouts() if layout.name == args.layout))
