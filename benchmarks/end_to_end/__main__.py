@@ -31,7 +31,7 @@ def main() -> None:
         choices=[layout.name for layout in layouts()],
         help="this layout only, written to a file of its name",
     )
-    parser.add_argument("--run-s", type=float, help="length of a run, before what is under way is waited for")
+    parser.add_argument("--run-s", type=float, help="how long requests arrive in a run, in seconds")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")

@@ -1,6 +1,6 @@
 """A running reply is moved to another worker: real router, real workers, in the test's event loop.
 
-While replies move, each step of their engines takes at least STEP_S: a reply of the small model is computed in a tenth of
+While replies move, each step of a torch engine takes at least STEP_S: a reply of the small model is computed in a tenth of
 a second otherwise, and has ended when the client, who reads it in the loop of router and workers, asks for its move.
 """
 
@@ -17,7 +17,6 @@ from services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
-from worker_service.engine.simulated.engine import SimulatedRunner
 from worker_service.engine.torch.runner import TorchRunner
 
 STEP_S = 0.02
@@ -76,7 +75,7 @@ async def test_replies_move_to_and_fro_and_clients_see_one_reply(mesh: TestMesh)
     async with mesh.client() as client:
         still = await asyncio.gather(*(Stream(client, p, i, ()).run() for i, p in enumerate(prompts())))
         streams = [Stream(client, p, i, (20, 80, 140)) for i, p in enumerate(prompts())]
-        with held_engines(runners=(SimulatedRunner, TorchRunner), step_s=STEP_S):
+        with held_engines(runners=(TorchRunner,), step_s=STEP_S):
             moved = await asyncio.gather(*(stream.run() for stream in streams))
         assert [s.text for s in moved] == [s.text for s in still]
         outcomes = [await move for stream in moved for move in stream.moves]
