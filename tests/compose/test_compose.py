@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock import AsyncClient, InstanceChanged, Tokens
+from penstock import AsyncClient, InstanceChanged, TierStarted, Tokens
 from services.processes import free_port
 from tests.conftest import ROOT
 from tests.support.containers import ComposeProject, Engine, NoEngineError, run
@@ -99,7 +100,7 @@ async def until_ready(project: ComposeProject) -> None:
     await until(lambda: all(project.instances("worker", tier) for tier in tiers) and bool(project.instances("judge")))
 
 
-# A reply takes long enough that some are under way in every worker whenever a container is killed.
+# Long enough that some replies run in every worker whenever its container is killed.
 LONG: Any = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
 
 
@@ -113,6 +114,7 @@ class Reader:
     def __init__(self, client: AsyncClient, prompt: str, model: str) -> None:
         self._client, self._prompt, self._model = client, prompt, model
         self.replies, self.instance_changes = 0, 0
+        self.instance_id = ""  # that computes the reply
 
     async def once(self) -> str:
         text, tokens = "", 0
@@ -121,7 +123,11 @@ class Reader:
                 assert event.offset == tokens, "a token twice, or one missing"
                 tokens += len(event.token_ids)
                 text += event.text
-            self.instance_changes += isinstance(event, InstanceChanged)
+            if isinstance(event, TierStarted):
+                self.instance_id = event.instance_id
+            if isinstance(event, InstanceChanged):
+                self.instance_id = event.to_instance_id
+                self.instance_changes += 1
         self.replies += 1
         return text
 
@@ -133,15 +139,18 @@ class Reader:
         return texts | {await self.once()}
 
 
-async def check_streams(client: AsyncClient, model: str, disturb: Callable[[], object]) -> list[Reader]:
-    """50 streams at a time, before, while and after `disturb` runs: every reply has the text that it has undisturbed."""
+async def check_streams(client: AsyncClient, model: str, disturb: Callable[[list[Reader]], object]) -> list[Reader]:
+    """50 streams at a time, before, while and after `disturb` runs: every reply has the text that it has undisturbed.
+
+    disturb: called with the readers.
+    """
     readers = [Reader(client, prompt, model) for prompt in prompts()]
     expected = await asyncio.gather(*(reader.once() for reader in readers))
     over = asyncio.Event()
     reading = [asyncio.create_task(reader.until(over)) for reader in readers]
     try:
         await asyncio.wait_for(until(lambda: all(reader.replies >= 2 for reader in readers)), START_S)
-        await asyncio.to_thread(disturb)
+        await asyncio.to_thread(disturb, readers)
     finally:
         over.set()
         texts = await asyncio.gather(*reading)
@@ -201,17 +210,24 @@ async def test_a_tier_scales_and_loses_a_container_without_losing_a_reply(
     project.compose("up", "-d", "--scale", "worker-small=3")
     await until(lambda: len(project.instances("worker", "small")) == 3)
     assert len(project.containers("worker-small")) == 3
-    victim = project.containers("worker-small")[0]
-    readers = await check_streams(client, "small", lambda: run(engine.name, "kill", victim))
-    assert sum(reader.instance_changes for reader in readers) > 0, "no reply was under way in the container"
+    killed: list[str] = []
+
+    def kill(readers: list[Reader]) -> None:
+        """Kill the container that computes most replies, by the id in its instance's name."""
+        ((instance_id, _),) = Counter(reader.instance_id for reader in readers).most_common(1)
+        killed.append(instance_id.removeprefix("worker-small-").rpartition("-")[0])
+        run(engine.name, "kill", killed[0])
+
+    readers = await check_streams(client, "small", kill)
+    assert sum(reader.instance_changes for reader in readers) > 0, "the container computed no reply"
     await until(lambda: len(project.instances("worker", "small")) == 2)
-    run(engine.name, "start", victim)
+    run(engine.name, "start", killed[0])
     await until(lambda: len(project.instances("worker", "small")) == 3)
 
 
 async def test_redis_restarts_under_streams(engine: Engine, project: ComposeProject, client: AsyncClient) -> None:
     (redis,) = project.containers("redis")
-    await check_streams(client, "small", lambda: run(engine.name, "restart", redis))
+    await check_streams(client, "small", lambda _: run(engine.name, "restart", redis))
     await until_ready(project)
     assert "42" in (await client.generate("What is 12 + 30?", temperature=0)).text
 
@@ -221,6 +237,6 @@ async def test_the_router_restarts_and_clients_keep_their_replies(
 ) -> None:
     """The router drains; the SDK takes every reply up where it was, at the router that comes back."""
     (router,) = project.containers("router")
-    await check_streams(client, "small", lambda: run(engine.name, "restart", "-t", "35", router))
+    await check_streams(client, "small", lambda _: run(engine.name, "restart", "-t", "35", router))
     await until_ready(project)
     assert "42" in (await client.generate("What is 12 + 30?", temperature=0)).text
