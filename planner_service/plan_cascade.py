@@ -16,7 +16,17 @@ from planner_service.planning_options import Budget, Goal, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import EndToEnd
-from planner_service.routing.goals import any_within, cheapest, least_latency, most_quality, rounded_down, rounded_up
+from planner_service.routing.goals import (
+    any_within,
+    begin_of_least_latency,
+    begin_within,
+    cheapest,
+    least_latency,
+    most_quality,
+    rounded_down,
+    rounded_up,
+    sustaining,
+)
 from planner_service.routing.grading import Grading
 from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
@@ -328,8 +338,8 @@ class _Planner:
             if reasons:
                 raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best, error.binds) from None
             raise
-        if options.budget is Budget.EXACT and (whole := deployer.spread(solution.thresholds)) is not None:
-            solution = dataclasses.replace(solution, deployment=whole)
+        if options.budget is Budget.EXACT:
+            solution = sustaining(deployer, lambda: _spread(deployer, solution))
         plan = outcome(self.site, demand, solution, deployer, reasons, promise)
         return dataclasses.replace(plan, budget=options.budget, goal=self.options.aim)
 
@@ -371,9 +381,9 @@ class _Planner:
 
         if options.aim is Goal.RATE and options.max_latency_s is not None:
             # a tier may be slower than what most users feel: twice the limit leaves room for it
-            start = any_within(deployer, min_quality, 2 * options.max_latency_s, demand.judged, self.begin[::-1])
+            start = begin_within(deployer, min_quality, 2 * options.max_latency_s, demand.judged, self.begin[::-1])
         else:
-            start = least_latency(deployer, min_quality, demand.judged, STARTED_FROM)
+            start = begin_of_least_latency(deployer, min_quality, demand.judged, STARTED_FROM)
         felt = EndToEnd(deployer, demand.judged, self.site.judge_s, felt_s)
         limit_s = options.max_latency_s
         if options.aim is Goal.COST:
@@ -388,6 +398,12 @@ class _Planner:
             if seconds > limit_s:
                 raise _latency_binds(seconds, options, min_quality, None)
         return solution
+
+
+def _spread(deployer: Deployer, solution: Solution) -> Solution:
+    """The solution on all GPUs; as it is where it cannot be spread."""
+    whole = deployer.spread(solution.thresholds)
+    return solution if whole is None else dataclasses.replace(solution, deployment=whole)
 
 
 def _latency_binds(least_s: float, options: Options, min_quality: float, quality: float | None) -> Unreachable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.deployment.saturation import saturated_per_s
+from planner_service.deployment.saturation import saturated_per_s, together_per_s
 from planner_service.deployment.search import Strategy
 from planner_service.routing.grading import Arrivals, Grading, tier_load
 from planner_service.routing.quality import JudgedSample, route
@@ -104,14 +104,13 @@ def tier_sustains_per_s(strategy: Strategy, work: Workload, dispatch: Dispatch) 
     """Requests per second at which the first of a tier's replicas is given more than it serves, or a limit is reached."""
     if strategy.remote is not None:
         return strategy.remote.sustained_per_s(work)
-    saturated = [saturated_per_s(replica, work) for replica, _ in strategy.replicas]
-    counts = [count for _, count in strategy.replicas]
-    if dispatch is Dispatch.ROUND_ROBIN:
-        return min(saturated) * sum(counts)
     means = float(np.mean(work.input_tokens)), float(np.mean(work.output_tokens))
-    weights = [replica.capacity_per_s(*means) for replica, _ in strategy.replicas]  # the dispatch's
-    total = sum(weight * count for weight, count in zip(weights, counts, strict=True))
-    return total * min(per_s / weight for per_s, weight in zip(saturated, weights, strict=True))
+    return together_per_s(
+        [count for _, count in strategy.replicas],
+        [saturated_per_s(replica, work) for replica, _ in strategy.replicas],
+        [replica.capacity_per_s(*means) for replica, _ in strategy.replicas],
+        dispatch,
+    )
 
 
 def rate_text(per_s: float) -> str:

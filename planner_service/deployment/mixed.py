@@ -106,7 +106,7 @@ class MixedTable(LatencyTable):
         able = self._fits(room, most) & (self._costs < under_cost)
         best, seconds = None, INFEASIBLE
         for m in self._by_guess:
-            if able[m] and (latency := self.simulate(self._of_cost[m], seconds)) < seconds:
+            if able[m] and (latency := self._sustaining_s(self._of_cost[m], seconds)) < seconds:
                 best, seconds = m, latency
         return None if best is None else self._strategy(self._of_cost[best], seconds)
 
@@ -116,7 +116,7 @@ class MixedTable(LatencyTable):
             return None
         self._list()
         for m in np.flatnonzero(self._fits(room, most)).tolist():
-            if (latency := self.simulate(self._of_cost[m], than_s)) < than_s:
+            if (latency := self._sustaining_s(self._of_cost[m], than_s)) < than_s:
                 return self._strategy(self._of_cost[m], latency)
         return None
 
@@ -131,9 +131,13 @@ class MixedTable(LatencyTable):
         under = float(np.nextafter(limit_s, INFEASIBLE))
         superfluous = np.zeros(len(self._of_cost), np.bool_)
         for m, parts in enumerate(self._of_cost):
-            if not superfluous[m] and self.simulate(parts, under) <= limit_s:
+            if not superfluous[m] and self._sustaining_s(parts, under) < under:
                 superfluous |= (self._taken >= self._taken[m]).all(axis=1)
                 yield m
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._options.clear()
 
     def _list(self) -> None:
         """Find the candidates, once."""

@@ -51,6 +51,9 @@ class RemoteTable(MixedTable):
     def can_serve(self) -> bool:
         return True
 
+    def sustains(self, strategy: Strategy) -> bool:
+        return self._within_limits
+
     def alone_s(self, measured: Measured | None = None) -> Floats:
         return self._times.measured(self._measured if measured is None else measured, self._work.output_tokens)
 

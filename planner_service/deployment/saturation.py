@@ -5,9 +5,11 @@ unlike times (two stages reach about three quarters of it, eight little over hal
 more requests at once than it can hold, and its ends are counted while its queue lasts.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from planner_service.simulator import Replica, Workload, serve
+from planner_service.simulator import Dispatch, Replica, Workload, serve
 
 TURNS = 3  # times as many requests as the replica holds at once
 FILLED = 0.2  # of the requests have ended when the count begins: the batches are full and mixed by then
@@ -27,3 +29,16 @@ def saturated_per_s(replica: Replica, work: Workload) -> float:
     if end_s <= begin_s or not counted:  # fewer requests than fill it even so
         return count / float(ends[-1])
     return counted / (end_s - begin_s)
+
+
+def together_per_s(
+    counts: Sequence[int], saturated: Sequence[float], capacity: Sequence[float], dispatch: Dispatch
+) -> float:
+    """Requests per second at which the first of a tier's replicas is given more than it sustains.
+
+    By kind: counts of replicas, what one sustains, and its arithmetic capacity, by which requests are shared out.
+    """
+    if dispatch is Dispatch.ROUND_ROBIN:
+        return min(saturated) * sum(counts)
+    total = sum(weight * count for weight, count in zip(capacity, counts, strict=True))
+    return total * min(per_s / weight for per_s, weight in zip(saturated, capacity, strict=True))

@@ -6,9 +6,12 @@ and the most promising of two and of three kinds that leave no room for one more
 not depend on what was asked before. It is the best of what is searched, not of all multisets: `exhaustive_latency`
 tries those, and tests hold one against the other.
 
-Where a rate is given that the tier must sustain, strategies that do not are left out. No multiset is simulated twice,
-and none further than until so many requests are late that its percentile cannot be under the best one known
-(kernel.percentile_within): nothing is lost by that.
+Where a rate is given that the tier must sustain, strategies that do not are left out: by an estimate of what each kind
+sustains (`Sustain`), and after `verify` also by simulation with the tier's own requests, of each strategy that would be
+taken. So l(f) can only grow by that. A strategy that the estimate excludes is not looked at, though it may sustain the rate.
+
+No multiset is simulated twice, and none further than until so many requests are late that its percentile cannot be under
+the best one known (kernel.percentile_within): nothing is lost by that.
 """
 
 import bisect
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.deployment import ranking
+from planner_service.deployment.saturation import saturated_per_s, together_per_s
 from planner_service.simulator import kernel
 from planner_service.simulator.felt import Measured, percentile_s
 from planner_service.simulator.remote import RemoteTier
@@ -89,9 +93,12 @@ NOTHING = Strategy((), 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Sustain:
-    """What a tier must sustain: its own rate over max_utilisation. saturation: of each kind, what it sustains over its
-    arithmetic capacity; see deployment.saturation."""
+    """What a tier must sustain: per_s, the rate at which its requests come, over max_utilisation.
 
+    saturation: of each kind, what it sustains over its arithmetic capacity (see deployment.saturation), as an estimate.
+    """
+
+    per_s: float
     max_utilisation: float
     saturation: Mapping[Replica, float]
 
@@ -136,10 +143,12 @@ class LatencyTable:
         self._alone_percentiles = [self._percentile_s(each) for each in self._alone]
         self._sizes = np.array([kind.shape.gpus for kind in self._kinds], np.int64)
         self._capacity = np.array([kind.capacity_per_s(*means) for kind in self._kinds])
-        self._sustained, self._needed_per_s = self._capacity, 0.0
-        if sustain is not None and np.isfinite(work.rate_per_s):
+        self._sustained, self._needed_per_s = self._capacity, 0.0  # (K), and what is needed of them
+        self._saturated: dict[int, float] = {}  # what a kind sustains of these requests, where it was asked for
+        self._verified = False
+        if sustain is not None and len(work):
             self._sustained = self._capacity * np.array([sustain.saturation[kind] for kind in self._kinds])
-            self._needed_per_s = work.rate_per_s / sustain.max_utilisation
+            self._needed_per_s = sustain.per_s / sustain.max_utilisation * (1 + ROUNDING)
 
     @property
     def least_gpus(self) -> int:
@@ -150,12 +159,30 @@ class LatencyTable:
     def least_sustaining_gpus(self) -> int:
         """What no strategy that sustains the rate needs fewer GPUs than; 0 for no requests. ValueError where no kind fits.
 
-        Replicas sustain together at most the sum of what each sustains, so at most what the best kind does per GPU.
+        Replicas sustain together at most the sum of what each sustains, so at most what the best kind does per GPU; by the
+        estimates, which a strategy has to satisfy too.
         """
         if not len(self._work) or self._needed_per_s == 0.0:
             return self.least_gpus
         per_gpu = float((self._sustained / self._sizes).max())
         return max(self.least_gpus, math.ceil(self._needed_per_s / per_gpu * (1 - ROUNDING)))
+
+    def sustains(self, strategy: Strategy) -> bool:
+        """Whether a strategy of this table sustains the rate, by simulation with the table's own requests."""
+        if self._needed_per_s == 0.0 or not strategy.replicas:
+            return True
+        return self._sustains_own(self._parts_of(strategy))
+
+    def verify(self) -> None:
+        """From now on, leave out strategies that do not sustain the rate by that simulation."""
+        if not self._verified:
+            self._verified = True
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was found by the estimate alone; simulated latencies stay."""
+        self._best = {0: None}
+        self._missed = (0.0, 0)
 
     @property
     def gpu_s(self) -> float:
@@ -214,7 +241,7 @@ class LatencyTable:
             for parts in self._candidates(count):
                 # what was found on more GPUs need only be equalled, what is known on fewer must be beaten
                 under = math.nextafter(latency_s, INFEASIBLE) if on > count else latency_s
-                if (seconds := self.simulate(parts, under)) < under:
+                if (seconds := self._sustaining_s(parts, under)) < under:
                     latency_s, on, best = seconds, count, self._strategy(parts, seconds)
         return best
 
@@ -237,7 +264,7 @@ class LatencyTable:
             if count in self._best:
                 if self.latency_s(count) <= limit_s:
                     return count
-            elif any(self.simulate(parts, under) <= limit_s for parts in self._candidates(count)):
+            elif any(self._sustaining_s(parts, under) < under for parts in self._candidates(count)):
                 return count
             self._missed = (limit_s, count + 1)
         return None
@@ -265,7 +292,7 @@ class LatencyTable:
         """Of each request, under a strategy of this table."""
         if not len(self._work):
             return Times(np.zeros(0), np.zeros(0))
-        parts = tuple((self._kinds.index(replica), count) for replica, count in strategy.replicas)
+        parts = self._parts_of(strategy)
         if parts not in self._each:
             kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
             served = serve_kinds(self._work, self._table, kind, self._capacity, self._dispatch)
@@ -284,6 +311,9 @@ class LatencyTable:
 
     def _strategy(self, parts: Parts, latency_s: float) -> Strategy:
         return Strategy(tuple((self._kinds[k], count) for k, count in parts), latency_s)
+
+    def _parts_of(self, strategy: Strategy) -> Parts:
+        return tuple((self._kinds.index(replica), count) for replica, count in strategy.replicas)
 
     def _candidates(self, gpus: int) -> list[Parts]:
         """One kind each, then the most promising of two and of three; those that sustain the rate."""
@@ -305,13 +335,36 @@ class LatencyTable:
         return self._parts[gpus]
 
     def _sustains(self, parts: Parts) -> bool:
-        """Whether no replica is given more than it sustains at the rate needed. Shares are the dispatch's."""
-        if self._needed_per_s == 0.0:
-            return True
-        if self._dispatch is Dispatch.ROUND_ROBIN:
-            return min(float(self._sustained[k]) for k, _ in parts) * sum(n for _, n in parts) >= self._needed_per_s
-        total = sum(float(self._capacity[k]) * n for k, n in parts)
-        return total * min(float(self._sustained[k] / self._capacity[k]) for k, _ in parts) >= self._needed_per_s
+        """Whether, by the estimates, no replica is given more than it sustains at the rate needed."""
+        return self._needed_per_s == 0.0 or self._together_per_s(parts, self._sustained) >= self._needed_per_s
+
+    def _together_per_s(self, parts: Parts, saturated: Floats | Mapping[int, float]) -> float:
+        """The rate that `parts` sustain. saturated: by kind, what one replica does."""
+        return together_per_s(
+            [n for _, n in parts],
+            [float(saturated[k]) for k, _ in parts],
+            [float(self._capacity[k]) for k, _ in parts],
+            self._dispatch,
+        )
+
+    def _sustains_own(self, parts: Parts) -> bool:
+        """As _sustains, by what kinds sustain of the table's own requests."""
+        for k, _ in parts:
+            if k not in self._saturated:
+                self._saturated[k] = saturated_per_s(self._kinds[k], self._work)
+        return self._together_per_s(parts, self._saturated) >= self._needed_per_s
+
+    def _sustaining_s(self, parts: Parts, limit_s: float) -> float:
+        """The latency of `parts` if it is under limit_s and, where that is verified, they sustain the rate; else infinity.
+
+        What kinds sustain takes long to simulate: it is asked of what is fast enough.
+        """
+        if not self._verified or self._needed_per_s == 0.0:
+            return self.simulate(parts, limit_s)
+        if all(k in self._saturated for k, _ in parts) and not self._sustains_own(parts):
+            return INFEASIBLE
+        latency_s = self.simulate(parts, limit_s)
+        return latency_s if latency_s < limit_s and self._sustains_own(parts) else INFEASIBLE
 
     def simulate(self, parts: Parts, limit_s: float = INFEASIBLE) -> float:
         """The latency of `parts` if it is under limit_s, else infinity."""

@@ -11,6 +11,7 @@ from planner_service.deployment.allocation import ANY_S, allocate, solve_milp
 from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import (
     INFEASIBLE,
+    ROUNDING,
     LatencyTable,
     Strategy,
     Sustain,
@@ -56,7 +57,9 @@ class Deployer:
         self.objective = objective
         self._arrival_s, self.kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
         self.max_utilisation, self.grading = max_utilisation, grading
-        self._sustain: dict[int, Sustain | None] = {}
+        self._rate_per_s = Workload(arrival_s, sample.input_tokens, sample.output_tokens[:, 0]).rate_per_s
+        self._saturation: dict[int, Mapping[Replica, float]] = {}
+        self._verified: set[int] = set()  # tiers
         self._keeps_up: dict[bytes, bool] = {}
         self._tables: dict[tuple[int, bytes, bytes], LatencyTable] = {}
         self._known: dict[tuple[bytes, ...], Deployment | None] = {}
@@ -84,7 +87,10 @@ class Deployer:
         return sum(table.simulations for table in self._tables.values())
 
     def deploy(self, thresholds: Sequence[float]) -> Deployment | None:
-        """The deployment with the least latency of the slowest tier; None where none fits the GPUs or sustains the rate."""
+        """The deployment with the least latency of the slowest tier; None where none fits the GPUs or sustains the rate.
+
+        What tiers sustain is an estimate, in this and all other deployments, until `verify` has been called for them.
+        """
         key, tables = self._routed(thresholds)
         if key not in self._known:
             self._known[key] = self._solve(tables)
@@ -93,6 +99,32 @@ class Deployer:
     def latency_s(self, thresholds: Sequence[float]) -> float:
         deployment = self.deploy(thresholds)
         return INFEASIBLE if deployment is None else deployment.latency_s
+
+    def sustains(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> bool:
+        """Whether every tier is within max_utilisation, by simulation with the requests that reach it."""
+        return not self._overloaded(thresholds, strategies)
+
+    def verify(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> None:
+        """From now on, verify what the tiers sustain that are over max_utilisation here; under every routing."""
+        overloaded = self._overloaded(thresholds, strategies)
+        assert not self._verified.issuperset(overloaded), "these were taken before"
+        self._verified.update(overloaded)
+        for (tier, *_), table in self._tables.items():
+            if tier in self._verified:
+                table.verify()
+        self._forget()
+
+    def _overloaded(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> list[int]:
+        """The tiers over max_utilisation, by simulation with the requests that reach them."""
+        if self.max_utilisation is None:
+            return []
+        pairs = zip(self._routed(thresholds)[1], strategies, strict=True)
+        return [tier for tier, (table, strategy) in enumerate(pairs) if not table.sustains(strategy)]
+
+    def _forget(self) -> None:
+        """Forget what was found by estimates alone; tables keep what they have simulated."""
+        self._known.clear()
+        self._reached.clear()
 
     @property
     def least_cost(self) -> float:
@@ -318,13 +350,13 @@ class Deployer:
     def _judge_keeps_up(self, processed: Bools) -> bool:
         """Whether the replicas of a judge model sustain the answers of a routing; True where a tier grades."""
         grading = self.grading
-        if grading is None or grading.by_tier or self.max_utilisation is None:
+        if grading is None or grading.by_tier or self.max_utilisation is None or not np.isfinite(self._rate_per_s):
             return True
         key = self.sample.judged_answers(processed).tobytes()
         if key not in self._keeps_up:
             work = self._judge_load(grading, processed).work
-            able = len(work) < 2 or not np.isfinite(work.rate_per_s)
-            self._keeps_up[key] = able or work.rate_per_s <= self.max_utilisation * grading.sustained_per_s(work)
+            needed_per_s = self._per_s(work) / self.max_utilisation * (1 + ROUNDING)
+            self._keeps_up[key] = not len(work) or needed_per_s <= grading.sustained_per_s(work)
         return self._keeps_up[key]
 
     def _judge_load(self, grading: Grading, processed: Bools) -> TierLoad:
@@ -340,6 +372,8 @@ class Deployer:
         key = (tier, chosen.tobytes(), answers.tobytes())
         if key not in self._tables:
             self._tables[key] = self._new_table(tier, self._load(tier, chosen, answers))
+            if tier in self._verified:
+                self._tables[key].verify()
         return self._tables[key]
 
     def _load(self, tier: int, chosen: Bools, answers: Bools) -> TierLoad:
@@ -353,7 +387,8 @@ class Deployer:
         return tier_load(self.sample, tier, arrivals(chosen), self.grading, graded)
 
     def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
-        how = (self.dispatch, self.percentile, self._sustain_of(tier), load.counted, self._measured(tier, load))
+        sustain = self._sustain_of(tier, load.work)
+        how = (self.dispatch, self.percentile, sustain, load.counted, self._measured(tier, load))
         return self.table(load.work, self.kinds[tier], *how)
 
     def _measured(self, tier: int, load: TierLoad) -> Measured:
@@ -365,19 +400,26 @@ class Deployer:
     def _unserved_table(self, work: Workload) -> LatencyTable:
         return self.table(work, [], self.dispatch, self.percentile)
 
-    def _sustain_of(self, tier: int) -> Sustain | None:
-        """What simulation says of arithmetic capacities, over all requests: taken to hold for those that reach the tier."""
-        if self.max_utilisation is None:
+    def _sustain_of(self, tier: int, work: Workload) -> Sustain | None:
+        """What a tier must sustain of the requests that reach it, with the estimate of what its kinds do."""
+        if self.max_utilisation is None or not np.isfinite(self._rate_per_s):
             return None
-        if tier not in self._sustain:
+        return Sustain(self._per_s(work), self.max_utilisation, self._saturation_of(tier))
+
+    def _per_s(self, work: Workload) -> float:
+        """The rate at which a tier's requests come: its share of all, as in sustained_load."""
+        return self._rate_per_s * len(work) / len(self.sample)
+
+    def _saturation_of(self, tier: int) -> Mapping[Replica, float]:
+        """What simulation says of arithmetic capacities, over all requests: an estimate for those that reach the tier."""
+        if tier not in self._saturation:
             everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
             work = self._load(tier, everyone[tier], self._answers(tier, everyone)).work
             means = float(work.input_tokens.mean()), float(work.output_tokens.mean())
-            saturation: Mapping[Replica, float] = {
+            self._saturation[tier] = {
                 kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]
             }
-            self._sustain[tier] = Sustain(self.max_utilisation, saturation)
-        return self._sustain[tier]
+        return self._saturation[tier]
 
     def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
         if not all(table.feasible for table in tables):

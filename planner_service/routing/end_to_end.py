@@ -19,6 +19,7 @@ import numpy as np
 
 from planner_service.deployment.search import Strategy
 from planner_service.routing.deployer import Deployer
+from planner_service.routing.goals import sustaining
 from planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.solution import Binds, Deployment, Proof, Solution, Unreachable
@@ -47,9 +48,13 @@ class EndToEnd:
         self._deployer, self._judge_s, self._felt_s = deployer, judge_s, felt_s
         self._judged, self.grid = judged, Grid(judged)
         self._fastest: dict[Point, tuple[float, Deployment] | None] = {}
+        self._known_whole: dict[tuple[tuple[float, ...], tuple[Strategy, ...]], float] = {}
 
     def least_latency(self, min_quality: float, start: Solution) -> Solution:
         """The least latency of at least this quality; start: the slowest tier's least, where the search begins."""
+        return self._sustaining(lambda: self._least_latency(min_quality, start))
+
+    def _least_latency(self, min_quality: float, start: Solution) -> Solution:
         able = set(self.grid.at_least(min_quality))
 
         def tried(point: Point) -> tuple[Key, Deployment] | None:
@@ -57,7 +62,8 @@ class EndToEnd:
             return None if fastest is None else ((fastest[0],), fastest[1])
 
         plans = self._best(tried, able, start)
-        plans.append(self._whole(self.grid.nearest(start.thresholds), start.deployment))
+        if (deployment := self._deployer.deploy(start.thresholds)) is not None:
+            plans.append(self._whole(self.grid.nearest(start.thresholds), deployment))
         seconds, point, deployment = self._polished_best(plans)[0]
         deployer = self._deployer
         how = (deployer.sample, deployer.alone_s(), self._judge_s, deployer.percentile, deployer.objective)
@@ -130,6 +136,27 @@ class EndToEnd:
         is_lean: bool,
     ) -> Solution:
         """The first plan by its key that meets the limit when it is simulated whole. is_lean: with GPUs taken away."""
+        solution = self._sustaining(lambda: self._nearest(at_limit, able, start, max_latency_s, is_lean=is_lean))
+        least_s = self._seconds_whole(solution.thresholds, solution.deployment)
+        if least_s > max_latency_s:
+            raise Unreachable(
+                f"max latency binds: no plan was found whose {self._deployer.latency_words} is at most {max_latency_s:g} s: "
+                f"the least is {least_s:.4g} s",
+                least_s,
+                Binds.MAX_LATENCY,
+            )
+        return solution
+
+    def _nearest(
+        self,
+        at_limit: Callable[[float], Callable[[Point], tuple[Key, Deployment] | None]],
+        able: set[Point],
+        start: Solution,
+        max_latency_s: float,
+        *,
+        is_lean: bool,
+    ) -> Solution:
+        """As _within; where no plan meets the limit, the fastest one."""
         limit_s, slower = max_latency_s, list[Whole]()
         for _ in range(TIGHTENED):
             plans = self._best(at_limit(limit_s), able, start, by_key=True)
@@ -139,19 +166,21 @@ class EndToEnd:
             slower += plans
             limit_s *= 0.98 * max_latency_s / plans[0][0]
         least_s, point, deployment = self._polished_best(slower)[0]
-        if least_s <= max_latency_s:
-            if is_lean:
-                fastest = least_s, deployment
-                deployment = self._lean(
-                    self.grid.thresholds(point), fastest, max_latency_s, lambda one: self._whole(point, one)[0]
-                )[1]
-            return self._solution(point, deployment, None)
-        raise Unreachable(
-            f"max latency binds: no plan was found whose {self._deployer.latency_words} is at most {max_latency_s:g} s: the "
-            f"least is {least_s:.4g} s",
-            least_s,
-            Binds.MAX_LATENCY,
-        )
+        if least_s <= max_latency_s and is_lean:
+            fastest = least_s, deployment
+            deployment = self._lean(
+                self.grid.thresholds(point), fastest, max_latency_s, lambda one: self._whole(point, one)[0]
+            )[1]
+        return self._solution(point, deployment, None)
+
+    def _sustaining(self, solve: Callable[[], Solution]) -> Solution:
+        """See goals.sustaining."""
+
+        def solved() -> Solution:
+            self._fastest.clear()  # found before more was verified
+            return solve()
+
+        return sustaining(self._deployer, solved)
 
     def _best(
         self,
@@ -186,7 +215,14 @@ class EndToEnd:
         return whole if by_key else sorted(whole, key=lambda one: one[:2])
 
     def _whole(self, point: Point, deployment: Deployment) -> Whole:
-        return self._felt_s(self.grid.thresholds(point), deployment.strategies), point, deployment
+        return self._seconds_whole(self.grid.thresholds(point), deployment), point, deployment
+
+    def _seconds_whole(self, thresholds: Sequence[float], deployment: Deployment) -> float:
+        """The percentile of what requests feel, the cascade simulated whole."""
+        key = tuple(thresholds), deployment.strategies
+        if key not in self._known_whole:
+            self._known_whole[key] = self._felt_s(thresholds, deployment.strategies)
+        return self._known_whole[key]
 
     def _polished(self, seconds: float, point: Point, deployment: Deployment) -> Whole:
         """GPUs shared out in another way where that helps the cascade simulated whole, then moved as long as it does."""

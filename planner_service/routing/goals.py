@@ -2,11 +2,14 @@
 
 Latency here is that of the slowest tier (the paper's L); `routing.end_to_end` has what a user feels. Up to three tiers
 the routings are a grid (`routing.grid`), beyond it is a pattern search.
+
+What tiers sustain is an estimate while a search runs. Where its solution does not sustain the rate, it is searched again,
+and each strategy of the tiers that are over is verified (`sustaining`).
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,6 +33,20 @@ from planner_service.simulator.workload import Floats
 MOST_TRIED = 100  # routings that a search for the highest rate tries at each
 
 
+def sustaining(deployer: Deployer, solve: Callable[[], Solution]) -> Solution:
+    """What `solve` finds; as long as that does not sustain the rate, once more, with the tiers verified that do not.
+
+    Strategies are only ever left out by that, so the best of those that are left is the best of all that sustain the rate,
+    as soon as it does so itself. It is searched at most once more for each tier.
+    """
+    while True:
+        solution = solve()
+        plan = solution.thresholds, solution.deployment.strategies
+        if deployer.sustains(*plan):
+            return solution
+        deployer.verify(*plan)
+
+
 def least_latency(
     deployer: Deployer, min_quality: float, judged: JudgedSample | None = None, most: int | None = None
 ) -> Solution:
@@ -38,8 +55,15 @@ def least_latency(
     most: routings that are tried of a large grid, see grid.search.
 
     Raises:
-        Unreachable: no routing reaches the quality, or none that does fits the GPUs.
+        Unreachable: no routing reaches the quality, or none that does fits the GPUs and sustains the rate.
     """
+    return sustaining(deployer, lambda: begin_of_least_latency(deployer, min_quality, judged, most))
+
+
+def begin_of_least_latency(
+    deployer: Deployer, min_quality: float, judged: JudgedSample | None = None, most: int | None = None
+) -> Solution:
+    """As least_latency, but that it sustains the rate is only estimated: for a search that begins there."""
     judged = judged or deployer.sample
     if len(judged.tiers) > MOST_TIERS:
         return _searched(deployer, min_quality, judged)
@@ -73,6 +97,12 @@ def cheapest(
     Raises:
         Unreachable: no routing reaches the quality, or none that does is so fast on the deployer's GPUs.
     """
+    return sustaining(deployer, lambda: _cheapest(deployer, min_quality, max_latency_s, judged, most))
+
+
+def _cheapest(
+    deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample | None, most: int | None
+) -> Solution:
     judged = judged or deployer.sample
     if len(judged.tiers) > MOST_TIERS:
         return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
@@ -109,6 +139,17 @@ def any_within(
     Raises:
         Unreachable: none of MOST_TRIED routings does.
     """
+    return sustaining(deployer, lambda: begin_within(deployer, min_quality, max_latency_s, judged, begin))
+
+
+def begin_within(
+    deployer: Deployer,
+    min_quality: float,
+    max_latency_s: float,
+    judged: JudgedSample,
+    begin: Sequence[Sequence[float]] = (),
+) -> Solution:
+    """As any_within, but that it sustains the rate is only estimated: for a search that begins there."""
     if len(judged.tiers) > MOST_TIERS:
         return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
     grid, points = _able(judged, min_quality)
@@ -138,6 +179,10 @@ def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample 
     Raises:
         Unreachable: no routing is so fast.
     """
+    return sustaining(deployer, lambda: _most_quality(deployer, max_latency_s, judged))
+
+
+def _most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample | None) -> Solution:
     judged = judged or deployer.sample
     if len(judged.tiers) > MOST_TIERS:
         return _searched_quality(deployer, max_latency_s, judged)
@@ -268,7 +313,7 @@ def _searched_cheapest(deployer: Deployer, min_quality: float, max_latency_s: fl
     thresholds, _ = pattern_search(judged, score)
     deployment, quality = deployer.cheapest_within(thresholds, max_latency_s), route(judged, thresholds).quality
     if deployment is None or quality < min_quality - EPSILON:
-        least = _searched(deployer, min_quality, judged)
+        least = least_latency(deployer, min_quality, judged)
         raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
     return Solution(thresholds, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
 

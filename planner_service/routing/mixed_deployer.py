@@ -62,7 +62,6 @@ class MixedDeployer(Deployer):
             on_evaluation=on_evaluation,
         )
         self.types, self._remotes = types, remotes
-        self._rate_per_s = Workload(arrival_s, sample.input_tokens, sample.output_tokens[:, 0]).rate_per_s
         if any(remotes) and not np.isfinite(self._rate_per_s):
             raise invalid("trace", "the arrivals come all at once: a remote tier is paid by the rate")
         self._chosen: dict[tuple[tuple[MixedTable, ...], float], tuple[float, tuple[Strategy, ...]] | None] = {}
@@ -149,7 +148,7 @@ class MixedDeployer(Deployer):
     def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
         remote = self._remotes[tier] if self._remotes else None
         if remote is None:
-            how = (self.dispatch, self.percentile, self._sustain_of(tier), self.types)
+            how = (self.dispatch, self.percentile, self._sustain_of(tier, load.work), self.types)
             return MixedTable(load.work, self.kinds[tier], *how, load.counted, self._measured(tier, load))
         return RemoteTable(
             remote,
@@ -158,7 +157,7 @@ class MixedDeployer(Deployer):
             self.types,
             load.counted,
             self._measured(tier, load),
-            per_s=self._rate_per_s * len(load.work) / len(self.sample),
+            per_s=self._per_s(load.work),
             max_utilisation=1.0 if self.max_utilisation is None else self.max_utilisation,
         )
 
@@ -167,6 +166,10 @@ class MixedDeployer(Deployer):
 
     def _mixed(self, thresholds: Sequence[float]) -> tuple[MixedTable, ...]:
         return tuple(table for table in self._routed(thresholds)[1] if isinstance(table, MixedTable))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._chosen.clear()
 
     def _solve(self, tables: Sequence[LatencyTable]) -> Deployment | None:
         """The least latency of the slowest tier, by bisection of the limit within which something fits."""

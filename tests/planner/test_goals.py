@@ -138,7 +138,7 @@ def test_fewer_gpus_than_the_least_sustain_nothing() -> None:
     for seed, dispatch in itertools.product(range(10), Dispatch):
         rng = np.random.default_rng(seed)
         work = Workload(np.cumsum(rng.exponential(0.05, 80)), rng.integers(5, 90, 80), rng.integers(2, 60, 80))
-        sustain = Sustain(0.75, {kind: float(rng.uniform(0.3, 1.0)) for kind in replicas})
+        sustain = Sustain(work.rate_per_s, 0.75, {kind: float(rng.uniform(0.3, 1.0)) for kind in replicas})
         table = LatencyTable(work, replicas, dispatch, 95.0, sustain)
         free = LatencyTable(work, replicas, dispatch, 95.0)
         assert free.least_sustaining_gpus == free.least_gpus == 1
