@@ -10,7 +10,7 @@ F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 LEAST_SPARE = 0.1  # of the capacity: below it the guess grows no further, for queues then depend on how long it lasts
-ROUNDING = 1e-9  # by which a bound of estimates is lowered, as sums are rounded
+ROUNDING = 1e-9  # by which a bound is lowered, as sums are rounded
 MAX_OTHERS = 4  # in mixes of three kinds, replicas of each kind but the one that fills the rest, at most
 
 

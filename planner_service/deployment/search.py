@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.deployment import ranking
+from planner_service.deployment.ranking import ROUNDING
 from planner_service.deployment.saturation import saturated_per_s, together_per_s
 from planner_service.simulator import kernel
 from planner_service.simulator.felt import Measured, percentile_s
@@ -48,7 +49,6 @@ COUNT_STEPS = 64
 WINDOW = (
     7 / 8
 )  # of a count that is asked for: from there on l(f) is found of every count, as those next to it are asked soon
-ROUNDING = 1e-9  # by which a bound is lowered, as sums are rounded
 
 
 @functools.cache
@@ -103,6 +103,11 @@ class Sustain:
     saturation: Mapping[Replica, float]
 
 
+def needed_per_s(per_s: float, max_utilisation: float) -> float:
+    """What must be sustained of requests at this rate, so that they are within the share; raised by a rounding error."""
+    return per_s / max_utilisation * (1 + ROUNDING)
+
+
 class LatencyTable:
     """l(f) of one tier under one workload, computed where it is asked for, non-increasing in f."""
 
@@ -148,7 +153,7 @@ class LatencyTable:
         self._verified = False
         if sustain is not None and len(work):
             self._sustained = self._capacity * np.array([sustain.saturation[kind] for kind in self._kinds])
-            self._needed_per_s = sustain.per_s / sustain.max_utilisation * (1 + ROUNDING)
+            self._needed_per_s = needed_per_s(sustain.per_s, sustain.max_utilisation)
 
     @property
     def least_gpus(self) -> int:

@@ -11,11 +11,11 @@ from planner_service.deployment.allocation import ANY_S, allocate, solve_milp
 from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import (
     INFEASIBLE,
-    ROUNDING,
     LatencyTable,
     Strategy,
     Sustain,
     gpu_counts,
+    needed_per_s,
 )
 from planner_service.routing.grading import OWN, Arrivals, Grading, TierLoad, tier_load
 from planner_service.routing.quality import JudgedSample, route
@@ -355,8 +355,8 @@ class Deployer:
         key = self.sample.judged_answers(processed).tobytes()
         if key not in self._keeps_up:
             work = self._judge_load(grading, processed).work
-            needed_per_s = self._per_s(work) / self.max_utilisation * (1 + ROUNDING)
-            self._keeps_up[key] = not len(work) or needed_per_s <= grading.sustained_per_s(work)
+            needed = needed_per_s(self._per_s(work), self.max_utilisation)
+            self._keeps_up[key] = not len(work) or needed <= grading.sustained_per_s(work)
         return self._keeps_up[key]
 
     def _judge_load(self, grading: Grading, processed: Bools) -> TierLoad:

@@ -305,6 +305,16 @@ def steps_until(wait_s: float, a: float, b: float, most: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+def measured_s(first_s: float, end_s: float, output: int, measured: int) -> float:
+    """What is measured of a request that ends: when its first token came, its pace over `output` tokens, or its end."""
+    if measured == FIRST_TOKEN:
+        return first_s
+    if measured == PACE:
+        return (end_s - first_s) / max(1, output - 1)
+    return end_s
+
+
+@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
 def drop(row: N, counts: N, which: int, r: int) -> None:
     """Take request r out of a row of counts[which] request numbers, in which it is."""
     i = 0

@@ -21,11 +21,9 @@ from planner_service.simulator.batch_step import (
     BLOCK_TOKENS,
     BUSY_S,
     CONTEXT_S,
-    FIRST_TOKEN,
     GAP_S,
     MAX_RUNNING,
     MAX_STEP_TOKENS,
-    PACE,
     PEAK_RUNNING,
     STEPS,
     TOKENS,
@@ -34,6 +32,7 @@ from planner_service.simulator.batch_step import (
     Load,
     base_s,
     blocks_for,
+    measured_s,
     run_s,
     step_s,
     steps_until,
@@ -225,7 +224,7 @@ def _serve(
             first_s[r] = end
             if output[r] == 1:
                 finish_s[r] = end
-                late += _value(r, output, first_s, end, measured) >= due_s[r]
+                late += measured_s(first_s[r], end, output[r], measured) >= due_s[r]
                 continue
             n = counts[DECODING]
             ends = counts[COUNT] + output[r] - 1
@@ -242,16 +241,6 @@ def _serve(
 
 
 @numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def _value(r: int, output: N, first_s: F, end_s: float, measured: int) -> float:
-    """What is measured of a request that ends."""
-    if measured == FIRST_TOKEN:
-        return first_s[r]
-    if measured == PACE:
-        return (end_s - first_s[r]) / max(1, output[r] - 1)
-    return end_s
-
-
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
 def _end(batches: Batches, lane: int, output: N, due_s: F, first_s: F, finish_s: F, end_s: float, measured: int) -> int:
     """Take those that have all their tokens out of the batch; how many of them are late."""
     counts, request, ends = batches.counts[lane], batches.request[lane], batches.end[lane]
@@ -261,7 +250,7 @@ def _end(batches: Batches, lane: int, output: N, due_s: F, first_s: F, finish_s:
         r = request[i]
         if ends[i] == count:
             finish_s[r] = end_s
-            late += _value(r, output, first_s, end_s, measured) >= due_s[r]
+            late += measured_s(first_s[r], end_s, output[r], measured) >= due_s[r]
             counts[CONTEXT] -= context[i] + count
         else:
             next_end, longest = min(next_end, ends[i]), max(longest, context[i])

@@ -46,6 +46,7 @@ from planner_service.simulator.batch_step import (
     blocks_for,
     commit,
     insert,
+    measured_s,
     plan_step,
     quiet_steps,
     run_s,
@@ -244,12 +245,7 @@ def _serve(
         counters[PEAK_RUNNING] = max(counters[PEAK_RUNNING], counts[RUNNING])
         for i in range(commit(counts, running, requests, end, ended)):
             r = ended[i]
-            value = end
-            if measured == FIRST_TOKEN:
-                value = requests.first_s[r]
-            elif measured == PACE:
-                value = (end - requests.first_s[r]) / max(1, requests.output[r] - 1)
-            late += value >= due_s[r]
+            late += measured_s(requests.first_s[r], end, requests.output[r], measured) >= due_s[r]
         if jump:
             following = quiet_steps(counts, running, waiting, requests, limits)
             quiet[lane, LEFT], quiet[lane, CONTEXT], quiet[lane, GAP] = following
