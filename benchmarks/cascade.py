@@ -20,8 +20,10 @@ Every split draws which prompts and which half of the trace are fitted. Figures 
 
 `load_based_deployed` has the load-based cascade's thresholds and the deployment solver's replicas, solved for as many loads
 as `planned` is: so its gain over `load_based` is that of the deployment, and the gain of `planned` over it that of thresholds
-and deployment found together. `planned` is the planner's plan alone. `ours` may also begin where another system ends: it is
-the best of `planned` and `load_based_deployed` on the half that is fitted.
+and deployment found together. `planned` is the planner's plan by thresholds alone. `planned_long` may also have
+rules for long answers: plans with them are made for the load and for the rate that `planned` reaches, as each takes a dozen
+plans. `ours` may also begin where another system ends: it is the best of these and of `load_based_deployed` on
+the half that is fitted.
 """
 
 import dataclasses
@@ -45,6 +47,7 @@ from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.files import ModelEntry, gpu_of_catalogue, model_of_catalogue, read_quality, read_trace
 from planner_service.routing.quality import JudgedSample, route
+from planner_service.routing.rules import RoutingRules
 from planner_service.simulator import Dispatch, Workload, serve
 from planner_service.simulator.tier import alone_latency
 from planner_service.site import Demand, Site
@@ -59,7 +62,7 @@ HORIZON, PLANNED, DURATION = 20.0, (500, 6000), 8.0
 SPLITS = (1, 2, 3, 4, 5)
 STEPS, ROUGH_STEPS = 9, 7  # of a bisection over a factor of 128: to 1 %; to 4 % where plans are selected
 JUDGE_S = 0.1
-BASELINES = ("largest", "single", "load_based", "load_based_deployed", "planned")
+BASELINES = ("largest", "single", "load_based", "load_based_deployed", "planned", "planned_long")
 NO_WORSE = 0.98
 
 
@@ -108,6 +111,9 @@ class Half:
     trace: Workload
     seed: int
 
+    def under(self, rules: RoutingRules) -> JudgedSample:
+        return Demand(self.judged, self.judged, self.trace.arrival_s).under(rules).judged
+
     def demand(self, rate: float, requests: int) -> Demand:
         arrivals = repeated(self.trace, requests)
         return demand_of(arrivals, self.judged, requests=requests, seed=self.seed, lengths="quality", rate=rate)
@@ -141,7 +147,7 @@ def run_length(rate: float, slo_s: float) -> int:
 
 def total_s(site: Site, half: Half, system: System, rate: float, slo_s: float) -> "np.ndarray[Any, Any]":
     """(N) seconds end to end."""
-    demand = half.demand(rate, run_length(rate, slo_s))
+    demand = half.demand(rate, run_length(rate, slo_s)).under(system.rules)
     return simulate_cascade(site, demand, system.thresholds, system.strategies, Dispatch.CAPACITY)[1]
 
 
@@ -208,12 +214,19 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
 
     def redeployed(systems: Sequence[System], rate: float) -> list[System]:
         """The same thresholds with the deployment solver's replicas for a rate."""
-        thresholds, at_rate = dict.fromkeys(system.thresholds for system in systems), demand(rate)
-        return [cascade_systems.redeployed(site, at_rate, each) for each in thresholds]
+        routings, at_rate = dict.fromkeys((system.thresholds, system.rules) for system in systems), demand(rate)
+        return [cascade_systems.redeployed(site, at_rate, *each) for each in routings]
 
-    def tuned(plan: Callable[[Demand], System], base: float, *, deploy: bool, others: Sequence[System] = ()) -> Tuned:
-        """Its plans for each of LOADS and for the rate that these reach, there also with other replicas; and `others`."""
-        plans = list(dict.fromkeys([*(plan(demand(base * load)) for load in LOADS), *others]))
+    def tuned(
+        plan: Callable[[Demand], System],
+        base: float,
+        *,
+        deploy: bool,
+        others: Sequence[System] = (),
+        loads: Sequence[float] = LOADS,
+    ) -> Tuned:
+        """Its plans for each of the loads and for the rate that these reach, there also with other replicas; and `others`."""
+        plans = list(dict.fromkeys([*(plan(demand(base * load)) for load in loads), *others]))
         rate = selected(plans, base).rate_per_s
         plans.append(plan(demand(rate)))
         return selected(list(dict.fromkeys([*plans, *(redeployed(plans, rate) if deploy else [])])), base)
@@ -237,14 +250,18 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
             for each in redeployed(theirs, rate)
         ]
         deployed = selected(list(dict.fromkeys([*theirs, *start])), load)
-        planned = tuned(partial(cascade_systems.ours, site, min_quality=target), load, deploy=True)
+        ours = partial(cascade_systems.ours, site, min_quality=target)
+        planned = tuned(ours, load, deploy=True)
+        with_long = tuned(partial(ours, long_answers=True), load, deploy=True, others=planned.systems, loads=LOADS[:1])
+        every = [*with_long.systems, *deployed.systems]
         systems = {
             "largest": models[last],
             "single": models[tier],
             "load_based": by_load,
             "load_based_deployed": deployed,
             "planned": planned,
-            "ours": selected(list(dict.fromkeys([*planned.systems, *deployed.systems])), load),
+            "planned_long": with_long,
+            "ours": selected(list(dict.fromkeys(every)), load),
         }
         row: dict[str, Any] = {"family": family.name, "split": split, "min_quality": target, "share": share}
         row |= {"unit_s": unit_s, "load_per_s": load, "single": TIERS[tier], "systems": {}}
@@ -271,7 +288,8 @@ def about(system: System, half: Half) -> dict[str, Any]:
         "thresholds": [None if h > 100 else h for h in system.thresholds],
         "gpus": system.gpus,
         "replicas": [str(strategy) for strategy in system.strategies],
-        "quality": route(half.judged, system.thresholds).quality,
+        "long_answers": [None if rule is None else dataclasses.asdict(rule) for rule in system.rules.long_answers],
+        "quality": route(half.under(system.rules), system.thresholds).quality,
     }
 
 

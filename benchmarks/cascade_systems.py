@@ -19,8 +19,10 @@ import numpy as np
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.deployment.search import NOTHING, Strategy
 from planner_service.plan_cascade import deployer_for, plan_cascade
+from planner_service.planning_options import Options
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
+from planner_service.routing.rules import NO_RULES, RoutingRules
 from planner_service.simulator import Dispatch, Replica, Workload, serve
 from planner_service.simulator.felt import Objective
 from planner_service.simulator.workload import Floats
@@ -29,24 +31,27 @@ from planner_service.site import Demand, Site, replica_kinds
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Thresholds, and what runs on each tier."""
+    """Thresholds, what runs on each tier, and what its routing has besides thresholds."""
 
     thresholds: tuple[float, ...]
     strategies: tuple[Strategy, ...]
+    rules: RoutingRules = NO_RULES
 
     @property
     def gpus(self) -> list[int]:
         return [strategy.gpus for strategy in self.strategies]
 
 
-def ours(site: Site, demand: Demand, min_quality: float) -> System:
-    """The planner's, for the end-to-end p95."""
-    plan = plan_cascade(site, demand, min_quality=min_quality, objective=Objective.END_TO_END)
-    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers))
+def ours(site: Site, demand: Demand, min_quality: float, *, long_answers: bool = False) -> System:
+    """The planner's, for the end-to-end p95. long_answers: see Options."""
+    options = Options(min_quality=min_quality, objective=Objective.END_TO_END, long_answers=long_answers)
+    plan = plan_cascade(site, demand, options)
+    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), plan.rules)
 
 
-def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...]) -> System:
-    """These thresholds with what the deployment solver chooses for `demand`, for the end-to-end p95."""
+def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...], rules: RoutingRules = NO_RULES) -> System:
+    """This routing with what the deployment solver chooses for `demand`, for the end-to-end p95."""
+    demand = demand.under(rules)
 
     def total_s(at: Sequence[float], strategies: Sequence[Strategy]) -> float:
         return float(np.percentile(simulate_cascade(site, demand, at, strategies, Dispatch.CAPACITY)[1], 95))
@@ -54,7 +59,7 @@ def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...]) -> Sys
     deployer = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0]
     deployment = EndToEnd(deployer, demand.judged, site.judge_s, total_s).deployed(thresholds)
     assert deployment is not None
-    return System(thresholds, deployment.strategies)
+    return System(thresholds, deployment.strategies, rules)
 
 
 def alone(site: Site, demand: Demand, tier: int) -> System:

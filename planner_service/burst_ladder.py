@@ -117,7 +117,7 @@ def expected(sample: JudgedSample, rules: Sequence[BurstThreshold]) -> tuple[Flo
         scores = sample.comparable[:, tier]
         accepted = reached * ((scores > rule.score) + rule.tie_share * (scores == rule.score))
         processed[tier] = reached
-        quality += float((accepted * scores).sum())
+        quality += float((accepted * sample.scores[:, tier]).sum())
         reaching = reaching - accepted
     processed[-1] = reaching
     quality += float((reaching * sample.scores[:, -1]).sum())

@@ -175,13 +175,14 @@ class _Choice:
     def _bound(self, tiers: Tiers) -> None:
         """Compute the bounds of a cascade, and leave it out where they show that it misses a target.
 
-        Under a guarantee prompts are split, and under a skip rule requests visit fewer tiers: the bounds hold for neither.
+        Under a guarantee prompts are split, and under a skip rule or one for long answers requests visit fewer tiers: the
+        bounds hold for neither.
         """
         options, judged = self.options, self.demand.judged.only(tiers)
         free = options.confidence is not None
         least_cost = min(self._least_cost(tier) for tier in tiers)
         target = -1.0 if options.min_quality is None else options.min_quality
-        if free or options.skip or len(tiers) > MOST_TIERS:
+        if free or options.has_rules or len(tiers) > MOST_TIERS:
             most = 100.0 if free else float(judged.quality.max(axis=1).mean())
             reached = float(judged.quality.mean(axis=0).max())
             self.bounds[tiers] = _Bounds(most, reached, 0.0, least_cost, False)
@@ -233,7 +234,7 @@ class _Choice:
 
     def _slower(self, tiers: Tiers, enough: float) -> bool:
         """Whether the rate is what is to be best, and a cascade has no plan at that of the second best."""
-        if self.options.aim is not Goal.RATE or self.options.skip or enough == math.inf:
+        if self.options.aim is not Goal.RATE or self.options.has_rules or enough == math.inf:
             return False
         return not self._reaches(tiers, self.within, -enough)
 
@@ -276,7 +277,7 @@ class _Choice:
             elif why is None:
                 least = min(least, _least(self.plans[tiers], aim))
         evaluations = sum(plan.solution.evaluations for plan in self.plans.values())
-        if least == -math.inf or self.options.skip:  # nothing is proved over skip rules
+        if least == -math.inf or self.options.has_rules:  # nothing is proved over rules
             return dataclasses.replace(own, proof=Proof.SEARCHED, gap=None, evaluations=evaluations)
         ahead = best - least
         gap = max(0.0, ahead if aim is Goal.QUALITY else ahead / best if best > 0 else 0.0)
@@ -292,7 +293,7 @@ class _Choice:
     def _is_proved(self, tiers: Tiers) -> bool:
         """Whether a cascade for which no plan was found has none: all of its routings were tried, or none has the quality."""
         options = self.options
-        if options.skip or options.confidence is not None:
+        if options.has_rules or options.confidence is not None:
             return False
         if len(tiers) <= MOST_TIERS and self.failures[tiers].binds is Binds.MIN_QUALITY:
             return True

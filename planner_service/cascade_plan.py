@@ -8,19 +8,20 @@ from typing import Self
 
 from planner_service.cascade_simulation import CascadeRun, GradingReport, run_cascade
 from planner_service.deployment.search import Strategy
-from planner_service.early_checks import EarlyRule
 from planner_service.early_rules import EarlyOutcome
 from planner_service.planning_options import Budget, Goal
 from planner_service.repeated_runs import Interval, repeated
 from planner_service.routing.confidence import Promise
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.quality import route
+from planner_service.routing.rules import RoutingRules
 from planner_service.routing.solution import Solution
 from planner_service.simulator import Dispatch, Percentiles, Report
 from planner_service.simulator.felt import Objective, latency_words
 from planner_service.site import Demand, Site
 from planner_service.sustained_load import SustainedLoad, sustained_load
 from services.domain.bursts import BurstLadder
+from services.domain.long_answers import LongAnswers
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class CascadePlan:
     latency_interval, end_to_end_interval: both p95 on other stretches of the trace with other prompts; felt_interval: of
     felt_s; None where none were given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the
     one that was found.
-    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. early: of the tiers but
+    skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. long_answers: of the
+    tiers but the last; empty where none were asked for. early: of the tiers but
     the last; empty without early checks, and then early_reason says why, where they were asked for. burst: the burst ladder,
     where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
     grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
@@ -140,6 +142,7 @@ class CascadePlan:
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
     skip_below: tuple[float | None, ...] = ()
+    long_answers: tuple[LongAnswers | None, ...] = ()
     early: tuple[EarlyOutcome, ...] = ()
     early_reason: str = ""
     burst: BurstLadder | None = None
@@ -148,8 +151,9 @@ class CascadePlan:
     choice: CascadeChoice | None = None
 
     @property
-    def early_rules(self) -> tuple[EarlyRule, ...]:
-        return tuple(outcome.rule for outcome in self.early)
+    def rules(self) -> RoutingRules:
+        """What its routing has besides thresholds."""
+        return RoutingRules(self.skip_below, self.long_answers, tuple(outcome.rule for outcome in self.early))
 
     @property
     def gpus(self) -> int:

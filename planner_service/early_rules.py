@@ -43,7 +43,7 @@ def fitted_rules(site: Site, sample: JudgedSample, thresholds: Sequence[float], 
     processed, rules = route(sample, thresholds).processed, []
     for tier, threshold in enumerate(thresholds):
         rows = np.flatnonzero(processed[tier])
-        accepted = sample.scores[rows, tier] >= threshold
+        accepted = sample.comparable[rows, tier] >= threshold
         checks = fit_early_checks(sample.parts.after_tokens, sample.parts.scores[rows, tier], accepted, error)
         rules.append(EarlyRule(checks, meanwhile_tokens(site, tier, sample)) if checks else EarlyRule())
     return tuple(rules)
@@ -71,7 +71,7 @@ def outcomes_of(
             continue
         assert checked.rejected_early is not None
         assert sample.parts is not None
-        rejected, stands = checked.rejected_early[rows, tier], sample.scores[rows, tier] >= threshold
+        rejected, stands = checked.rejected_early[rows, tier], sample.comparable[rows, tier] >= threshold
         before, after = (one.output_tokens[rows, tier].sum() for one in (sample, checked))
         result.append(
             EarlyOutcome(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
+from planner_service import long_answer_search, skip_search
 from planner_service.burst_ladder import NoLadder, burst_ladder
 from planner_service.cascade_choice import Tiers, best_cascade
 from planner_service.cascade_plan import CascadePlan, outcome, with_runs
@@ -29,11 +30,13 @@ from planner_service.routing.goals import (
 )
 from planner_service.routing.grading import Grading
 from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
+from planner_service.routing.rules import RoutingRules
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
+from planner_service.rule_search import best_rule
 from planner_service.simulator import Dispatch
 from planner_service.simulator.felt import Objective
 from planner_service.site import Demand, Site, replica_kinds
-from planner_service.skip_search import Limits, best_rule, rules_tried
+from planner_service.skip_search import Limits
 from planner_service.sustained_load import rate_text
 from services.domain.errors import invalid
 
@@ -82,6 +85,8 @@ def plan_cascade(
         return _with_early_checks(site, demand, options, options.early_error, runs, on_evaluation)
     if options.max_tiers is not None:
         return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
+    if options.long_answers:
+        return _with_long_answers(site, demand, options, runs, on_evaluation)
     if options.skip:
         return _with_skip_rule(site, demand, options, runs, on_evaluation)
     planner = _Planner(site, options, on_evaluation)
@@ -155,7 +160,7 @@ def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floo
     if held > plan.quality:
         raise invalid("burst_mean", f"must be at most the plan's own quality, {plan.quality:.2f}, not {held:g}")
     ladder = burst_ladder(
-        demand.under(plan.skip_below, plan.early_rules),
+        demand.under(plan.rules),
         plan.thresholds,
         [tier.strategy for tier in plan.tiers],
         plan.dispatch,
@@ -197,8 +202,8 @@ def _with_early_checks(
     within = dataclasses.replace(options, early_error=None)
     plain = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
     passing, others = (
-        [one.under(plain.skip_below, ()) for one in some] for some in ((demand,), runs)
-    )  # as the skip rule has it
+        [one.under(plain.rules) for one in some] for some in ((demand,), runs)
+    )  # as the skip rule and the rule for long answers have it
     checked = plain
     for _ in range(EARLY_FITS):
         fitted_to = checked.thresholds
@@ -209,7 +214,7 @@ def _with_early_checks(
             checked = plan_cascade(
                 site,
                 passing[0].checking(rules, fitted_to),
-                dataclasses.replace(within, skip=False),
+                dataclasses.replace(within, skip=False, long_answers=False),
                 runs=[run.checking(rules, fitted_to) for run in others],
                 on_evaluation=on_evaluation,
             )
@@ -227,6 +232,7 @@ def _with_early_checks(
         checked,
         solution=dataclasses.replace(checked.solution, proof=Proof.SEARCHED, gap=None),  # other checks may be better
         skip_below=plain.skip_below,
+        long_answers=plain.long_answers,
         early=early,
     )
 
@@ -235,23 +241,57 @@ def _with_skip_rule(
     site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
 ) -> CascadePlan:
     """The best plan over skip rules."""
-    confidence = options.confidence
-    if confidence is not None:  # a guarantee for each of so many plans, so that it holds for the one that is taken
-        confidence = 1 - (1 - confidence) / rules_tried(len(site.tiers))
-    within = dataclasses.replace(options, skip=False, confidence=confidence)
+    within = dataclasses.replace(_each_of(options, skip_search.rules_tried(len(site.tiers))), skip=False)
 
     def plan(limits: Limits) -> CascadePlan:
         skipping = [run.skipping(limits) for run in runs]
         return plan_cascade(site, demand.skipping(limits), within, runs=skipping, on_evaluation=on_evaluation)
 
-    limits, best = best_rule(plan, demand.judged, options.aim)
-    if best.promise is not None and confidence != options.confidence:
-        assert options.confidence is not None
+    limits, best = best_rule(plan, skip_search.candidates(demand.judged), options.aim)
+    return dataclasses.replace(_taken(best, limits, options), skip_below=limits)
+
+
+def _with_long_answers(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan over rules for long answers, all under the skip rule that is best without any."""
+    within = _each_of(options, long_answer_search.rules_tried(len(site.tiers)))
+    within = dataclasses.replace(within, long_answers=False)
+    plain: CascadePlan | None = None
+
+    def plan(rules: long_answer_search.Rules) -> CascadePlan:
+        nonlocal plain
+        if not any(rules):
+            plain = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
+            return plain
+        taken = RoutingRules(() if plain is None else plain.skip_below, rules)
+        return plan_cascade(
+            site,
+            demand.under(taken),
+            dataclasses.replace(within, skip=within.skip and plain is None),
+            runs=[run.under(taken) for run in runs],
+            on_evaluation=on_evaluation,
+        )
+
+    rules, best = best_rule(plan, long_answer_search.candidates(demand.judged), options.aim)
+    skip_below = best.skip_below if plain is None else plain.skip_below
+    return dataclasses.replace(_taken(best, rules, options), skip_below=skip_below, long_answers=rules)
+
+
+def _each_of(options: Options, plans: int) -> Options:
+    """The options of each of so many plans, with a guarantee that holds for the one that is taken."""
+    if options.confidence is None:
+        return options
+    return dataclasses.replace(options, confidence=1 - (1 - options.confidence) / plans)
+
+
+def _taken(best: CascadePlan, rules: Sequence[object], options: Options) -> CascadePlan:
+    """The best of the plans under several rules: other rules may be better than those that were tried."""
+    if best.promise is not None and options.confidence is not None:
         best = dataclasses.replace(best, promise=dataclasses.replace(best.promise, confidence=options.confidence))
-    if any(limit is not None for limit in limits):  # other rules may be better than those that were tried
-        solution = dataclasses.replace(best.solution, proof=Proof.SEARCHED, gap=None)
-        best = dataclasses.replace(best, solution=solution)
-    return dataclasses.replace(best, skip_below=limits)
+    if all(rule is None for rule in rules):
+        return best
+    return dataclasses.replace(best, solution=dataclasses.replace(best.solution, proof=Proof.SEARCHED, gap=None))
 
 
 def _rate_binds(site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> Unreachable | None:

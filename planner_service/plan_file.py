@@ -22,6 +22,7 @@ from planner_service.planned_drafts import (
 )
 from planner_service.repeated_runs import Interval
 from planner_service.routing.quality import SKIPPED
+from planner_service.routing.rules import RoutingRules
 from planner_service.simulator import Dispatch, Percentiles, Report
 from planner_service.site import Site
 from planner_service.step_times import step_times
@@ -29,6 +30,7 @@ from services.domain.bursts import BurstLadder, ladder_problems
 from services.domain.early_checks import EarlyCheck, early_check_problems
 from services.domain.errors import invalid
 from services.domain.hardware import ReplicaShape
+from services.domain.long_answers import LongAnswers, long_answers_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class PlanInputs:
 class ReadPlan:
     """The part of a plan file that can be replayed. drafters, tiers: by tier. burst: the ladder; None without one.
 
-    early: of the tiers but the last; empty without early checks.
+    early: of the tiers but the last; empty without early checks. long_answers: likewise.
     """
 
     inputs: PlanInputs
@@ -66,6 +68,12 @@ class ReadPlan:
     burst: BurstLadder | None = None
     tiers: tuple[str, ...] = ()
     early: tuple[EarlyRule, ...] = ()
+    long_answers: tuple[LongAnswers | None, ...] = ()
+
+    @property
+    def rules(self) -> RoutingRules:
+        """What its routing has besides thresholds."""
+        return RoutingRules(self.skip_below, self.long_answers, self.early)
 
 
 def plan_json(
@@ -84,6 +92,7 @@ def plan_json(
         "burst": ladder_to_json(plan.burst),
         "burst_reason": plan.burst_reason,
         "skip_below": list(plan.skip_below or (None,) * len(plan.thresholds)),
+        "long_answers": [None if rule is None else asdict(rule) for rule in plan.long_answers] or None,
         "early_checks": [_early_json(one) for one in plan.early] or None,
         "early_reason": plan.early_reason,
         "tiers": [
@@ -307,11 +316,30 @@ def read_plan(path: Path) -> ReadPlan:
             ladder_of(result),
             tuple(str(tier["name"]) for tier in result["tiers"]),
             early_rules_of(result),
+            long_answers_of(result),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a plan file: {error!r}") from None
+
+
+def long_answers_of(result: dict[str, Any]) -> tuple[LongAnswers | None, ...]:
+    """The rules for long answers in a plan file, of the tiers but the last; empty without any.
+
+    Raises:
+        KeyError, TypeError, ValueError: They are not such rules; names the field.
+    """
+    rules = tuple(
+        None if rule is None else LongAnswers(int(rule["from_tokens"]), float(rule["threshold"]))
+        for rule in result.get("long_answers") or ()
+    )
+    if rules and len(rules) != len(result["tiers"]) - 1:
+        raise ValueError(f"long_answers: must be of {len(result['tiers']) - 1} tiers, not {len(rules)}")
+    for i, rule in enumerate(rules):
+        if rule is not None and (problems := [*long_answers_problems(rule, f"long_answers[{i}]")]):
+            raise ValueError(f"{problems[0].field}: {problems[0].problem}")
+    return rules
 
 
 def early_rules_of(result: dict[str, Any]) -> tuple[EarlyRule, ...]:

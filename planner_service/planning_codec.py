@@ -30,8 +30,14 @@ from planner_service.files import (
 )
 from planner_service.planned_drafts import PlannedSpeculation, planned_speculation
 from planner_service.planning_options import PERCENTILE, Budget, Goal, Options
-from planner_service.proto_codec import early_checks_from_proto, early_checks_to_proto
+from planner_service.proto_codec import (
+    early_checks_from_proto,
+    early_checks_to_proto,
+    long_answers_from_proto,
+    long_answers_to_proto,
+)
 from planner_service.routing.quality import SKIPPED, JudgedSample
+from planner_service.routing.rules import RoutingRules
 from planner_service.simulator import Dispatch, EngineLimits, Percentiles, Replica, Report, Workload
 from planner_service.simulator.felt import Objective
 from planner_service.simulator.remote import RemoteTier
@@ -42,6 +48,7 @@ from services.domain.early_checks import MAX_EARLY_CHECKS, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest, invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
 from services.domain.latency import StepLatencyModel
+from services.domain.long_answers import LongAnswers, long_answers_problems
 from services.proto_codec import duration
 
 REQUESTS, SEED = 500, 1  # of `penstock plan`
@@ -105,6 +112,7 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         budget=_known(_BUDGETS, request.budget, "budget"),
         max_utilisation=request.max_utilisation if request.HasField("max_utilisation") else None,
         skip=request.skip,
+        long_answers=request.long_answers,
         burst_floor=request.burst_floor if request.HasField("burst_floor") else None,
         burst_mean=request.burst_mean if request.HasField("burst_mean") else None,
         max_tiers=request.max_tiers if request.HasField("max_tiers") else None,
@@ -267,6 +275,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
     """site: that the plan is for; it says what drafts."""
     limits = (*plan.skip_below, None) if plan.skip_below else (None,) * len(plan.tiers)
     early = (*plan.early, None) if plan.early else (None,) * len(plan.tiers)
+    long_answers = (*plan.long_answers, None) if plan.long_answers else (None,) * len(plan.tiers)
     created = pb.CascadePlan(
         tiers=[
             pb.PlannedTier(
@@ -289,9 +298,10 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
                 remote_dollars_per_hour=None if tier.strategy.remote is None else tier.strategy.remote_dollars_per_hour,
                 early=None if outcome is None else _early_to_proto(outcome),
                 step_times=step_times(site, i, ()).source,
+                long_answers=long_answers_to_proto(long),
             )
-            for i, (tier, threshold, utilisation, limit, outcome) in enumerate(
-                zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, early, strict=True)
+            for i, (tier, threshold, utilisation, limit, outcome, long) in enumerate(
+                zip(plan.tiers, (*plan.thresholds, None), plan.utilisation, limits, early, long_answers, strict=True)
             )
         ],
         quality=plan.quality,
@@ -447,6 +457,28 @@ def skip_rule_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[float |
         if not any(prompt.predicted_scores for prompt in request.inputs.workload.judged):
             raise invalid("inputs.workload.judged", "have no predicted_scores, which skip_below needs")
     return tuple(limits[:-1])
+
+
+def rules_from_proto(request: pb.SimulateDeploymentRequest, site: Site, demand: Demand) -> RoutingRules:
+    """What the routing has besides thresholds.
+
+    Raises:
+        InvalidRequest: A rule is out of bounds, is of the last tier, or lacks what it is about; names the field.
+    """
+    early = early_rules_from_proto(request, site, demand)
+    return RoutingRules(skip_rule_from_proto(request), _long_answers_from_proto(request), early)
+
+
+def _long_answers_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[LongAnswers | None, ...]:
+    rules = [long_answers_from_proto(t.long_answers) if t.HasField("long_answers") else None for t in request.tiers]
+    for i, rule in enumerate(rules):
+        if rule is None:
+            continue
+        if i == len(rules) - 1:
+            raise invalid(f"tiers[{i}].long_answers", "the last tier's answers always stand")
+        if problems := [*long_answers_problems(rule, f"tiers[{i}].long_answers")]:
+            raise InvalidRequest(*problems)
+    return tuple(rules[:-1])
 
 
 def early_rules_from_proto(request: pb.SimulateDeploymentRequest, site: Site, demand: Demand) -> tuple[EarlyRule, ...]:

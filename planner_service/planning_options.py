@@ -44,6 +44,7 @@ class Options:
     seed: of the split that a confidence needs. budget: EXACT gives every GPU to a tier, which the MILP decides.
     max_utilisation: of what a tier sustains, the share that its requests may take; None lets a plan be overloaded.
     skip: tiers may be passed over by predicted scores; the rule is chosen with the plan, see skip_search.
+    long_answers: long answers may stand from a lower score on; the rule is chosen with the plan, see long_answer_search.
     early_error: unfinished answers are rejected by early checks, with this error on those that would stand; None: none are.
     burst_floor: also compute a burst ladder, whose steps have at least this quality; None: none. burst_mean: the quality that
     the mean holds while thresholds give way; None for min_quality.
@@ -63,6 +64,7 @@ class Options:
     budget: Budget = Budget.AT_MOST
     max_utilisation: float | None = None
     skip: bool = False
+    long_answers: bool = False
     early_error: float | None = None
     burst_floor: float | None = None
     burst_mean: float | None = None
@@ -73,6 +75,11 @@ class Options:
     def held_quality(self) -> float | None:
         """The quality that the mean holds while thresholds give way."""
         return self.min_quality if self.burst_mean is None else self.burst_mean
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether rules of routing are chosen with the plan."""
+        return self.skip or self.long_answers
 
     @property
     def latency_words(self) -> str:

@@ -9,6 +9,7 @@ from planner_service.burst_codec import ladder_from_proto, ladder_to_proto
 from services.domain.early_checks import MAX_EARLY_CHECKS, EarlyCheck
 from services.domain.errors import invalid
 from services.domain.instances import InstanceRecord
+from services.domain.long_answers import LongAnswers
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.proto_codec import at_most, timestamp, timestamp_seconds
@@ -40,6 +41,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
                 skip_below=t.skip_below,
                 early_checks=early_checks_to_proto(t.early_checks),
                 drafters=t.drafters,
+                long_answers=long_answers_to_proto(t.long_answers),
             )
             for t in plan.tiers
         ],
@@ -64,6 +66,14 @@ def early_checks_from_proto(checks: Iterable[pb.EarlyCheck]) -> tuple[EarlyCheck
     return tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in checks)
 
 
+def long_answers_to_proto(rule: LongAnswers | None) -> pb.LongAnswers | None:
+    return None if rule is None else pb.LongAnswers(from_tokens=rule.from_tokens, threshold=rule.threshold)
+
+
+def long_answers_from_proto(rule: pb.LongAnswers) -> LongAnswers:
+    return LongAnswers(rule.from_tokens, rule.threshold)
+
+
 def plan_from_proto(plan: pb.Plan) -> Plan:
     """InvalidRequest naming every unsound field."""
     if plan.judge_unavailable not in _POLICY_BACK:
@@ -86,6 +96,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
                 t.skip_below if t.HasField("skip_below") else None,
                 early_checks_from_proto(t.early_checks),
                 tuple(t.drafters),
+                long_answers_from_proto(t.long_answers) if t.HasField("long_answers") else None,
             )
             for t in plan.tiers
         ),

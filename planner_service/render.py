@@ -9,7 +9,7 @@ manifests is rendered too; models are expected under /models, by their names.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner_service.mesh_tiers import mesh_tiers
@@ -17,6 +17,7 @@ from planner_service.routing.grading import REPLY_TOKENS
 from planner_service.site import ONE_GPU, Site
 from services.domain.errors import invalid
 from services.domain.hardware import ClusterSpec, ReplicaShape
+from services.domain.long_answers import LongAnswers
 from services.mesh_schema import MeshScorer
 
 PRIVATE_NETWORK = {"PENSTOCK_OPEN_ACCESS": "true", "PENSTOCK_ADMIN_HOST": "0.0.0.0"}
@@ -90,9 +91,15 @@ def _type_of(site: Site, shape: ReplicaShape, field: str) -> ClusterSpec:
 
 
 def mesh_file(
-    name: str, site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], thresholds: Sequence[float | None]
+    name: str,
+    site: Site,
+    shapes: Sequence[Sequence[tuple[ReplicaShape, int]]],
+    thresholds: Sequence[float | None],
+    long_answers: Sequence[LongAnswers | None] = (),
 ) -> Manifest:
     """The mesh file of the manifests. Where the models file does not state what judges, the largest tier grades.
+
+    thresholds, long_answers: of the tiers but the last; long_answers may be empty.
 
     Raises:
         InvalidRequest: The plan has no replicas of the tier that grades.
@@ -107,7 +114,11 @@ def mesh_file(
             "max_running": site.limits.max_running,
             **_engine(site, i),
         }
-        tiers.append(entry | ({"threshold": threshold} if threshold is not None else {}))
+        if threshold is not None:
+            entry["threshold"] = threshold
+        if i < len(long_answers) and (rule := long_answers[i]) is not None:
+            entry["long_answers"] = asdict(rule)
+        tiers.append(entry)
     return {"name": name, "tiers": tiers, "judge": _judge(site, counts)}
 
 

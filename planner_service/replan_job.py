@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from services.domain.long_answers import LongAnswers
 from services.domain.workload import RequestRecord
 
 
@@ -12,7 +13,8 @@ class ReplanJob:
     """Files as in MeshReplan, paths absolute. records: sampled requests; rate_per_s: of all that arrived.
 
     staged: names of the tiers that have length stages. Of the current plan, which planning again does not change, for the
-    tiers but the last: skip_below, and least_thresholds, those that early checks were fitted to (0 where there are none).
+    tiers but the last: skip_below, long_answers, and least_thresholds, those that early checks were fitted to (0 where there
+    are none).
     """
 
     cluster: str
@@ -29,6 +31,7 @@ class ReplanJob:
     staged: tuple[str, ...] = ()
     skip_below: tuple[float | None, ...] = ()
     least_thresholds: tuple[float, ...] = ()
+    long_answers: tuple[LongAnswers | None, ...] = ()
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -38,4 +41,5 @@ class ReplanJob:
         raw = json.loads(data)
         records = tuple(map(RequestRecord.from_object, raw.pop("records")))
         of_plan = {name: tuple(raw[name]) for name in ("staged", "skip_below", "least_thresholds")}
-        return cls(**raw | of_plan | {"records": records})
+        long_answers = tuple(None if rule is None else LongAnswers(**rule) for rule in raw["long_answers"])
+        return cls(**raw | of_plan | {"records": records, "long_answers": long_answers})

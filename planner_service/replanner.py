@@ -172,12 +172,14 @@ def job_maker(
 
 
 def under_plan(job: ReplanJob, plan: Plan) -> ReplanJob:
-    """The job with what stays as the plan has it: tiers with length stages, skip limits, and thresholds of early checks."""
+    """The job with what stays as the plan has it: tiers with length stages, skip limits, rules for long answers, and
+    thresholds of early checks."""
     lower = plan.tiers[:-1]
     return dataclasses.replace(
         job,
         staged=tuple(tier.name for tier in plan.tiers if tier.stages),
         skip_below=tuple(tier.skip_below for tier in lower),
+        long_answers=tuple(tier.long_answers for tier in lower),
         least_thresholds=tuple((tier.threshold or 0.0) if tier.early_checks else 0.0 for tier in lower),
     )
 

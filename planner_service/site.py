@@ -7,6 +7,7 @@ from typing import TypeVar
 from planner_service.early_checks import EarlyRule
 from planner_service.routing.grading import Grading
 from planner_service.routing.quality import JudgedSample
+from planner_service.routing.rules import RoutingRules
 from planner_service.simulator import EngineLimits, Replica
 from planner_service.simulator.remote import RemoteTier
 from planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
@@ -22,6 +23,7 @@ from services.domain.hardware import (
     roofline,
 )
 from services.domain.latency import StepLatencyModel
+from services.domain.long_answers import LongAnswers
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
 
@@ -213,10 +215,15 @@ class Demand:
         """The same requests where unfinished answers are rejected; see JudgedSample.checking."""
         return Demand(self.judged.checking(rules, fitted_to), self.requests.checking(rules, fitted_to), self.arrival_s)
 
-    def under(self, skip_below: Sequence[float | None], rules: Sequence[EarlyRule]) -> "Demand":
-        """The same requests under the routing of a plan, both empty where it has none."""
-        demand = self.skipping(skip_below) if skip_below else self
-        return demand.checking(rules) if rules else demand
+    def accepting(self, rules: Sequence[LongAnswers | None]) -> "Demand":
+        """The same requests where long answers are accepted; see JudgedSample.accepting."""
+        return Demand(self.judged.accepting(rules), self.requests.accepting(rules), self.arrival_s)
+
+    def under(self, rules: RoutingRules) -> "Demand":
+        """The same requests under the routing of a plan."""
+        demand = self.skipping(rules.skip_below) if rules.skip_below else self
+        demand = demand.accepting(rules.long_answers) if rules.long_answers else demand
+        return demand.checking(rules.early) if rules.early else demand
 
     def only(self, tiers: Sequence[int]) -> "Demand":
         """The same requests for some of the tiers, by number in ascending order."""

@@ -30,6 +30,7 @@ from planner_service.profiles import fit_qoe
 from planner_service.proto_codec import qoe_from_proto, qoe_to_proto, stage_to_proto
 from planner_service.replan_job import ReplanJob
 from planner_service.routing.quality import route
+from planner_service.routing.rules import RoutingRules
 from planner_service.routing.solution import Unreachable
 from planner_service.simulator.cluster import Moves
 from planner_service.site import Demand, Site
@@ -75,8 +76,7 @@ def simulate(payload: bytes, emit: Emit) -> None:
     request = pb.SimulateDeploymentRequest.FromString(payload)
     site, demand = codec.inputs_from_proto(request.inputs)
     thresholds, shapes = codec.shapes_from_proto(request, len(site.tiers))
-    rules = codec.early_rules_from_proto(request, site, demand)
-    demand = demand.under(codec.skip_rule_from_proto(request), rules)
+    demand = demand.under(codec.rules_from_proto(request, site, demand))
     dispatch = codec.dispatch_from_proto(request.dispatch)
     run = run_cascade(site, demand, thresholds, strategies_of(shapes, site), dispatch)
     felt = Felt.of(run)
@@ -107,8 +107,8 @@ def replan(payload: bytes, emit: Emit) -> None:
         judged = replace(judged, least=job.least_thresholds)
     requests = min(job.requests, len(trace))
     demand = demand_of(trace, judged, requests=requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
-    if judged.predicted is not None:  # else routers cannot predict either, and ask every tier
-        demand = demand.under(job.skip_below, ())
+    predicts = judged.predicted is not None  # else routers cannot predict either, and ask every tier
+    demand = demand.under(RoutingRules(job.skip_below if predicts else (), job.long_answers))
     began = time.monotonic()
     options = Options(gpus=job.gpus, min_quality=job.min_quality, max_latency_s=job.max_latency_s, seed=job.seed)
     staged = list[pb.PlanStagesRequest]()

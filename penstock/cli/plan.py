@@ -22,12 +22,13 @@ from penstock.cli.output import (
     tier_counts,
 )
 from penstock.cli.plan_changes import PlannedTier
-from penstock.cli.plan_report import burst_table
+from penstock.cli.plan_report import burst_table, long_answers_line
 from penstock.client.plans import (
     BurstLadder,
     BurstStep,
     BurstThreshold,
     EarlyCheck,
+    LongAnswers,
     Plan,
     Prediction,
     Stage,
@@ -157,6 +158,13 @@ def plan(
             help="Also choose below which predicted score a tier is passed over; --quality then needs predicted scores.",
         ),
     ] = False,
+    long_answers: Annotated[
+        bool,
+        typer.Option(
+            "--long-answers/--no-long-answers",
+            help="Also choose from which length and score on long answers are accepted.",
+        ),
+    ] = False,
     early_error: Annotated[
         float | None,
         options.number(
@@ -284,6 +292,7 @@ def plan(
         rate=rate,
         dispatch=dispatch,
         skip=skip,
+        long_answers=long_answers,
         early_error=early_error,
         burst_floor=burst_floor,
         burst_mean=burst_mean,
@@ -532,7 +541,7 @@ def rollback(
 def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
     from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
-    from planner_service.plan_file import drafters_of, early_rules_of, instances_of, ladder_of
+    from planner_service.plan_file import drafters_of, early_rules_of, instances_of, ladder_of, long_answers_of
 
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
@@ -558,6 +567,10 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
         if "skip_below" in figures:
             limits = [*figures["skip_below"], None]
             changed = [dataclasses.replace(t, skip_below=limit) for t, limit in zip(changed, limits, strict=True)]
+        if "long_answers" in figures:
+            long = long_answers_of(figures) or (None,) * (len(changed) - 1)
+            sdk_rules = (None if r is None else LongAnswers(r.from_tokens, r.threshold) for r in (*long, None))
+            changed = [dataclasses.replace(t, long_answers=r) for t, r in zip(changed, sdk_rules, strict=True)]
         if rules := early_rules_of(figures):
             checks = [tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in rule.checks) for rule in rules]
             changed = [dataclasses.replace(t, early_checks=c) for t, c in zip(changed, [*checks, ()], strict=True)]
@@ -648,6 +661,9 @@ def _print(plan: Plan, *, json: bool) -> None:
         drafters = (", ".join(t.drafters) or "-",) if drafts else ()
         table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances), *drafters)
     console.print(table)
+    if any(t.long_answers for t in plan.tiers):
+        rules = [(t.name, t.long_answers.from_tokens, t.long_answers.threshold) for t in plan.tiers if t.long_answers]
+        console.print(long_answers_line(rules), highlight=False)
     if plan.burst is not None:
         console.print(burst_table(plan.burst, [t.name for t in plan.tiers]))
     if plan.prediction is not None:

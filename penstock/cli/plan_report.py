@@ -1,6 +1,6 @@
 """What `penstock plan` says of a plan: a verdict, a table and what is known of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,7 @@ def show(
         felt_line(plan.felt),
         *_grading_lines(plan, site),
         *_skip_lines(plan),
+        *_long_answers_lines(plan),
         *_early_lines(plan),
         *([f"no burst ladder: {plan.burst_reason}"] if plan.burst_reason else []),
         *_interval_lines(plan),
@@ -198,6 +199,23 @@ def _skip_lines(plan: "CascadePlan") -> list[str]:
         if limit is not None
     ]
     return [f"passed over by predicted score: {', '.join(limits) or 'no tier, which would not help'}"]
+
+
+def long_answers_line(rules: Iterable[tuple[str, int, float]]) -> str:
+    """rules: of tiers, the name, from how many tokens and from which score on."""
+    words = [f"{tier} of {tokens} tokens from score {score:.4g}" for tier, tokens, score in rules]
+    return f"long answers accepted: {', '.join(words)}"
+
+
+def _long_answers_lines(plan: "CascadePlan") -> list[str]:
+    if not plan.long_answers:
+        return []
+    rules = [
+        (tier.name, rule.from_tokens, rule.threshold)
+        for tier, rule in zip(plan.tiers, plan.long_answers, strict=False)
+        if rule is not None
+    ]
+    return [long_answers_line(rules) if rules else "long answers accepted: by score alone, length would not help"]
 
 
 def _early_lines(plan: "CascadePlan") -> list[str]:

@@ -51,6 +51,7 @@ def plan(
     rate: float | None,
     dispatch: str,
     skip: bool,
+    long_answers: bool,
     early_error: float | None,
     burst_floor: float | None,
     burst_mean: float | None,
@@ -106,6 +107,7 @@ def plan(
             budget=Budget(budget),
             max_utilisation=max_utilisation,
             skip=skip,
+            long_answers=long_answers,
             early_error=early_error,
             burst_floor=burst_floor,
             burst_mean=burst_mean,
@@ -141,11 +143,12 @@ def plan(
             candidates, offered = site, demand
             site, demand = chosen_of(planned, site, demand)
             digest = workload_digest(demand)
-            demand = demand.under(planned.skip_below, planned.early_rules)
+            demand = demand.under(planned.rules)
             unguaranteed = planned
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
-                plain = dataclasses.replace(chosen, confidence=None, skip=False, burst_floor=None, burst_mean=None)
+                plain = dataclasses.replace(chosen, confidence=None, burst_floor=None, burst_mean=None)
+                plain = dataclasses.replace(plain, skip=False, long_answers=False)
                 unguaranteed = plan_cascade(site, demand, plain, max_tiers=None, min_tiers=None)
             progress.update(bar, description="planning for more quality, for comparison")
             step = None
@@ -295,7 +298,7 @@ def simulate(
         site = read_planned_site(planned)
         files = (trace, Path(planned.inputs.quality))
         demand = _read_demand(site, *files, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
-        demand = demand.under(planned.skip_below, planned.early)
+        demand = demand.under(planned.rules)
         strategies = strategies_of(planned.shapes, site)
         bursts: dict[str, Any] | None = None
         if planned.burst is None:

@@ -22,7 +22,7 @@ def render(plan: Path, form: str) -> list[Path]:
     with planner_error_handling():
         planned = read_plan(plan)
         site = read_planned_site(planned)
-        mesh = mesh_file("penstock", site, planned.shapes, planned.thresholds)
+        mesh = mesh_file("penstock", site, planned.shapes, planned.thresholds, planned.long_answers)
         mesh_text = _yaml(mesh)
         if form == "kubernetes":
             written = {

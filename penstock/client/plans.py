@@ -23,12 +23,21 @@ class EarlyCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class LongAnswers:
+    """Answers of at least from_tokens output tokens are accepted if they score at least threshold, or the tier's own."""
+
+    from_tokens: int
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
 class TierPlan:
     """One tier of a plan. threshold: lowest score at which an answer is accepted; None for the last tier.
 
     stages: the length stages; without any, every instance serves all lengths. qoe: D0 to D4 of the QoE model of the stages,
     in seconds. skip_below: the tier is passed over for prompts whose predicted score is lower; None: never. early_checks: of
     answers that are not finished. drafters: models that draft in its workers, by the mesh file; no plan changes them.
+    long_answers: which are accepted from a lower score on; None: length does not matter.
     """
 
     name: str
@@ -40,6 +49,7 @@ class TierPlan:
     skip_below: float | None = None
     early_checks: tuple[EarlyCheck, ...] = ()
     drafters: tuple[str, ...] = ()
+    long_answers: LongAnswers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +246,7 @@ class PlannedTier:
     skip_below: the tier is passed over for prompts whose predicted score is lower; None: never.
     remote_dollars_per_hour: what the tokens of a remote tier cost; None for other tiers and where it is not used.
     early: None without early checks. step_times: where they are from, estimated by data sheets, profiled or stated.
+    long_answers: which are accepted from a lower score on; None: length does not matter.
     """
 
     name: str
@@ -253,6 +264,7 @@ class PlannedTier:
     remote_dollars_per_hour: float | None = None
     early: PlannedEarlyChecks | None = None
     step_times: str = ""
+    long_answers: LongAnswers | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,7 @@ class PlannerClient:
         min_tiers: int | None = None,
         early_error: float | None = None,
         percentile: float | None = None,
+        long_answers: bool = False,
     ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
@@ -336,7 +337,8 @@ class PlannerClient:
         score each tier is passed over; the prompts need `predicted_scores`. burst_floor: also compute a burst ladder, whose
         steps have at least this quality. burst_mean: that its mean holds; default: min_quality. max_tiers: the tiers are
         candidates, of which a cascade has so many at most; min_tiers: at least. early_error: also fit early checks, which may
-        reject this share of the answers that would stand; the prompts need `unfinished_scores`.
+        reject this share of the answers that would stand; the prompts need `unfinished_scores`. long_answers: also choose
+        from which length and score on long answers are accepted.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -360,6 +362,7 @@ class PlannerClient:
                 min_tiers,
                 early_error,
                 percentile,
+                long_answers,
             )
         )
         try:
@@ -416,17 +419,19 @@ class PlannerClient:
         thresholds: Sequence[float | None],
         skip_below: Sequence[float | None] = (),
         early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
+        long_answers: Sequence[plans.LongAnswers | None] = (),
     ) -> plans.Simulation:
         """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
         skip_below: of each tier but the last, the predicted score below which prompts pass it over; None or empty: never.
-        early_checks: of each tier but the last, at some of the inputs' `early_after_tokens`; empty: none.
+        early_checks: of each tier but the last, at some of the inputs' `early_after_tokens`; empty: none. long_answers: of
+        each tier but the last, which are accepted from a lower score on; None or empty: length does not matter.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
             ValueError: The inputs cannot be sent.
         """
-        request = planning.simulate_request(inputs, replicas, thresholds, skip_below, early_checks)
+        request = planning.simulate_request(inputs, replicas, thresholds, skip_below, early_checks, long_answers)
         with errors.raised_from_rpc():
             response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return planning.simulation_from_proto(response)

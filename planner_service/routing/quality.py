@@ -10,9 +10,11 @@ from planner_service.early_checks import EarlyRule, PartScores, checked_answers
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.bursts import tie_accepted
 from services.domain.errors import invalid
+from services.domain.long_answers import LongAnswers, stands_by_length
 from services.domain.score_prediction import passes_over
 
 SKIPPED = 101.0  # a threshold that no score meets: the tier is not asked at all
+OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +25,8 @@ class JudgedSample:
     passed_over (N, C): tiers that are not asked, see `skipping`; None if all are. parts: scores of unfinished answers; None
     without any. rejected_early (N, C): answers that are not finished, see `checking`; None if all are. least (C - 1): lower
     thresholds are not tried; None if all are. known_quality (N, C): what the answers are worth, from 0 to 100, where that is
-    known apart from their scores, as by comparison with references; None if the scores are the quality.
+    known apart from their scores, as by comparison with references; None if the scores are the quality. long_enough (N, C):
+    answers that stand whatever the threshold, see `accepting`; None if none do.
     """
 
     tiers: tuple[str, ...]
@@ -36,12 +39,13 @@ class JudgedSample:
     rejected_early: Bools | None = None
     least: tuple[float, ...] | None = None
     known_quality: Floats | None = None
+    long_enough: Bools | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
         if self.scores.shape != shape or self.output_tokens.shape != shape:
             raise invalid("quality", f"scores and output tokens must be of shape {shape}")
-        for name in ("predicted", "passed_over", "rejected_early", "known_quality"):
+        for name in ("predicted", "passed_over", "rejected_early", "known_quality", "long_enough"):
             if (values := getattr(self, name)) is not None and values.shape != shape:
                 raise invalid("quality", f"{name} must be of shape {shape}")
         if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
@@ -83,6 +87,7 @@ class JudgedSample:
             None if self.rejected_early is None else self.rejected_early[rows],
             self.least,
             None if self.known_quality is None else self.known_quality[rows],
+            None if self.long_enough is None else self.long_enough[rows],
         )
 
     def only(self, tiers: Sequence[int]) -> "JudgedSample":
@@ -99,6 +104,7 @@ class JudgedSample:
             None if self.rejected_early is None else self.rejected_early[:, columns],
             None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
             None if self.known_quality is None else self.known_quality[:, columns],
+            None if self.long_enough is None else self.long_enough[:, columns],
         )
 
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
@@ -119,6 +125,22 @@ class JudgedSample:
         for tier, limit in enumerate(skip_below):
             mask[:, tier] = [passes_over(score, limit) for score in self.predicted[:, tier].tolist()]
         return replace(self, passed_over=mask)
+
+    def accepting(self, rules: Sequence[LongAnswers | None]) -> "JudgedSample":
+        """The same prompts where long answers are accepted as routers do it. rules (C - 1): of the tiers but the last.
+
+        Raises:
+            InvalidRequest: Not one rule, or None, for each tier but the last.
+        """
+        if len(rules) != len(self.tiers) - 1:
+            raise invalid("long_answers", f"{len(self.tiers)} tiers have {len(self.tiers) - 1} rules, not {len(rules)}")
+        if all(rule is None for rule in rules):
+            return replace(self, long_enough=None)
+        mask = np.zeros(self.scores.shape, np.bool_)
+        for tier, rule in enumerate(rules):
+            answers = zip(self.output_tokens[:, tier].tolist(), self.scores[:, tier].tolist(), strict=True)
+            mask[:, tier] = [stands_by_length(rule, tokens, score) for tokens, score in answers]
+        return replace(self, long_enough=mask)
 
     def checking(self, rules: Sequence[EarlyRule], fitted_to: Sequence[float] | None = None) -> "JudgedSample":
         """The same prompts where unfinished answers are rejected as routers do it. rules (C - 1): of the tiers but the last.
@@ -151,9 +173,9 @@ class JudgedSample:
 
     @property
     def comparable(self) -> Floats:
-        """(N, C) the scores that thresholds are compared with: below all of them where the tier is passed over, or its answer
-        rejected early."""
-        scores = self.scores
+        """(N, C) the scores that thresholds are compared with: over all of them where a long answer stands; below all of them
+        where the tier is passed over, or its answer rejected early."""
+        scores = self.scores if self.long_enough is None else np.where(self.long_enough, OVER_THRESHOLDS, self.scores)
         for mask in (self.passed_over, self.rejected_early):
             scores = scores if mask is None else np.where(mask, -1.0, scores)
         return scores
@@ -230,7 +252,7 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
         processed[tier] = escalating if sample.passed_over is None else escalating & ~sample.passed_over[:, tier]
         stands = processed[tier] & (compared[:, tier] >= threshold)
         if ties is not None and ties.shares[tier] < 1:
-            stands &= ~ties.escalates(tier, stands & (sample.scores[:, tier] == threshold))
+            stands &= ~ties.escalates(tier, stands & (compared[:, tier] == threshold))
         answered[stands] = tier
         escalating = escalating & ~stands
     processed[-1] = escalating
@@ -240,14 +262,14 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
 
 def proportional(sample: JudgedSample) -> tuple[float, ...]:
     """Thresholds with which tier i processes about 1/i of the prompts: where CASCADIA's loop starts."""
-    escalating = np.ones(len(sample), np.bool_)
+    escalating, compared = np.ones(len(sample), np.bool_), sample.comparable
     thresholds = []
     for tier in range(len(sample.tiers) - 1):
         levels = sample.levels(tier)
         expected = len(sample) / (tier + 2)
-        counts = np.array([(escalating & (sample.scores[:, tier] < level)).sum() for level in levels])
+        counts = np.array([(escalating & (compared[:, tier] < level)).sum() for level in levels])
         threshold = float(levels[int(np.abs(counts - expected).argmin())])
-        escalating = escalating & (sample.scores[:, tier] < threshold)
+        escalating = escalating & (compared[:, tier] < threshold)
         thresholds.append(threshold)
     return tuple(thresholds)
 

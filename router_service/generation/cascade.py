@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from router_service.domain.events import EscalationReason
 from services.domain.bursts import BurstStep
 from services.domain.errors import NotFound
+from services.domain.long_answers import stands_by_length
 from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPlan
 from services.domain.score_prediction import passes_over
 
@@ -51,12 +52,19 @@ def judged_at(tiers: tuple[TierPlan, ...], at: int) -> bool:
 
 
 def decide(
-    plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None, *, accepts_tie: bool = True
+    plan: Plan,
+    tiers: tuple[TierPlan, ...],
+    at: int,
+    score: float | None,
+    *,
+    accepts_tie: bool = True,
+    counted_tokens: int = 0,
 ) -> Accept | Escalate:
-    """Whether the answer of tier `at` is accepted: with a score of at least the threshold (CASCADIA section 3.1).
+    """Whether the answer of tier `at` is accepted: with a score of at least the threshold (CASCADIA section 3.1), or because
+    it is long.
 
     score: None if it could not be judged. accepts_tie: whether a score of exactly the threshold is enough, as the request's
-    step of the burst ladder has it.
+    step of the burst ladder has it. counted_tokens: output tokens of an answer whose length counts (see `counted_tokens`).
     """
     threshold = tiers[at].threshold
     if not judged_at(tiers, at) or threshold is None:
@@ -65,11 +73,28 @@ def decide(
         if plan.judge_unavailable is JudgeUnavailable.ACCEPT:
             return Accept("judge_unavailable")
         return Escalate(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
+    if stands_by_length(tiers[at].long_answers, counted_tokens, score):
+        return Accept("long_answer")
     if score == threshold and not accepts_tie:
         return Escalate(at + 1, EscalationReason.TIE_NOT_ACCEPTED)
     if score >= threshold:
         return Accept("score_at_least_threshold")
     return Escalate(at + 1, EscalationReason.SCORE_BELOW_THRESHOLD)
+
+
+def counted_tokens(output_tokens: int, reason: str) -> int:
+    """Of an answer's output tokens, those by which it may be a long answer.
+
+    None of an answer that a guard of the judge has refused: one that was cut off or repeats itself is long for that reason.
+    reason: of the verdict.
+    """
+    return 0 if reason else output_tokens
+
+
+def lowest_accepted(tier: TierPlan, counted_tokens: int) -> float:
+    """The score from which on an answer of a judged tier is accepted: its threshold, or that for long answers."""
+    rule, threshold = tier.long_answers, tier.threshold or 0.0
+    return min(threshold, rule.threshold) if rule is not None and counted_tokens >= rule.from_tokens else threshold
 
 
 def passed_over(tiers: tuple[TierPlan, ...], at: int, predicted: Mapping[str, float]) -> float | None:

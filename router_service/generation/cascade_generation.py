@@ -305,13 +305,15 @@ class CascadeGeneration:
         verdict = await self._score(request, plan, answer)
         self._times.judged(asked_s, asyncio.get_running_loop().time())
         answer.score = verdict.score if verdict is not None else None
-        decision = cascade.decide(plan, route, at, answer.score, accepts_tie=accepts_tie)
+        reason = verdict.reason if verdict is not None else ""
+        tokens = cascade.counted_tokens(answer.output_tokens, reason)
+        decision = cascade.decide(plan, route, at, answer.score, accepts_tie=accepts_tie, counted_tokens=tokens)
         escalation = decision if isinstance(decision, Escalate) else None
         if asyncio.get_running_loop().time() >= request.deadline_s:
             raise DeadlineExceeded("the deadline passed while the answer was judged")
-        answer.score_reason = verdict.reason if verdict is not None else ""
+        answer.score_reason = reason
         scorer = verdict.scorer if verdict is not None else plan.scorer
-        threshold = answer.tier.threshold or 0.0
+        threshold = cascade.lowest_accepted(answer.tier, tokens)
         accepted = escalation is None
         output.event(Judged(answer.tier.name, answer.score, threshold, accepted, scorer, answer.score_reason))
         return escalation

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from services.domain.bursts import BurstLadder, ladder_problems
 from services.domain.early_checks import EarlyCheck, early_check_problems
 from services.domain.errors import FieldProblem, InvalidRequest
+from services.domain.long_answers import LongAnswers, long_answers_problems
 from services.domain.stages import QoeModel, Stage, stage_problems
 
 CASCADE_MODEL = "cascade"
@@ -44,7 +45,8 @@ class TierPlan:
     stages: the length stages; without any, every instance serves all lengths. qoe: the QoE model by which stages are planned
     and refined. skip_below: the tier is passed over for prompts whose predicted score is lower; None: never. early_checks:
     when answers that are not finished are scored, and which of them are rejected. drafters: the models that draft in its
-    workers.
+    workers. long_answers: from which length and score on answers are accepted, whatever the threshold; None: length does not
+    matter.
     """
 
     name: str
@@ -56,6 +58,7 @@ class TierPlan:
     skip_below: float | None = None
     early_checks: tuple[EarlyCheck, ...] = ()
     drafters: tuple[str, ...] = ()
+    long_answers: LongAnswers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,12 @@ class Plan:
                 )
             else:
                 yield from early_check_problems(tier.early_checks, f"{path}.early_checks")
+            if last and tier.long_answers is not None:
+                yield FieldProblem(
+                    f"{path}.long_answers", "must not be set: answers of the last tier are always accepted"
+                )
+            elif tier.long_answers is not None:
+                yield from long_answers_problems(tier.long_answers, f"{path}.long_answers")
             if not 0 <= tier.instances <= MAX_INSTANCES:
                 yield FieldProblem(f"{path}.instance_count", f"must be from 0 to {MAX_INSTANCES}, not {tier.instances}")
             yield from stage_problems(tier.stages, f"{path}.stages")

@@ -11,6 +11,7 @@ from services.mesh_schema.stages import MeshStages
 from services.mesh_schema.tiers import (
     MAX_DRAFT_WINDOW,
     MeshEarlyCheck,
+    MeshLongAnswers,
     MeshSpeculation,
     MeshTier,
     RemoteMeshEngine,
@@ -30,6 +31,7 @@ __all__ = [
     "MeshEarlyCheck",
     "MeshFile",
     "MeshJudge",
+    "MeshLongAnswers",
     "MeshPlanner",
     "MeshPromptSamples",
     "MeshReplan",

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field, model_validator
 
 from services.domain.early_checks import EarlyCheck
+from services.domain.long_answers import LongAnswers
 from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
 from services.field_problems import SettingsError
 from services.mesh_schema.access import MeshAccess, MeshTls
@@ -86,6 +87,9 @@ class MeshFile(BaseModel):
                 t.workers,
                 skip_below=t.skip_below,
                 early_checks=tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
+                long_answers=None
+                if t.long_answers is None
+                else LongAnswers(t.long_answers.from_tokens, t.long_answers.threshold),
                 drafters=tuple(dict.fromkeys(served.get(name) or Path(name).name for name in self.drafters(t))),
             )
             for t in self.tiers

@@ -149,6 +149,17 @@ class MeshEarlyCheck(BaseModel):
     """With a lower score, the answer is cancelled and the request escalates."""
 
 
+class MeshLongAnswers(BaseModel):
+    """Long answers that are accepted from a lower score on."""
+
+    model_config = FROZEN
+
+    from_tokens: int = Field(ge=1)
+    """How many output tokens make an answer a long one."""
+    threshold: float = Field(ge=0, le=100)
+    """Long answers with at least this score are accepted, also if the tier's own threshold is higher."""
+
+
 class MeshTier(BaseModel):
     """One tier of the cascade."""
 
@@ -172,6 +183,9 @@ class MeshTier(BaseModel):
     early_checks: tuple[MeshEarlyCheck, ...] = ()
     """When answers that are not finished are scored, and which of them are rejected, in ascending order of after_tokens. Not
     for the last tier. Only scorers that score unfinished answers reject any. Empty: no answer is."""
+    long_answers: MeshLongAnswers | None = None
+    """Long answers are accepted from a lower score on: they took long, and would take longest if they escalated. Not for the
+    last tier. None: length does not matter."""
     engine: Literal["torch", "sglang", "simulated", "openai"] = "torch"
     """What runs the model: torch is the built-in engine, sglang an SGLang server, simulated a latency model, openai any
     endpoint of OpenAI's API."""

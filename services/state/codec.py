@@ -9,6 +9,7 @@ from typing import Any
 from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
 from services.domain.early_checks import EarlyCheck
 from services.domain.instances import Drafting, InstanceRecord, Load, ModelCard, Role, SloHeadroom
+from services.domain.long_answers import LongAnswers
 from services.domain.plans import JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
 from services.domain.stages import QoeModel, Stage
 from services.domain.stages.places import StagePlace
@@ -250,6 +251,7 @@ def plan_from_json(data: bytes) -> Plan:
                     t.get("skip_below"),
                     tuple(EarlyCheck(c["after_tokens"], c["reject_below"]) for c in t.get("early_checks", ())),
                     tuple(t.get("drafters", ())),
+                    LongAnswers(long["from_tokens"], long["threshold"]) if (long := t.get("long_answers")) else None,
                 )
                 for t in raw["tiers"]
             ),

@@ -185,8 +185,8 @@ def test_a_plan_with_early_checks_is_better_where_bad_answers_are_long() -> None
     checked = plan_cascade(site(), offered, options, early_error=0.02)
     assert checked.felt_s < plain.felt_s
     assert checked.quality >= 90
-    assert any(rule.checks for rule in checked.early_rules)
-    replayed = offered.under(checked.skip_below, checked.early_rules)
+    assert any(rule.checks for rule in checked.rules.early)
+    replayed = offered.under(checked.rules)
     strategies = [tier.strategy for tier in checked.tiers]
     total_s = simulate_cascade(site(), replayed, checked.thresholds, strategies, checked.dispatch)[1]
     assert np.percentile(total_s, 95) == pytest.approx(checked.end_to_end_p95_s)

@@ -337,7 +337,7 @@ async def test_the_service_fits_the_early_checks_that_the_library_fits(planner: 
     ours = plan_cascade(site, demand, min_quality=75, seed=1, early_error=0.1)
     found = [tuple((c.after_tokens, c.reject_below) for c in t.early.checks) for t in plan.tiers]
     assert any(found), plan.early_reason
-    assert found == [*(tuple((c.after_tokens, c.reject_below) for c in rule.checks) for rule in ours.early_rules), ()]
+    assert found == [*(tuple((c.after_tokens, c.reject_below) for c in rule.checks) for rule in ours.rules.early), ()]
     assert (plan.quality, plan.latency_p95_s) == (ours.quality, ours.latency_p95_s)
     outcomes = [o for o in ours.early if o.rule.checks]
     assert [

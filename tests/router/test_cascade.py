@@ -9,6 +9,7 @@ from router_service.generation import cascade
 from router_service.generation.cascade import Accept, Escalate
 from services.domain import JudgeUnavailable, NotFound, Plan, TierPlan
 from services.domain.bursts import BurstStep, BurstThreshold
+from services.domain.long_answers import LongAnswers
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))
 
@@ -47,6 +48,47 @@ def test_a_step_that_accepts_no_ties_escalates_exactly_the_answers_at_the_thresh
     score: float, expected: Accept | Escalate
 ) -> None:
     assert cascade.decide(PLAN, PLAN.tiers, 0, score, accepts_tie=False) == expected
+
+
+LONG = (replace(PLAN.tiers[0], long_answers=LongAnswers(100, 20.0)), *PLAN.tiers[1:])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "score", "expected"),
+    [
+        (100, 20.0, Accept("long_answer")),
+        (100, 19.9, Escalate(1, EscalationReason.SCORE_BELOW_THRESHOLD)),
+        (99, 59.0, Escalate(1, EscalationReason.SCORE_BELOW_THRESHOLD)),
+        (99, 60.0, Accept("score_at_least_threshold")),
+        (100, None, Escalate(2, EscalationReason.JUDGE_UNAVAILABLE)),
+    ],
+)
+def test_a_long_answer_is_accepted_from_its_own_score_on(
+    tokens: int, score: float | None, expected: Accept | Escalate
+) -> None:
+    assert cascade.decide(PLAN, LONG, 0, score, counted_tokens=tokens) == expected
+    assert cascade.decide(PLAN, LONG, 0, score, counted_tokens=tokens, accepts_tie=False) in (
+        expected,
+        Escalate(1, EscalationReason.TIE_NOT_ACCEPTED),
+    )
+
+
+def test_what_a_guard_has_refused_is_not_long() -> None:
+    """An answer that was cut off or repeats itself is long for that reason."""
+    assert cascade.counted_tokens(500, "") == 500
+    assert cascade.counted_tokens(500, "truncated") == 0
+
+
+def test_the_threshold_that_clients_see_is_the_one_that_held() -> None:
+    assert cascade.lowest_accepted(LONG[0], 99) == 60.0
+    assert cascade.lowest_accepted(LONG[0], 100) == 20.0
+    higher = replace(LONG[0], long_answers=LongAnswers(100, 90.0))
+    assert cascade.lowest_accepted(higher, 100) == 60.0
+
+
+def test_a_burst_step_keeps_the_rule_for_long_answers() -> None:
+    step = BurstStep((BurstThreshold(30.0), BurstThreshold(40.0)), 50.0, 1.0, "large", 0.5)
+    assert cascade.at_step(LONG, step)[0].long_answers == LongAnswers(100, 20.0)
 
 
 def test_a_tier_alone_is_never_judged() -> None:

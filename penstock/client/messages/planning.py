@@ -7,7 +7,13 @@ from typing import Any
 from google.protobuf.json_format import ParseDict, ParseError
 
 from penstock.client import plans
-from penstock.client.messages.served_plan import early_checks_from_proto, ladder_from_proto, trace_to_proto
+from penstock.client.messages.served_plan import (
+    early_checks_from_proto,
+    ladder_from_proto,
+    long_answers_from_proto,
+    long_answers_to_proto,
+    trace_to_proto,
+)
 from penstock.client.messages.times import seconds
 from penstock.proto.planner.v1 import planner_pb2
 
@@ -70,6 +76,7 @@ def plan_request(
     min_tiers: int | None = None,
     early_error: float | None = None,
     percentile: float | None = None,
+    long_answers: bool = False,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
     ValueError: There is no target, or the objective, the budget or the goal is unknown.
@@ -100,6 +107,7 @@ def plan_request(
         min_tiers=min_tiers,
         early_error=early_error,
         percentile=percentile,
+        long_answers=long_answers,
     )
 
 
@@ -129,6 +137,7 @@ def plan_event_from_proto(
             t.remote_dollars_per_hour if t.HasField("remote_dollars_per_hour") else None,
             _planned_early(t.early) if t.HasField("early") else None,
             t.step_times,
+            long_answers_from_proto(t),
         )
         for t in plan.tiers
     )
@@ -167,26 +176,30 @@ def simulate_request(
     thresholds: Sequence[float | None],
     skip_below: Sequence[float | None] = (),
     early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
+    long_answers: Sequence[plans.LongAnswers | None] = (),
 ) -> planner_pb2.SimulateDeploymentRequest:
     """Raises:
-    ValueError: thresholds, skip_below or early_checks do not fit the number of tiers.
+    ValueError: thresholds, skip_below, early_checks or long_answers do not fit the number of tiers.
     """
-    for name, given in (("thresholds", thresholds), ("skip_below", skip_below), ("early_checks", early_checks)):
+    by_tier = {"skip_below": skip_below, "early_checks": early_checks, "long_answers": long_answers}
+    for name, given in (("thresholds", thresholds), *by_tier.items()):
         if len(given) != len(replicas) - 1 and (given or name == "thresholds"):
             raise ValueError(
                 f"{name}: must have one entry for each tier but the last, {len(replicas) - 1}, not {len(given)}"
             )
     limits = skip_below or (None,) * len(thresholds)
     early = early_checks or ((),) * len(thresholds)
+    long = long_answers or (None,) * len(thresholds)
     tiers = [
         planner_pb2.SimulatedTier(
             replicas=[planner_pb2.ReplicaGroup(**asdict(group)) for group in groups],
             threshold=threshold,
             skip_below=limit,
             early_checks=[planner_pb2.EarlyCheck(**asdict(check)) for check in checks],
+            long_answers=long_answers_to_proto(rule),
         )
-        for groups, threshold, limit, checks in zip(
-            replicas, (*thresholds, None), (*limits, None), (*early, ()), strict=True
+        for groups, threshold, limit, checks, rule in zip(
+            replicas, (*thresholds, None), (*limits, None), (*early, ()), (*long, None), strict=True
         )
     ]
     return planner_pb2.SimulateDeploymentRequest(inputs=planning_inputs_to_proto(inputs), tiers=tiers)

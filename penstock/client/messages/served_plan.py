@@ -21,6 +21,15 @@ def early_checks_from_proto(checks: Iterable[planner_pb2.EarlyCheck]) -> tuple[p
     return tuple(plans.EarlyCheck(c.after_tokens, c.reject_below) for c in checks)
 
 
+def long_answers_from_proto(tier: planner_pb2.TierPlan | planner_pb2.PlannedTier) -> plans.LongAnswers | None:
+    rule = tier.long_answers
+    return plans.LongAnswers(rule.from_tokens, rule.threshold) if tier.HasField("long_answers") else None
+
+
+def long_answers_to_proto(rule: plans.LongAnswers | None) -> planner_pb2.LongAnswers | None:
+    return None if rule is None else planner_pb2.LongAnswers(from_tokens=rule.from_tokens, threshold=rule.threshold)
+
+
 def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
     return plans.Plan(
         tiers=tuple(
@@ -34,6 +43,7 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
                 t.skip_below if t.HasField("skip_below") else None,
                 early_checks_from_proto(t.early_checks),
                 tuple(t.drafters),
+                long_answers_from_proto(t),
             )
             for t in plan.tiers
         ),
@@ -70,6 +80,7 @@ def plan_to_proto(plan: plans.Plan) -> planner_pb2.Plan:
                     for c in t.early_checks
                 ],
                 drafters=t.drafters,
+                long_answers=long_answers_to_proto(t.long_answers),
             )
             for t in plan.tiers
         ],

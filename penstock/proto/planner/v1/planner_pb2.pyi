@@ -315,6 +315,7 @@ class TierPlan(_message.Message):
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
+    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of a-z, 0-9, -, _, .; `cascade` is reserved."""
     model: _builtins.str
@@ -345,6 +346,10 @@ class TierPlan(_message.Message):
         refuses others; if it gets none, it fills them in.
         """
 
+    @_builtins.property
+    def long_answers(self) -> Global___LongAnswers:
+        """Long answers that are accepted from a lower score on. Unset: length does not matter. Must not be set for the last tier."""
+
     def __init__(
         self,
         *,
@@ -357,10 +362,11 @@ class TierPlan(_message.Message):
         skip_below: _builtins.float | None = ...,
         early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
         drafters: _abc.Iterable[_builtins.str] | None = ...,
+        long_answers: Global___LongAnswers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instance_count", b"instance_count", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instance_count", b"instance_count", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
@@ -372,6 +378,33 @@ class TierPlan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___TierPlan: _TypeAlias = TierPlan  # noqa: Y015
+
+@_typing.final
+class LongAnswers(_message.Message):
+    """Answers of at least from_tokens output tokens are accepted if they score at least threshold, 0 to 100, or the tier's own
+    threshold.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_TOKENS_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    from_tokens: _builtins.int
+    """At least 1."""
+    threshold: _builtins.float
+    def __init__(
+        self,
+        *,
+        from_tokens: _builtins.int = ...,
+        threshold: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tokens", b"from_tokens", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LongAnswers: _TypeAlias = LongAnswers  # noqa: Y015
 
 @_typing.final
 class EarlyCheck(_message.Message):
@@ -1677,6 +1710,7 @@ class PlanCascadeRequest(_message.Message):
     MIN_TIERS_FIELD_NUMBER: _builtins.int
     EARLY_ERROR_FIELD_NUMBER: _builtins.int
     PERCENTILE_FIELD_NUMBER: _builtins.int
+    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """Targets, one at least: the mean quality of the answers that stand, and the latency that `objective` means."""
     max_latency_s: _builtins.float
@@ -1712,6 +1746,10 @@ class PlanCascadeRequest(_message.Message):
     """
     percentile: _builtins.float
     """Of the latency: 50 to less than 100. [95]"""
+    long_answers: _builtins.bool
+    """Also choose from which length and score on long answers are accepted. Plans for several rules, so it takes several times
+    as long.
+    """
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1734,10 +1772,11 @@ class PlanCascadeRequest(_message.Message):
         min_tiers: _builtins.int | None = ...,
         early_error: _builtins.float | None = ...,
         percentile: _builtins.float | None = ...,
+        long_answers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "percentile", b"percentile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "percentile", b"percentile", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "long_answers", b"long_answers", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "percentile", b"percentile", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
     _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
@@ -2230,6 +2269,7 @@ class PlannedTier(_message.Message):
     REMOTE_DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
     EARLY_FIELD_NUMBER: _builtins.int
     STEP_TIMES_FIELD_NUMBER: _builtins.int
+    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -2260,6 +2300,10 @@ class PlannedTier(_message.Message):
     def early(self) -> Global___PlannedEarlyChecks:
         """Unset where the tier has no early checks."""
 
+    @_builtins.property
+    def long_answers(self) -> Global___LongAnswers:
+        """Unset where length does not matter; see TierPlan."""
+
     def __init__(
         self,
         *,
@@ -2279,10 +2323,11 @@ class PlannedTier(_message.Message):
         remote_dollars_per_hour: _builtins.float | None = ...,
         early: Global___PlannedEarlyChecks | None = ...,
         step_times: _builtins.str = ...,
+        long_answers: Global___LongAnswers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "long_answers", b"long_answers", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "long_answers", b"long_answers", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["remote_dollars_per_hour"]  # noqa: Y015
     _WhichOneofArgType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour"]  # noqa: Y015
@@ -2630,6 +2675,7 @@ class SimulatedTier(_message.Message):
     THRESHOLD_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     EARLY_CHECKS_FIELD_NUMBER: _builtins.int
+    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     threshold: _builtins.float
     """Unset: the tier is skipped. Never set for the last."""
     skip_below: _builtins.float
@@ -2640,6 +2686,10 @@ class SimulatedTier(_message.Message):
     def early_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]:
         """At some of early_after_tokens, ascending. Empty for the last."""
 
+    @_builtins.property
+    def long_answers(self) -> Global___LongAnswers:
+        """As in TierPlan. Never set for the last."""
+
     def __init__(
         self,
         *,
@@ -2647,10 +2697,11 @@ class SimulatedTier(_message.Message):
         threshold: _builtins.float | None = ...,
         skip_below: _builtins.float | None = ...,
         early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
+        long_answers: Global___LongAnswers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "long_answers", b"long_answers", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015

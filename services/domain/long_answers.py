@@ -1,0 +1,31 @@
+"""Long answers that are accepted from a lower score on. No I/O.
+
+A tier's long answer took long, and its request takes longest if it escalates: a long answer of one tier is mostly a long one
+of the next. So where latency or rate count, the same mean quality is cheaper with fewer long answers that escalate and more
+short ones.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.domain.errors import FieldProblem
+
+
+@dataclass(frozen=True, slots=True)
+class LongAnswers:
+    """Answers of at least `from_tokens` output tokens are accepted if they score at least `threshold`, 0 to 100."""
+
+    from_tokens: int
+    threshold: float
+
+
+def stands_by_length(rule: LongAnswers | None, output_tokens: int, score: float) -> bool:
+    """Whether an answer is accepted because it is long, whatever the tier's own threshold."""
+    return rule is not None and output_tokens >= rule.from_tokens and score >= rule.threshold
+
+
+def long_answers_problems(rule: LongAnswers, path: str) -> Iterator[FieldProblem]:
+    if rule.from_tokens < 1:
+        yield FieldProblem(f"{path}.from_tokens", f"must be at least 1, not {rule.from_tokens}")
+    if not 0 <= rule.threshold <= 100:
+        yield FieldProblem(f"{path}.threshold", f"must be from 0 to 100, not {rule.threshold}")

@@ -1,0 +1,106 @@
+"""Long answers that are accepted from a lower score on: real services, simulated engines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock import AsyncClient, AsyncPlannerClient, InvalidRequestError, Judged, LongAnswers
+from services.field_problems import SettingsError
+from services.mesh_check import mesh_file_problems
+from services.mesh_file import load_mesh_file
+from services.testing import RedisProcess
+from tests.support.mesh import TestMesh, running_mesh
+
+FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0}
+RULE = {"from_tokens": 40, "threshold": 0.0}
+
+
+def content(*guards: str) -> dict[str, Any]:
+    """Two tiers; the small one accepts no answer by its score, and long ones always."""
+    tiers: list[dict[str, Any]] = [
+        {"name": "small", "threshold": 100, "long_answers": RULE, "simulated": FAST | {"reply_tokens": 1_000_000}},
+        {"name": "large", "simulated": FAST},
+    ]
+    return {
+        "name": "long-answers",
+        "tiers": [{"engine": "simulated", "model": f"sim-{tier['name']}"} | tier for tier in tiers],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence", "guards": list(guards)}]},
+        "router": {"grpc_port": 0, "http_port": 0},
+    }
+
+
+def written(folder: Path, *guards: str) -> Path:
+    path = folder / "mesh.yaml"
+    path.write_text(yaml.safe_dump(content(*guards)))
+    return path
+
+
+@pytest.fixture(scope="module")
+async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
+    async with running_mesh(written(tmp_path_factory.mktemp("mesh")), redis.url) as mesh:
+        yield mesh
+
+
+async def judged(client: AsyncClient, tokens: int) -> tuple[Judged, list[str]]:
+    """The verdict on the small tier's answer of so many tokens, and the tiers that answered."""
+    events = [event async for event in client.stream("Say much.", temperature=0.0, max_tokens=tokens)]
+    (verdict,) = (event for event in events if isinstance(event, Judged))
+    return verdict, [tier.tier for tier in events[-1].reply.tiers]
+
+
+async def test_a_long_answer_stands_and_a_short_one_escalates(mesh: TestMesh) -> None:
+    async with mesh.client() as client:
+        short, tiers = await judged(client, 39)
+        assert (short.accepted, short.threshold, tiers) == (False, 100.0, ["small", "large"])
+        long, tiers = await judged(client, 40)
+        assert (long.accepted, long.threshold, tiers) == (True, 0.0, ["small"])
+
+
+async def test_the_planner_publishes_the_rule_and_refuses_one_that_is_none(mesh: TestMesh) -> None:
+    async with mesh.client() as client, AsyncPlannerClient(mesh.parts["planner-0"].admin_address) as planner:
+        plan = await planner.get_plan()
+        small, large = plan.tiers
+        assert (small.long_answers, large.long_answers) == (LongAnswers(40, 0.0), None)
+        for wrong, field in (
+            ((replace(small, long_answers=LongAnswers(0, 0.0)), large), "plan.tiers[0].long_answers.from_tokens"),
+            ((replace(small, long_answers=LongAnswers(4, 101.0)), large), "plan.tiers[0].long_answers.threshold"),
+            ((small, replace(large, long_answers=LongAnswers(4, 1.0))), "plan.tiers[1].long_answers"),
+        ):
+            with pytest.raises(InvalidRequestError) as refused:
+                await planner.set_plan(replace(plan, tiers=wrong))
+            assert field in refused.value.fields
+        changed = await planner.set_plan(
+            replace(plan, tiers=(replace(small, long_answers=LongAnswers(60, 0.0)), large))
+        )
+        while (await client.status()).plan_revision < changed.revision:
+            await asyncio.sleep(0.01)
+        assert not (await judged(client, 59))[0].accepted
+        assert (await judged(client, 60))[0].accepted
+
+
+async def test_an_answer_that_was_cut_off_is_not_a_long_one(redis: RedisProcess, tmp_path: Path) -> None:
+    """It has as many tokens as it may have, which says nothing of its worth: the judge's guard refuses it."""
+    async with running_mesh(written(tmp_path, "truncated"), redis.url) as mesh, mesh.client() as client:
+        verdict, tiers = await judged(client, 80)
+        assert (verdict.accepted, verdict.reason, tiers) == (False, "truncated", ["small", "large"])
+
+
+def test_the_last_tier_has_no_rule_and_a_rule_has_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    for tier, rule, field in (
+        (1, RULE, "tiers[1].long_answers"),
+        (0, RULE | {"from_tokens": 0}, "tiers[0].long_answers.from_tokens"),
+        (0, RULE | {"threshold": -1}, "tiers[0].long_answers.threshold"),
+        (0, {"from_tokens": 5}, "tiers[0].long_answers.threshold"),
+    ):
+        mesh = content()
+        mesh["tiers"][tier]["long_answers"] = rule
+        path.write_text(yaml.safe_dump(mesh))
+        assert field in {problem.field for problem in mesh_file_problems(path)}
+        with pytest.raises(SettingsError, match="long_answers"):
+            load_mesh_file(path)
