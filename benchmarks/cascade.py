@@ -7,6 +7,7 @@ Per family, quality target and split of the data, all on the same GPUs:
   request on the largest model alone. The load is the one that this model serves with 95 % within SCALE units, and SWEEP times
   as much.
 - throughput: the highest rate with 95 % within SCALE units.
+- attainment at the load within SCALES units (CASCADIA, figure 7), and each tier's own p95 (figure 8).
 
 Everything is planned on one half of the judged prompts and of the trace, each system for several loads. Plans are made
 for as many requests as come in HORIZON times the SLO's unit, within PLANNED. Each system is planned again at the highest
@@ -18,12 +19,13 @@ the half trace is shorter.
 Every split draws which prompts and which half of the trace are fitted. Figures are means over splits with their intervals
 (Student's t), of ratios on a logarithmic scale.
 
-`load_based_deployed` has the load-based cascade's thresholds and the deployment solver's replicas, solved for as many loads
-as `planned` is: so its gain over `load_based` is that of the deployment, and the gain of `planned` over it that of thresholds
-and deployment found together. `planned` is the planner's plan by thresholds alone. `planned_long` may also have
-rules for long answers: plans with them are made for the load and for the rate that `planned` reaches, as each takes a dozen
-plans. `ours` may also begin where another system ends: it is the best of these and of `load_based_deployed` on
-the half that is fitted.
+`largest_chunked` is the largest model alone with the chunk of prompts that is best for it, of CHUNKS tokens in a step: what
+Sarathi-Serve does (table 4). `load_based_deployed` has the load-based cascade's thresholds and the deployment solver's
+replicas, solved for as many loads as `planned` is: so its gain over `load_based` is that of the deployment, and the gain of
+`planned` over it that of thresholds and deployment found together. `planned` is the planner's plan by thresholds alone.
+`planned_long` may also have rules for long answers: plans with them are made for the load and for the rate that `planned`
+reaches, as each takes a dozen plans. `ours` may also begin where another system ends: it is the best of these and of
+`load_based_deployed` on the half that is fitted.
 """
 
 import dataclasses
@@ -35,8 +37,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import cascade_systems, report
@@ -48,8 +52,9 @@ from planner_service.demand import demand_of
 from planner_service.files import ModelEntry, gpu_of_catalogue, model_of_catalogue, read_quality, read_trace
 from planner_service.routing.quality import JudgedSample, route
 from planner_service.routing.rules import RoutingRules
-from planner_service.simulator import Dispatch, Workload, serve
+from planner_service.simulator import Dispatch, Report, Workload, serve
 from planner_service.simulator.tier import alone_latency
+from planner_service.simulator.workload import Floats
 from planner_service.site import Demand, Site
 from services.domain.hardware import ClusterSpec, ModelSpec
 
@@ -62,8 +67,10 @@ HORIZON, PLANNED, DURATION = 20.0, (500, 6000), 8.0
 SPLITS = (1, 2, 3, 4, 5)
 STEPS, ROUGH_STEPS = 9, 7  # of a bisection over a factor of 128: to 1 %; to 4 % where plans are selected
 JUDGE_S = 0.1
-BASELINES = ("largest", "single", "load_based", "load_based_deployed", "planned", "planned_long")
+BASELINES = ("largest", "largest_chunked", "single", "load_based", "load_based_deployed", "planned", "planned_long")
 NO_WORSE = 0.98
+SCALES = (0.5, 0.75, *(float(x) for x in np.arange(1.0, 8.1, 0.5)))
+CHUNKS = (256, 512, 1024, 4096, 8192)  # tokens; the other systems have 2048
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,10 +152,15 @@ def run_length(rate: float, slo_s: float) -> int:
     return max(PLANNED[0], math.ceil(rate * DURATION * slo_s))
 
 
-def total_s(site: Site, half: Half, system: System, rate: float, slo_s: float) -> "np.ndarray[Any, Any]":
-    """(N) seconds end to end."""
+def run_of(site: Site, half: Half, system: System, rate: float, slo_s: float) -> tuple[list[Report], Floats]:
+    """(each tier's report, (N) seconds end to end)."""
     demand = half.demand(rate, run_length(rate, slo_s)).under(system.rules)
-    return simulate_cascade(site, demand, system.thresholds, system.strategies, Dispatch.CAPACITY)[1]
+    return simulate_cascade(site, demand, system.thresholds, system.strategies, Dispatch.CAPACITY)
+
+
+def total_s(site: Site, half: Half, system: System, rate: float, slo_s: float) -> Floats:
+    """(N) seconds end to end."""
+    return run_of(site, half, system, rate, slo_s)[1]
 
 
 def most_per_s(site: Site, half: Half, system: System, slo_s: float, around: float, steps: int = STEPS) -> float:
@@ -236,6 +248,12 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
     plan_alone = {tier: partial(cascade_systems.alone, site, tier=tier) for tier in sorted({*cheapest, last})}
     largest = tuned(plan_alone[last], guess, deploy=True)
     load = most_per_s(site, fit, largest.furthest, slo_s, guess)
+    chunked = list(largest.systems)
+    for chunk in CHUNKS:
+        of_chunk = dataclasses.replace(site, limits=dataclasses.replace(site.limits, max_step_tokens=chunk))
+        alone = partial(cascade_systems.alone, of_chunk, tier=last)
+        chunked += tuned(alone, load, deploy=False).systems
+    largest_chunked = selected(list(dict.fromkeys(chunked)), load)
     models = {
         tier: tuned(plan, load, deploy=True, others=largest.systems if tier == last else ())
         for tier, plan in plan_alone.items()
@@ -256,6 +274,7 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         every = [*with_long.systems, *deployed.systems]
         systems = {
             "largest": models[last],
+            "largest_chunked": largest_chunked,
             "single": models[tier],
             "load_based": by_load,
             "load_based_deployed": deployed,
@@ -267,9 +286,15 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         row |= {"unit_s": unit_s, "load_per_s": load, "single": TIERS[tier], "systems": {}}
         row["most_by_work_per_s"] = cascade_systems.most_by_work(site, fit.judged, target)
         for name, system in systems.items():
-            felt_s = [total_s(site, held_out, system.at_load, times * load, slo_s) for times in SWEEP]
+            reports, at_load_s = run_of(site, held_out, system.at_load, load, slo_s)
+            felt_s = [
+                at_load_s,
+                *(total_s(site, held_out, system.at_load, times * load, slo_s) for times in SWEEP[1:]),
+            ]
             row["systems"][name] = {
                 "slo_scale": [float(np.percentile(felt, 100 * ATTAINED)) / unit_s for felt in felt_s],
+                "attained": [float((at_load_s <= scale * unit_s).mean()) for scale in SCALES],
+                "tier_p95_scale": [report.latency.p95 / unit_s if report.requests else None for report in reports],
                 "requests_per_s": most_per_s(site, held_out, system.furthest, slo_s, load),
                 "at_load": about(system.at_load, held_out),
                 "furthest": about(system.furthest, held_out),
@@ -284,12 +309,22 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
 
 
 def about(system: System, half: Half) -> dict[str, Any]:
+    judged = half.under(system.rules)
+    routed = route(judged, system.thresholds)
+    answers = np.arange(len(judged)), routed.answered
+    by_length = np.zeros(len(judged), np.bool_)
+    if judged.long_enough is not None:
+        limits = np.array([*system.thresholds, 0.0])
+        by_length = judged.long_enough[answers] & (judged.scores[answers] < limits[routed.answered])
     return {
         "thresholds": [None if h > 100 else h for h in system.thresholds],
         "gpus": system.gpus,
         "replicas": [str(strategy) for strategy in system.strategies],
         "long_answers": [None if rule is None else dataclasses.asdict(rule) for rule in system.rules.long_answers],
-        "quality": route(half.under(system.rules), system.thresholds).quality,
+        "by_length": float(by_length.mean()),
+        "by_length_quality": float(judged.quality[answers][by_length].mean()) if by_length.any() else None,
+        "by_length_largest": float(judged.quality[by_length, -1].mean()) if by_length.any() else None,
+        "quality": routed.quality,
     }
 
 
@@ -332,7 +367,8 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
         for what, spread in summary[name].items():
             means = [one["over"][name][what]["mean"] for one in by_target]
             spread |= {"most": max(means), "least": min(means), "below_0.98": sum(mean < NO_WORSE for mean in means)}
-    planned_over = {name: times_over(rows, name, "planned") for name in BASELINES[:-1]}
+    by_thresholds = {name: times_over(rows, name, "planned") for name in BASELINES if not name.startswith("planned")}
+    by_length = times_over(rows, "planned", "planned_long")
     settings = {
         "splits": sorted({row["split"] for row in rows}),
         "scale": SCALE,
@@ -342,11 +378,20 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
         "planned_requests": PLANNED,
         "loads": LOADS,
         "judge_s": JUDGE_S,
+        "scales": SCALES,
+        "chunks": CHUNKS,
     }
     print(
         report.write(
             "cascade",
-            {**settings, "summary": summary, "planned_over": planned_over, "targets": by_target, "rows": rows},
+            {
+                **settings,
+                "summary": summary,
+                "planned_over": by_thresholds,
+                "planned_long_over_planned": by_length,
+                "targets": by_target,
+                "rows": rows,
+            },
         )
     )
     print(json.dumps(summary, indent=1))
@@ -362,6 +407,38 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
         }
         file = f"cascade_{what.removesuffix('_at_1')}"
         print(report.bars(file, f"{title}, by family and share of the quality range", groups, series, "times"))
+    print(_plot_attainment(of_target))
+    p95 = {tier: [_tier_p95(of_target[key], i) for key in targets] for i, tier in enumerate(TIERS)}
+    print(report.bars("cascade_tiers", "p95 of each tier at the load, ours", groups, p95, "SLO units"))
+
+
+def _tier_p95(rows: Sequence[dict[str, Any]], tier: int) -> tuple[float, float, float]:
+    """(mean, least, most) over the splits in which the tier is used; zeros where none does."""
+    values = [row["systems"]["ours"]["tier_p95_scale"][tier] for row in rows]
+    used = [value for value in values if value is not None]
+    return (statistics.mean(used), min(used), max(used)) if used else (0.0, 0.0, 0.0)
+
+
+def _plot_attainment(of_target: dict[tuple[str, float], list[dict[str, Any]]]) -> Path:
+    """Mean attainment over the splits, a panel for each family, at the middle of its targets."""
+    middle = sorted({share for _, share in of_target})[len({share for _, share in of_target}) // 2]
+    panels = [(family, rows) for (family, share), rows in of_target.items() if share == middle]
+    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.4), sharey=True, squeeze=False)
+    names = {"largest": "largest model alone", "load_based": "load-based cascade", "ours": "ours"}
+    for axis, (family, rows) in zip(axes[0], panels, strict=True):
+        for name, label in names.items():
+            shares = np.array([row["systems"][name]["attained"] for row in rows]).mean(axis=0)
+            axis.plot(SCALES, 100 * shares, label=label)
+        axis.axhline(100 * ATTAINED, color="grey", linewidth=0.8, linestyle="--")
+        axis.set_title(f"{family}, share {middle:g}", fontsize=9)
+        axis.set_xlabel("SLO, multiples of its unit")
+    axes[0][0].set_ylabel("% of requests within the SLO")
+    axes[0][-1].legend(fontsize=8)
+    figure.tight_layout()
+    path = report.RESULTS / "cascade_attainment.svg"
+    figure.savefig(path)
+    plt.close(figure)
+    return path
 
 
 def _run(shares: Sequence[float], splits: Sequence[int]) -> None:

@@ -26,6 +26,7 @@ from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
 from services.domain.early_checks import EarlyCheck
 from services.domain.errors import RevisionConflict
 from services.domain.hardware import ReplicaShape
+from services.domain.long_answers import LongAnswers
 from services.domain.plans import Provenance
 from services.domain.stages import QoeModel, Stage
 from services.domain.workload import RequestRecord, TierVisit
@@ -120,12 +121,13 @@ def test_planning_again_passes_over_what_routers_pass_over_and_leaves_thresholds
         plan = Plan(1, (TierPlan("small", "s", 70.0, 1, **fields), TierPlan("large", "l", None, 1)))
         return under_plan(job, plan)
 
-    assert under() == dataclasses.replace(job, skip_below=(None,), least_thresholds=(0.0,))
+    assert under() == dataclasses.replace(job, skip_below=(None,), least_thresholds=(0.0,), long_answers=(None,))
     assert planned(under()).share_processed == 1.0
     skipping = planned(under(skip_below=50.0))
     assert skipping.share_processed == pytest.approx(0.5, abs=0.1)
     assert skipping.threshold < 70
     assert planned(under(early_checks=(EarlyCheck(16, 5.0),))).threshold >= 70
+    assert planned(under(long_answers=LongAnswers(1, 0.0))).share_answered == 1.0
 
 
 def replanner(workers: list[InstanceRecord]) -> Replanner:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock import AsyncClient, AsyncPlannerClient, InvalidRequestError, Judged, LongAnswers
+from penstock import AsyncClient, AsyncPlannerClient, Finished, InvalidRequestError, Judged, LongAnswers
 from services.field_problems import SettingsError
 from services.mesh_check import mesh_file_problems
 from services.mesh_file import load_mesh_file
@@ -29,7 +29,7 @@ def content(*guards: str) -> dict[str, Any]:
     return {
         "name": "long-answers",
         "tiers": [{"engine": "simulated", "model": f"sim-{tier['name']}"} | tier for tier in tiers],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence", "guards": list(guards)}]},
+        "judge": {"guards": list(guards)},
         "router": {"grpc_port": 0, "http_port": 0},
     }
 
@@ -50,7 +50,8 @@ async def judged(client: AsyncClient, tokens: int) -> tuple[Judged, list[str]]:
     """The verdict on the small tier's answer of so many tokens, and the tiers that answered."""
     events = [event async for event in client.stream("Say much.", temperature=0.0, max_tokens=tokens)]
     (verdict,) = (event for event in events if isinstance(event, Judged))
-    return verdict, [tier.tier for tier in events[-1].reply.tiers]
+    (finished,) = (event for event in events if isinstance(event, Finished))
+    return verdict, [tier.tier for tier in finished.tiers]
 
 
 async def test_a_long_answer_stands_and_a_short_one_escalates(mesh: TestMesh) -> None:
@@ -87,7 +88,7 @@ async def test_an_answer_that_was_cut_off_is_not_a_long_one(redis: RedisProcess,
     """It has as many tokens as it may have, which says nothing of its worth: the judge's guard refuses it."""
     async with running_mesh(written(tmp_path, "truncated"), redis.url) as mesh, mesh.client() as client:
         verdict, tiers = await judged(client, 80)
-        assert (verdict.accepted, verdict.reason, tiers) == (False, "truncated", ["small", "large"])
+        assert (verdict.accepted, verdict.reason, tiers) == (False, "truncated_answer", ["small", "large"])
 
 
 def test_the_last_tier_has_no_rule_and_a_rule_has_bounds(tmp_path: Path) -> None:
