@@ -33,6 +33,7 @@ BENCHMARKS = (
     "planner",
     "brute_force",
     "ablations",
+    "parallelism",
     "table1",
     "table2",
     "cascade",

@@ -8,6 +8,9 @@ scores of the tiers they visited only. The drift rule, the borrowing of scores a
 Moving over, as `penstock up` does it: the old replicas serve until the new ones have loaded (LOAD_S), which needs room for
 both. Running requests start again, so no GPU is counted twice. `known` plans each phase beforehand, from its
 own traffic, and moves over as it begins. Each round draws other traffic, with the next seed.
+
+Baselines (CASCADIA, figure 11), on the same GPUs: the largest model alone and the load-based cascade of `cascade_systems`,
+each once for the first phase and for each phase known beforehand; neither plans again by itself.
 """
 
 import dataclasses
@@ -20,12 +23,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import report
+from benchmarks import cascade_systems, report
+from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
 from planner_service.cascade_plan import CascadePlan
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
-from planner_service.deployment.search import Strategy
 from planner_service.files import read_quality, read_site, read_trace
 from planner_service.imputation import imputed
 from planner_service.mesh_tiers import mesh_tiers
@@ -74,20 +77,17 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """From `at_s` on, requests follow this plan."""
+    """From `at_s` on, requests are served by this system."""
 
     at_s: float
-    plan: CascadePlan
+    system: System
 
-    @property
-    def strategies(self) -> tuple[Strategy, ...]:
-        return tuple(tier.strategy for tier in self.plan.tiers)
 
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """As the mesh follows them: see mesh_tiers."""
-        per_tier = mesh_tiers(self.plan.thresholds, [strategy.gpus for strategy in self.strategies])
-        return tuple(SKIPPED if h is None or not gpus else h for h, gpus in per_tier[:-1])
+def followed(plan: CascadePlan) -> System:
+    """The plan as the mesh follows it: see mesh_tiers."""
+    strategies = tuple(tier.strategy for tier in plan.tiers)
+    per_tier = mesh_tiers(plan.thresholds, [strategy.gpus for strategy in strategies])
+    return System(tuple(SKIPPED if h is None or not gpus else h for h, gpus in per_tier[:-1]), strategies)
 
 
 def traffic(judged: JudgedSample, seed: int) -> Demand:
@@ -123,10 +123,11 @@ def serve(site: Site, demand: Demand, moves: Sequence[Move]) -> Served:
             continue
         begins = np.maximum(demand.arrival_s[indices], move.at_s)
         part = Demand(demand.judged, demand.requests.subset(indices), begins)
-        _, took_s = simulate_cascade(site, part, move.thresholds, move.strategies, Dispatch.CAPACITY)
+        system = move.system
+        _, took_s = simulate_cascade(site, part, system.thresholds, system.strategies, Dispatch.CAPACITY)
         done = begins + took_s <= until
         total_s[indices] = begins + took_s - demand.arrival_s[indices]
-        answered = route(part.requests, move.thresholds).answered
+        answered = route(part.requests, system.thresholds).answered
         score[indices] = part.requests.scores[np.arange(len(indices)), answered]
         waiting = indices[~done]
     return Served(total_s, score)
@@ -156,11 +157,11 @@ def replanned(
 ) -> tuple[list[Move], list[dict[str, Any]]]:
     """(the plans followed, what was decided and when), the rule being fed window after window."""
     rng, rule, state = np.random.default_rng(SEED), DriftRule(), DriftState()
-    moves, decisions = [Move(0.0, first)], list[dict[str, Any]]()
+    moves, decisions = [Move(0.0, followed(first))], list[dict[str, Any]]()
     ends = np.arange(window_s, demand.arrival_s[-1] + 1e-9, window_s)
     for end_s in ends.tolist():
         in_force = [m for m in moves if m.at_s <= end_s - window_s / 2][-1]
-        window = sampled(demand, end_s - window_s, window_s, in_force.thresholds, rng)
+        window = sampled(demand, end_s - window_s, window_s, in_force.system.thresholds, rng)
         state, drift = observe(state, window, rule)
         if drift is None:
             continue
@@ -168,9 +169,9 @@ def replanned(
         plan = _plan_again(site, stored, trace, drift)
         took_s = time.perf_counter() - began
         entry = {"at_s": end_s, "shifts": [str(s) for s in drift.shifts], "planning_s": took_s}
-        decisions.append(entry | ({"unreachable": True} if plan is None else _about(plan)))
+        decisions.append(entry | ({"unreachable": True} if plan is None else _expected(plan)))
         if plan is not None:
-            moves.append(Move(end_s + took_s + LOAD_S, plan))
+            moves.append(Move(end_s + took_s + LOAD_S, followed(plan)))
     return moves, decisions
 
 
@@ -183,12 +184,13 @@ def _plan_again(site: Site, stored: JudgedSample, trace: Workload, drift: Drift)
         return None
 
 
-def _about(plan: CascadePlan) -> dict[str, Any]:
-    return {
-        "thresholds": [None if h > 100 else h for h in plan.thresholds],
-        "gpus": [tier.gpus for tier in plan.tiers],
-        "expected": {"quality": plan.quality, "end_to_end_p95_s": plan.end_to_end_p95_s},
-    }
+def _about(system: System) -> dict[str, Any]:
+    return {"thresholds": [None if h > 100 else h for h in system.thresholds], "gpus": system.gpus}
+
+
+def _expected(plan: CascadePlan) -> dict[str, Any]:
+    figures = {"quality": plan.quality, "end_to_end_p95_s": plan.end_to_end_p95_s}
+    return _about(followed(plan)) | {"expected": figures}
 
 
 def _figures(served: Served, demand: Demand, slo_s: float) -> dict[str, dict[str, float]]:
@@ -225,22 +227,28 @@ def run(rounds: int) -> None:
     all_rows, records, plot = list[dict[str, Any]](), list[dict[str, Any]](), None
     for seed in range(SEED, SEED + rounds):
         demand = traffic(served_prompts, seed)
-        runs, decisions = {"one plan": [Move(0.0, first)]}, dict[str, Any]()
+        runs, decisions = {"one plan": [Move(0.0, followed(first))]}, dict[str, Any]()
         for window_s in WINDOWS_S:
             name = f"planned again, windows of {window_s:.0f} s"
             runs[name], decisions[name] = replanned(site, demand, stored, trace, first, window_s)
         runs["known"], begins = [], 0.0
+        for name, choose in BASELINES.items():
+            runs[name] = [Move(0.0, choose(site, _demand(trace, stored, PHASES[0].rate_per_s)))]
+            runs[f"{name}, known"] = []
         for phase in PHASES:
             ends = begins + 60.0 * phase.minutes
             indices = np.flatnonzero((demand.arrival_s >= begins) & (demand.arrival_s < ends))
-            runs["known"].append(Move(begins, _plan(site, trace, demand.requests.subset(indices), phase.rate_per_s)))
+            of_phase = _demand(trace, demand.requests.subset(indices), phase.rate_per_s)
+            runs["known"].append(Move(begins, followed(plan_cascade(site, of_phase, min_quality=MIN_QUALITY))))
+            for name, choose in BASELINES.items():
+                runs[f"{name}, known"].append(Move(begins, choose(site, of_phase)))
             begins = ends
         served = {name: serve(site, demand, moves) for name, moves in runs.items()}
         rows = {name: _figures(outcome, demand, slo_s) for name, outcome in served.items()}
         all_rows.append(rows)
-        plans = {name: [{"from_s": m.at_s, **_about(m.plan)} for m in moves] for name, moves in runs.items()}
+        plans = {name: [{"from_s": m.at_s, **_about(m.system)} for m in moves] for name, moves in runs.items()}
         records.append({"seed": seed, "plans": plans, "decisions": decisions})
-        plot = plot or _plot(served, demand.arrival_s, runs)
+        plot = plot or _plot({n: one for n, one in served.items() if n not in UNPLOTTED}, demand.arrival_s, runs)
         print(f"seed {seed}: {', '.join(f'{n}: {len(moves)} plans' for n, moves in runs.items())}", flush=True)
     for name in all_rows[0]:
         for part in all_rows[0][name]:
@@ -265,8 +273,23 @@ def run(rounds: int) -> None:
 
 
 def _plan(site: Site, trace: Workload, judged: JudgedSample, rate: float) -> CascadePlan:
-    demand = demand_of(trace, judged, requests=REQUESTS, seed=SEED, lengths="quality", rate=rate)
-    return plan_cascade(site, demand, min_quality=MIN_QUALITY)
+    return plan_cascade(site, _demand(trace, judged, rate), min_quality=MIN_QUALITY)
+
+
+def _demand(trace: Workload, judged: JudgedSample, rate: float) -> Demand:
+    return demand_of(trace, judged, requests=REQUESTS, seed=SEED, lengths="quality", rate=rate)
+
+
+def _largest(site: Site, demand: Demand) -> System:
+    return cascade_systems.alone(site, demand, len(TIERS) - 1)
+
+
+def _load_based(site: Site, demand: Demand) -> System:
+    return cascade_systems.load_based(site, demand, MIN_QUALITY, SEED)
+
+
+BASELINES = {"largest": _largest, "load-based": _load_based}
+UNPLOTTED = ("largest, known", "load-based, known")
 
 
 def _plot(served: dict[str, Served], arrival_s: Floats, runs: dict[str, list[Move]]) -> Path:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +12,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.cli import demo_report, demo_run, options, targets
+from penstock.cli.early_checks_file import EarlyChecksError, read_early_checks
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.local import MeshFileOption, started
 from penstock.cli.output import cli_error_handling, console, errors, fail, print_json
 from penstock.cli.replay import Run, arrivals_s, replay
 from penstock.client.aio import AsyncClient, AsyncPlannerClient
+from penstock.client.plans import EarlyCheck, TierPlan
 
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
@@ -26,11 +29,12 @@ RUN_S = 18.0  # of the runs, by default: with three tiers, all of them take less
 LEAST_PROMPTS, MOST_PROMPTS = 30, 100  # of a run, by default
 LIMIT_TIMES = 5.0  # an answer is in time within so many times what the last tier takes for a request without others
 SEED = 1  # of the arrivals
+MESH, EARLY_CHECKS = Path("mesh.yaml"), Path("models/family/early_checks.json")
 
 
 @needs_extra("demo", "mesh")
 def demo(
-    mesh: MeshFileOption = Path("mesh.yaml"),
+    mesh: MeshFileOption = MESH,
     prompts: Annotated[
         int | None,
         options.number(
@@ -62,6 +66,14 @@ def demo(
     questions: Annotated[Path, typer.Option("--questions", help="Held-out prompts with their answers.")] = Path(
         "models/heldout.jsonl"
     ),
+    early_checks: Annotated[
+        Path | None,
+        typer.Option(
+            "--early-checks",
+            help="Output of `penstock measure --early-after ... --json`: also a run of the cascade with these checks. "
+            f"Default: {EARLY_CHECKS} for {MESH}, where it exists.",
+        ),
+    ] = None,
     out: Annotated[Path, options.new_file("--out", help="The JSON file to write.")] = Path("demo.json"),
     folder: targets.Folder = Path(".penstock/demo"),
     json: targets.Json = False,
@@ -75,11 +87,14 @@ def demo(
 
     try:
         held_out = read_questions(questions, prompts or LEAST_PROMPTS)
-    except QuestionsError as error:
+        if early_checks is None and mesh == MESH and EARLY_CHECKS.exists():
+            early_checks = EARLY_CHECKS
+        checks = {} if early_checks is None else read_early_checks(early_checks)
+    except (QuestionsError, EarlyChecksError) as error:
         fail(str(error))
     mesh_options = MeshOptions(mesh, folder, any_ports=True)
     with cli_error_handling("the mesh of the demo"):
-        figures = asyncio.run(_run(mesh_options, held_out, prompts, rate, concurrency, quiet=json))
+        figures = asyncio.run(_run(mesh_options, held_out, prompts, rate, concurrency, checks, quiet=json))
     out.write_text(json_module.dumps(figures, indent=2) + "\n")
     if json:
         print_json(figures)
@@ -93,6 +108,7 @@ async def _run(
     prompts: int | None,
     rate: float | None,
     concurrency: int,
+    checks: Mapping[str, tuple[EarlyCheck, ...]],
     *,
     quiet: bool,
 ) -> dict[str, Any]:
@@ -132,8 +148,13 @@ async def _run(
                 for model in ("cascade", *tiers):
                     await run(model, model)
                 if any(tier.skip_below is not None for tier in mesh.mesh.tiers):
-                    async with demo_run.no_tier_passed_over(client, planner):
+                    without = partial(replace, skip_below=None)
+                    async with demo_run.changed_plan(client, planner, "no tier is passed over", without):
                         await run(demo_report.PLAIN, "cascade")
+                if any(name in checks for name in tiers[:-1]):
+                    fitted = partial(_with_checks, checks=checks, tiers=tiers[:-1])
+                    async with demo_run.changed_plan(client, planner, "with early checks", fitted):
+                        await run(demo_report.CHECKED, "cascade")
                 failover = await demo_run.fail_over(
                     client, held_out[-demo_run.FAILOVER_PROMPTS :], lambda instance: _process_of(mesh, instance)
                 )
@@ -146,6 +167,10 @@ async def _run(
         sustained_per_s=pace.sustained_per_s,
         limit_s=LIMIT_TIMES * pace.lone_s,
     )
+
+
+def _with_checks(tier: TierPlan, *, checks: Mapping[str, tuple[EarlyCheck, ...]], tiers: Sequence[str]) -> TierPlan:
+    return replace(tier, early_checks=checks.get(tier.name, ())) if tier.name in tiers else tier
 
 
 def mesh_cpu_s(mesh: "LocalMesh") -> float:

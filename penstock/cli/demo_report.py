@@ -18,6 +18,7 @@ from penstock.client.types import Reply
 
 SHOWN_REQUESTS = 8
 PLAIN = "no skips"  # the run of the cascade in which no tier is passed over
+CHECKED = "checked"  # the run of the cascade with early checks
 
 
 def run_figures(run: Run, limit_s: float) -> dict[str, Any]:
@@ -45,8 +46,8 @@ def figures_of(
     sustained_per_s: float,
     limit_s: float,
 ) -> dict[str, Any]:
-    """The content of demo.json. runs: by tier, `cascade`, and PLAIN if the mesh passes tiers over; all of them of the same
-    questions and arrivals.
+    """The content of demo.json. runs: by tier, `cascade`, PLAIN if the mesh passes tiers over, and CHECKED if there are early
+    checks; all of them of the same questions and arrivals.
 
     sustained_per_s: by the last tier alone. limit_s: an answer that takes longer does not count for the goodput.
     """
@@ -79,6 +80,7 @@ def figures_of(
         "requests": [_request(outcome) for outcome in cascade.outcomes],
         "escalation_drafts": escalation_drafts(cascade),
         "skipping": skipping(tiers, cascade, runs[PLAIN]) if PLAIN in runs else None,
+        "early_checks": early_checks(cascade, runs[CHECKED]) if CHECKED in runs else None,
     }
     return figures | {"saved": savings_sentence(figures)}
 
@@ -106,6 +108,19 @@ def skipping(tiers: Sequence[str], cascade: Run, plain: Run) -> dict[str, Any]:
     }
 
 
+def early_checks(cascade: Run, checked: Run) -> dict[str, Any]:
+    """What early checks did besides. rejected: answers, before they were finished. tokens_in_vain: of answers that did not
+    stand."""
+    tiers = [tier for _, reply in checked.answered for tier in reply.tiers]
+    return {
+        "rejected": sum(tier.score_reason == "rejected_early" for tier in tiers),
+        "tokens_in_vain": tokens_in_vain(checked),
+        "tokens_in_vain_without": tokens_in_vain(cascade),
+        "accuracy": accuracy(checked.outcomes),
+        "cpu_s_per_answer": checked.cpu_s / len(checked.answered) if checked.answered else None,
+    }
+
+
 def tokens_in_vain(run: Run) -> int:
     """Output tokens of answers that were rejected."""
     return sum(t.usage.output_tokens for _, reply in run.answered for t in reply.tiers if t.tier != reply.tier)
@@ -118,12 +133,24 @@ def _passed_over(tiers: Sequence[str], reply: Reply) -> int:
 
 def skipping_sentence(figures: Mapping[str, Any]) -> str:
     """What skip prediction saved."""
+    change = _tokens_instead(figures)
+    right = "unknown" if figures["accuracy_without"] is None else f"{figures['accuracy_without']:.0%} right"
+    return f"Skip prediction passed {figures['passed_over']} tiers over: {change}; without it {right}."
+
+
+def early_checks_sentence(figures: Mapping[str, Any]) -> str:
+    """What early checks saved besides."""
+    right = "unknown" if figures["accuracy"] is None else f"{figures['accuracy']:.0%} right"
+    ended = f"{figures['rejected']} answer{'' if figures['rejected'] == 1 else 's'} ended early"
+    return f"With early checks besides, {ended}: {_tokens_instead(figures)}; {right}."
+
+
+def _tokens_instead(figures: Mapping[str, Any]) -> str:
     tokens, without = figures["tokens_in_vain"], figures["tokens_in_vain_without"]
     change = f"{tokens:,} tokens of rejected answers instead of {without:,}"
     if without:
         change += f" ({1 - tokens / without:.0%} fewer)" if tokens <= without else f" ({tokens / without - 1:.0%} more)"
-    right = "unknown" if figures["accuracy_without"] is None else f"{figures['accuracy_without']:.0%} right"
-    return f"Skip prediction passed {figures['passed_over']} tiers over: {change}; without it {right}."
+    return change
 
 
 def drafts_sentence(drafts: Mapping[str, int]) -> str:
@@ -202,6 +229,7 @@ def show(figures: Mapping[str, Any], out: Path, console: Console) -> None:
         failover_sentence(failover),
         drafts_sentence(figures["escalation_drafts"]),
         *([skipping_sentence(figures["skipping"])] if figures["skipping"] else []),
+        *([early_checks_sentence(figures["early_checks"])] if figures["early_checks"] else []),
         f"[bold]{figures['saved']}[/]",
     ]
     for line in lines:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from penstock.cli.held_out import Question
 from penstock.client import errors
 from penstock.client.aio import AsyncClient, AsyncPlannerClient
+from penstock.client.plans import TierPlan
 from penstock.client.types import Escalated, Finished, InstanceChanged, TierStarted
 
 TIMEOUT_S = 180.0  # of one request; a worker that was killed needs up to a minute to be back on a busy machine
@@ -73,22 +74,22 @@ async def pace_of(
 
 
 @asynccontextmanager
-async def no_tier_passed_over(client: AsyncClient, planner: AsyncPlannerClient) -> AsyncIterator[None]:
-    """As long as the context lasts the mesh has a plan without skip limits, and its routers follow it.
+async def changed_plan(
+    client: AsyncClient, planner: AsyncPlannerClient, note: str, change: Callable[[TierPlan], TierPlan]
+) -> AsyncIterator[None]:
+    """As long as the context lasts the mesh has a plan whose tiers are changed, and its routers follow it.
 
     Raises:
         TimeoutError: The router does not follow the plan within PLAN_TIMEOUT_S.
     """
     plan = await planner.get_plan()
-    tiers = tuple(replace(tier, skip_below=None) for tier in plan.tiers)
-    plain = await planner.set_plan(
-        replace(plan, tiers=tiers, note="no tier is passed over"), expected_revision=plan.revision
-    )
-    await _followed(client, plain.revision)
+    tiers = tuple(map(change, plan.tiers))
+    changed = await planner.set_plan(replace(plan, tiers=tiers, note=note), expected_revision=plan.revision)
+    await _followed(client, changed.revision)
     try:
         yield
     finally:
-        restored = await planner.set_plan(replace(plan, note="as before"), expected_revision=plain.revision)
+        restored = await planner.set_plan(replace(plan, note="as before"), expected_revision=changed.revision)
         await _followed(client, restored.revision)
 
 

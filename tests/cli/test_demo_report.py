@@ -9,11 +9,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo_report import PLAIN, drafts_sentence, failover_sentence, figures_of, savings_sentence, show
+from penstock.cli.demo import EARLY_CHECKS
+from penstock.cli.demo_report import (
+    CHECKED,
+    PLAIN,
+    drafts_sentence,
+    early_checks_sentence,
+    failover_sentence,
+    figures_of,
+    savings_sentence,
+    show,
+)
 from penstock.cli.demo_run import Failover
+from penstock.cli.early_checks_file import EarlyChecksError, read_early_checks
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.replay import Outcome, Run, arrivals_s
 from penstock.client.types import FinishReason, Reply, TierSummary, Usage
+from tests.conftest import ROOT
 
 TIERS = ("small", "large")
 
@@ -93,7 +105,60 @@ def test_what_skip_prediction_saved_is_counted_against_the_same_prompts_without_
     assert (
         "passed 2 tiers over: 20 tokens of rejected answers instead of 60 (67% fewer); without it 100% right." in shown
     )
+    assert result["early_checks"] is None
     assert figures(cascade, runs["large"])["skipping"] is None
+
+
+def test_what_early_checks_saved_besides_is_counted_against_the_cascade() -> None:
+    """An answer that was rejected early has fewer tokens, and they are in vain, too."""
+    asked = outcome(0, right=True, tier="large", latency_s=0.5)  # by small and large
+    assert asked.reply is not None
+    (small,) = asked.reply.tiers
+    ended = dataclasses.replace(small, score=None, score_reason="rejected_early", usage=Usage(10, 0, 4))
+    checked = dataclasses.replace(asked, reply=dataclasses.replace(asked.reply, tiers=(ended,)))
+    runs = {name: run(10, 5, cpu_s=0.5, tier=name) for name in TIERS}
+    result = figures_of(
+        TIERS,
+        {**runs, "cascade": Run([asked, asked], 10.0, 6.0), CHECKED: Run([checked, asked], 10.0, 5.0)},
+        Failover("worker-small-0", 24, 24, 7, 1.5),
+        concurrency=16,
+        rate_per_s=7.0,
+        sustained_per_s=10.0,
+        limit_s=1.0,
+    )
+    assert result["early_checks"] == {
+        "rejected": 1,
+        "tokens_in_vain": 24,
+        "tokens_in_vain_without": 40,
+        "accuracy": 1.0,
+        "cpu_s_per_answer": 2.5,
+    }
+    assert early_checks_sentence(result["early_checks"]) == (
+        "With early checks besides, 1 answer ended early: 24 tokens of rejected answers instead of 40 (40% fewer); "
+        "100% right."
+    )
+
+
+def test_the_early_checks_that_measure_has_fitted_are_read(tmp_path: Path) -> None:
+    """The shipped ones, and what is no such file."""
+    assert {
+        tier: [c.after_tokens for c in checks] for tier, checks in read_early_checks(ROOT / EARLY_CHECKS).items()
+    } == {
+        "small": [16, 64],
+        "medium": [16, 64],
+    }
+    path = tmp_path / "early.json"
+    for content, why in (
+        ("{}", "early_checks"),
+        ('{"early_checks": []}', "items"),
+        ('{"early_checks": {"small": {"checks": [{"after_tokens": 3}]}}}', "reject_below"),
+        ("[", "Expecting value"),
+    ):
+        path.write_text(content)
+        with pytest.raises(EarlyChecksError, match=why):
+            read_early_checks(path)
+    with pytest.raises(EarlyChecksError, match="No such file"):
+        read_early_checks(tmp_path / "missing.json")
 
 
 def test_what_escalation_drafts_saved_is_counted_over_tiers_that_had_one() -> None:

@@ -67,6 +67,10 @@ def test_the_demo_shows_a_cascade_that_is_worth_it(tmp_path: Path) -> None:
     assert skipping["passed_over"] == passed_over > 0
     assert skipping["tokens_in_vain"] <= 0.75 * skipping["tokens_in_vain_without"]
     assert figures["cascade"]["accuracy"] >= skipping["accuracy_without"] - 0.05
+    early = figures["early_checks"]
+    assert early["tokens_in_vain_without"] == skipping["tokens_in_vain"]
+    assert early["tokens_in_vain"] <= 1.1 * skipping["tokens_in_vain"]
+    assert early["accuracy"] >= skipping["accuracy_without"] - 0.05
     failover = figures["failover"]
     assert failover["worker"].startswith("worker-")
     assert failover["answered"] == failover["requests"] == 24
