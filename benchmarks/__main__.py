@@ -37,6 +37,7 @@ BENCHMARKS = (
     "table1",
     "table2",
     "cascade",
+    "public_routing",
     "end_to_end",
     "drift",
     "qoe",

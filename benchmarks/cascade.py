@@ -11,8 +11,9 @@ Per family, quality target and split of the data, all on the same GPUs:
 
 Everything is planned on one half of the judged prompts and of the trace, each system for several loads. Plans are made
 for as many requests as come in HORIZON times the SLO's unit, within PLANNED. Each system is planned again at the highest
-rate that its plans serve, and the deployment solver also chooses replicas for its thresholds there. Full runs on the same
-half select the fastest plan and the one with the highest rate; the results are from the other half. Times are end to end,
+rate that its plans serve, up to AGAIN times as long as that rate grows, and the deployment solver also chooses replicas for
+its thresholds there. Full runs on the same half, DRAWS of them, select the fastest plan and the one with the highest rate;
+the results are from the other half. Times are end to end,
 including judging. Rates are sustained: a run lasts at least DURATION times the SLO, for which arrivals are repeated where
 the half trace is shorter.
 
@@ -65,6 +66,8 @@ LOADS = (1.0, 2.0, 4.0)  # of what the largest model alone can serve: what plans
 SWEEP = (1.0, 1.15, 1.3)  # of the load, at which SLO scales are measured
 HORIZON, PLANNED, DURATION = 20.0, (500, 6000), 8.0
 SPLITS = (1, 2, 3, 4, 5)
+AGAIN, GROWS = 3, 1.01
+DRAWS = (0, 1000)  # added to the seed: runs with other stretches and prompts, by whose means plans are selected
 STEPS, ROUGH_STEPS = 9, 7  # of a bisection over a factor of 128: to 1 %; to 4 % where plans are selected
 JUDGE_S = 0.1
 BASELINES = ("largest", "largest_chunked", "single", "load_based", "load_based_deployed", "planned", "planned_long")
@@ -211,9 +214,11 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
 
     @functools.cache
     def rated(system: System, base: float) -> tuple[float, float]:
-        """Seconds at the load `base`, and the highest rate."""
-        felt_s = float(np.percentile(total_s(site, fit, system, base, slo_s), 100 * ATTAINED))
-        return felt_s, most_per_s(site, fit, system, slo_s, base, ROUGH_STEPS)
+        """Seconds at the load `base`, and the highest rate: geometric means over DRAWS."""
+        drawn = [dataclasses.replace(fit, seed=fit.seed + more) for more in DRAWS]
+        felt_s = [float(np.percentile(total_s(site, half, system, base, slo_s), 100 * ATTAINED)) for half in drawn]
+        rates = [most_per_s(site, half, system, slo_s, base, ROUGH_STEPS) for half in drawn]
+        return statistics.geometric_mean(felt_s), statistics.geometric_mean(rates) if all(rates) else 0.0
 
     def selected(systems: Sequence[System], base: float) -> Tuned:
         felt_s, rates = zip(*(rated(system, base) for system in systems), strict=True)
@@ -236,12 +241,23 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         deploy: bool,
         others: Sequence[System] = (),
         loads: Sequence[float] = LOADS,
+        again: Callable[[Demand, System], System] | None = None,
     ) -> Tuned:
-        """Its plans for each of the loads and for the rate that these reach, there also with other replicas; and `others`."""
+        """Its plans for each of the loads and for the rates that these reach, there also with other replicas; and `others`.
+
+        again: plans for a rate that is reached later, from the system that reaches it; None: `plan`.
+        """
         plans = list(dict.fromkeys([*(plan(demand(base * load)) for load in loads), *others]))
         rate = selected(plans, base).rate_per_s
         plans.append(plan(demand(rate)))
-        return selected(list(dict.fromkeys([*plans, *(redeployed(plans, rate) if deploy else [])])), base)
+        best = selected(list(dict.fromkeys([*plans, *(redeployed(plans, rate) if deploy else [])])), base)
+        for _ in range(AGAIN):
+            if best.rate_per_s < GROWS * rate:
+                break
+            rate = best.rate_per_s
+            further = plan(demand(rate)) if again is None else again(demand(rate), best.furthest)
+            best = selected(list(dict.fromkeys([*best.systems, further])), base)
+        return best
 
     targets = [fit.judged.worst + share * (fit.judged.best - fit.judged.worst) for share in shares]
     cheapest = [min(t for t in range(last + 1) if fit.judged.scores[:, t].mean() >= q - 1e-9) for q in targets]
@@ -270,7 +286,14 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         deployed = selected(list(dict.fromkeys([*theirs, *start])), load)
         ours = partial(cascade_systems.ours, site, min_quality=target)
         planned = tuned(ours, load, deploy=True)
-        with_long = tuned(partial(ours, long_answers=True), load, deploy=True, others=planned.systems, loads=LOADS[:1])
+        with_long = tuned(
+            partial(ours, long_answers=True),
+            load,
+            deploy=True,
+            others=planned.systems,
+            loads=LOADS[:1],
+            again=partial(under_rules, ours),
+        )
         every = [*with_long.systems, *deployed.systems]
         systems = {
             "largest": models[last],
@@ -306,6 +329,11 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         )
         print(f"{family.name}, split {split}, quality {target:.1f}, {load:.1f}/s: {line}", flush=True)
     return rows
+
+
+def under_rules(ours: Callable[..., System], demand: Demand, system: System) -> System:
+    """A plan with the rules of another."""
+    return ours(demand, rules=system.rules)
 
 
 def about(system: System, half: Half) -> dict[str, Any]:
@@ -377,6 +405,8 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
         "horizon_units": HORIZON,
         "planned_requests": PLANNED,
         "loads": LOADS,
+        "again": AGAIN,
+        "draws": len(DRAWS),
         "judge_s": JUDGE_S,
         "scales": SCALES,
         "chunks": CHUNKS,

@@ -42,11 +42,16 @@ class System:
         return [strategy.gpus for strategy in self.strategies]
 
 
-def ours(site: Site, demand: Demand, min_quality: float, *, long_answers: bool = False) -> System:
-    """The planner's, for the end-to-end p95. long_answers: see Options."""
-    options = Options(min_quality=min_quality, objective=Objective.END_TO_END, long_answers=long_answers)
-    plan = plan_cascade(site, demand, options)
-    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), plan.rules)
+def ours(
+    site: Site, demand: Demand, min_quality: float, *, long_answers: bool = False, rules: RoutingRules | None = None
+) -> System:
+    """The planner's, for the end-to-end p95. long_answers: see Options. rules: that the routing has, whatever long_answers
+    says; None: it says."""
+    options = Options(
+        min_quality=min_quality, objective=Objective.END_TO_END, long_answers=long_answers and rules is None
+    )
+    plan = plan_cascade(site, demand if rules is None else demand.under(rules), options)
+    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), rules or plan.rules)
 
 
 def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...], rules: RoutingRules = NO_RULES) -> System:
@@ -99,13 +104,11 @@ def most_by_work(site: Site, judged: JudgedSample, min_quality: float) -> float:
     All GPUs are always busy, shared out over the tiers in any fraction, as the replicas that serve most per GPU; for the best
     of all thresholds, and the lengths of the requests that reach each tier with these.
     """
-    _, qualities = all_qualities(judged)
-    levels = [judged.levels(tier) for tier in range(len(site.tiers) - 1)]
     longest = (judged.input_tokens[:, None] + judged.output_tokens).max(axis=0).tolist()
     kinds = [replica_kinds(site, tier, site.cluster.gpus, longest[tier])[0] for tier in range(len(site.tiers))]
     most = 0.0
-    for point in _lowest_able(qualities >= min_quality - 1e-9):
-        processed = route(judged, [float(levels[t][i]) for t, i in enumerate(point)]).processed
+    for thresholds in lowest_thresholds(judged, min_quality):
+        processed = route(judged, thresholds).processed
         gpu_s = 0.0
         for tier, chosen in enumerate(processed):
             if chosen.any():
@@ -115,6 +118,13 @@ def most_by_work(site: Site, judged: JudgedSample, min_quality: float) -> float:
     return most
 
 
+def lowest_thresholds(judged: JudgedSample, min_quality: float) -> list[tuple[float, ...]]:
+    """Thresholds of that quality, of which none can be lowered; three tiers."""
+    levels, qualities = all_qualities(judged)
+    points = _lowest_able(qualities >= min_quality - 1e-9)
+    return [tuple(float(levels[t][i]) for t, i in enumerate(point)) for point in points]
+
+
 def least_busy(
     judged: JudgedSample, min_quality: float, kinds: Sequence[Replica], per_s: Sequence[float], gpus: int
 ) -> tuple[tuple[float, ...], list[int]]:
@@ -122,10 +132,8 @@ def least_busy(
 
     kinds, per_s: each tier's replica, and the requests per second that one serves.
     """
-    levels, qualities = all_qualities(judged)
     best: tuple[float, tuple[float, ...], list[int]] | None = None
-    for point in _lowest_able(qualities >= min_quality - 1e-9):
-        thresholds = tuple(float(levels[t][i]) for t, i in enumerate(point))
+    for thresholds in lowest_thresholds(judged, min_quality):
         shares = route(judged, thresholds).share_processed()
         counts = [kind.shape.gpus if share else 0 for kind, share in zip(kinds, shares, strict=True)]
         if sum(counts) > gpus:
