@@ -25,9 +25,9 @@ from benchmarks import report
 from benchmarks.public_data import public
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
+from planner_service.deployers import deployer_for
 from planner_service.deployment.search import LatencyTable, Parts
 from planner_service.files import TierEntry, read_quality, read_site, read_trace
-from planner_service.plan_cascade import deployer_for
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.goals import least_latency
 from planner_service.routing.quality import SKIPPED, route

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.cascade_simulation import simulate_cascade
+from planner_service.deployers import deployer_for
 from planner_service.deployment.search import NOTHING, Strategy
-from planner_service.plan_cascade import deployer_for, plan_cascade
+from planner_service.plan_cascade import plan_cascade
 from planner_service.planning_options import Options
 from planner_service.routing.end_to_end import EndToEnd
 from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route

@@ -22,9 +22,9 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
+from planner_service.deployers import deployer_for
 from planner_service.deployment.search import Strategy
 from planner_service.files import read_quality, read_site, read_trace
-from planner_service.plan_cascade import deployer_for
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import Dispatch, serve

@@ -15,6 +15,7 @@ from planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from planner_service.routing.quality import route
 from planner_service.simulator import Dispatch, Percentiles, Report, Served, Workload, report, serve
 from planner_service.simulator.felt import Objective, felt_s, percentile_s
+from planner_service.simulator.placed import serve_placed
 from planner_service.simulator.workload import Bools, Floats, Ints
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
@@ -191,7 +192,8 @@ class _Simulation:
             served = strategy.remote.serve(load.work)
         else:
             replicas = [replica for replica, count in strategy.replicas for _ in range(count)]
-            served = serve(load.work, replicas, self._dispatch)
+            placed = self._dispatch is Dispatch.PENDING_WORK
+            served = serve_placed(load.work, replicas) if placed else serve(load.work, replicas, self._dispatch)
         answers = np.flatnonzero(~load.own)
         self.waits_s[load.graded[answers], load.row[answers]] = served.finish_s[answers] - load.work.arrival_s[answers]
         return served

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from planner_service.cascade_plan import CascadePlan, dollars_per_hour
-from planner_service.plan_cascade import deployer_for
+from planner_service.deployers import deployer_for
 from planner_service.routing.goals import cheapest, least_latency
 from planner_service.routing.solution import Solution, Unreachable
 from planner_service.site import Demand, Site

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner_service.cascade_plan import CascadePlan
 from planner_service.demand import demand_of
-from planner_service.plan_cascade import deployer_for
+from planner_service.deployers import deployer_for
 from planner_service.planning_options import LEAST_REQUESTS
 from planner_service.routing.quality import JudgedSample
 from planner_service.simulator import Dispatch, Workload

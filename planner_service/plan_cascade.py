@@ -3,16 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TypedDict
 
-from planner_service import long_answer_search, skip_search
 from planner_service.burst_ladder import NoLadder, burst_ladder
 from planner_service.cascade_choice import Tiers, best_cascade
 from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import run_cascade
-from planner_service.deployment.mixed import GpuTypes
+from planner_service.deployers import deployer_for
 from planner_service.deployment.search import Strategy
-from planner_service.early_rules import NEEDS_PARTS, fitted_rules, outcomes_of
+from planner_service.planned_rules import with_early_checks, with_long_answers, with_skip_rule
 from planner_service.planning_options import Budget, Goal, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
@@ -28,22 +26,16 @@ from planner_service.routing.goals import (
     rounded_up,
     sustaining,
 )
-from planner_service.routing.grading import Grading
-from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE, MixedDeployer
-from planner_service.routing.rules import RoutingRules
-from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
-from planner_service.rule_search import best_rule
-from planner_service.simulator import Dispatch
+from planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE
+from planner_service.routing.solution import Binds, Solution, Unreachable
 from planner_service.simulator.felt import Objective
-from planner_service.site import Demand, Site, replica_kinds
-from planner_service.skip_search import Limits
+from planner_service.site import Demand, Site
 from planner_service.sustained_load import rate_text
 from services.domain.errors import invalid
 
 NO_LADDER_WITH = "not where what judges is stated, or with remote tiers: steps of the ladder do not count their load"
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
 MARGIN = 0.98  # by which it is lowered beyond what was missed
-EARLY_FITS = 3  # times that early checks are fitted to the thresholds that they led to
 STARTED_FROM = 50  # routings that are tried for the slowest tier, where a search for what users feel begins
 RATE_STEPS = 6  # plans that are made on the way up, and as many on the way down
 RATE_PRECISION = 0.02  # where a higher rate is no longer looked for
@@ -81,14 +73,18 @@ def plan_cascade(
         without = dataclasses.replace(options, burst_floor=None, burst_mean=None)
         plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
         return _with_burst_ladder(plan, chosen_of(plan, site, demand)[1], options, options.burst_floor)
+
+    def plan_within(demand: Demand, runs: Sequence[Demand], options: Options) -> CascadePlan:
+        return plan_cascade(site, demand, options, runs=runs, on_evaluation=on_evaluation)
+
     if options.early_error is not None:
-        return _with_early_checks(site, demand, options, options.early_error, runs, on_evaluation)
+        return with_early_checks(plan_within, site, demand, runs, options, options.early_error)
     if options.max_tiers is not None:
         return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
     if options.long_answers:
-        return _with_long_answers(site, demand, options, runs, on_evaluation)
+        return with_long_answers(plan_within, demand, runs, options)
     if options.skip:
-        return _with_skip_rule(site, demand, options, runs, on_evaluation)
+        return with_skip_rule(plan_within, demand, runs, options)
     planner = _Planner(site, options, on_evaluation)
     if options.aim is Goal.RATE:
         return _most_rate(planner, demand, runs)
@@ -171,127 +167,6 @@ def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floo
     if isinstance(ladder, NoLadder):
         return dataclasses.replace(plan, burst_reason=ladder.reason)
     return dataclasses.replace(plan, burst=ladder)
-
-
-def _with_early_checks(
-    site: Site,
-    demand: Demand,
-    options: Options,
-    error: float,
-    runs: Sequence[Demand],
-    on_evaluation: Callable[[int], None],
-) -> CascadePlan:
-    """The plan without early checks; or, where it is better, one with checks that are fitted to its thresholds.
-
-    Where a tier has checks, its threshold is not lowered: by a lower one, more answers would stand that they reject, and the
-    error would be over the stated one. It can also be so because a tier before it changed, and with it the prompts that reach
-    the checked one: then checks are fitted to the new thresholds, and it is planned once more.
-
-    Raises:
-        InvalidRequest: There are no scores of unfinished answers; judging is a load, or tiers are remote: what checks cost
-            there is not simulated.
-    """
-    if any(one.judged.parts is None for one in (demand, *runs)):
-        raise invalid("early_error", NEEDS_PARTS)
-    if any(one.requests.parts is None for one in (demand, *runs)):
-        raise invalid("early_error", "not with the lengths of the trace: its answers have no parts that were scored")
-    if site.grading is not None or site.remotes:
-        raise invalid(
-            "early_error", "not where what judges is stated, or with remote tiers: their load is not simulated"
-        )
-    within = dataclasses.replace(options, early_error=None)
-    plain = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
-    passing, others = (
-        [one.under(plain.rules) for one in some] for some in ((demand,), runs)
-    )  # as the skip rule and the rule for long answers have it
-    checked = plain
-    for _ in range(EARLY_FITS):
-        fitted_to = checked.thresholds
-        rules = fitted_rules(site, passing[0].judged, fitted_to, error)
-        if not any(rule.checks for rule in rules):
-            return dataclasses.replace(plain, early_reason=f"none rejects anything with an error of {error:.2%}")
-        try:
-            checked = plan_cascade(
-                site,
-                passing[0].checking(rules, fitted_to),
-                dataclasses.replace(within, skip=False, long_answers=False),
-                runs=[run.checking(rules, fitted_to) for run in others],
-                on_evaluation=on_evaluation,
-            )
-        except Unreachable as unreachable:
-            return dataclasses.replace(plain, early_reason=f"with them, no plan meets the targets: {unreachable}")
-        early = outcomes_of(passing[0].judged, rules, checked.thresholds)
-        if all(outcome.error is None or outcome.error <= error for outcome in early):
-            break
-    else:
-        reason = f"with the thresholds that they lead to, they reject more than {error:.2%} of what stands"
-        return dataclasses.replace(plain, early_reason=reason)
-    if plain.rank(options.aim) <= checked.rank(options.aim):
-        return dataclasses.replace(plain, early_reason="the plan is no better with them")
-    return dataclasses.replace(
-        checked,
-        solution=dataclasses.replace(checked.solution, proof=Proof.SEARCHED, gap=None),  # other checks may be better
-        skip_below=plain.skip_below,
-        long_answers=plain.long_answers,
-        early=early,
-    )
-
-
-def _with_skip_rule(
-    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
-) -> CascadePlan:
-    """The best plan over skip rules."""
-    within = dataclasses.replace(_each_of(options, skip_search.rules_tried(len(site.tiers))), skip=False)
-
-    def plan(limits: Limits) -> CascadePlan:
-        skipping = [run.skipping(limits) for run in runs]
-        return plan_cascade(site, demand.skipping(limits), within, runs=skipping, on_evaluation=on_evaluation)
-
-    limits, best = best_rule(plan, skip_search.candidates(demand.judged), options.aim)
-    return dataclasses.replace(_taken(best, limits, options), skip_below=limits)
-
-
-def _with_long_answers(
-    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
-) -> CascadePlan:
-    """The best plan over rules for long answers, all under the skip rule that is best without any."""
-    within = _each_of(options, long_answer_search.rules_tried(len(site.tiers)))
-    within = dataclasses.replace(within, long_answers=False)
-    plain: CascadePlan | None = None
-
-    def plan(rules: long_answer_search.Rules) -> CascadePlan:
-        nonlocal plain
-        if not any(rules):
-            plain = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
-            return plain
-        taken = RoutingRules(() if plain is None else plain.skip_below, rules)
-        return plan_cascade(
-            site,
-            demand.under(taken),
-            dataclasses.replace(within, skip=within.skip and plain is None),
-            runs=[run.under(taken) for run in runs],
-            on_evaluation=on_evaluation,
-        )
-
-    rules, best = best_rule(plan, long_answer_search.candidates(demand.judged), options.aim)
-    skip_below = best.skip_below if plain is None else plain.skip_below
-    return dataclasses.replace(_taken(best, rules, options), skip_below=skip_below, long_answers=rules)
-
-
-def _each_of(options: Options, plans: int) -> Options:
-    """The options of each of so many plans, with a guarantee that holds for the one that is taken."""
-    if options.confidence is None:
-        return options
-    return dataclasses.replace(options, confidence=1 - (1 - options.confidence) / plans)
-
-
-def _taken(best: CascadePlan, rules: Sequence[object], options: Options) -> CascadePlan:
-    """The best of the plans under several rules: other rules may be better than those that were tried."""
-    if best.promise is not None and options.confidence is not None:
-        best = dataclasses.replace(best, promise=dataclasses.replace(best.promise, confidence=options.confidence))
-    if all(rule is None for rule in rules):
-        return best
-    return dataclasses.replace(best, solution=dataclasses.replace(best.solution, proof=Proof.SEARCHED, gap=None))
 
 
 def _rate_binds(site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> Unreachable | None:
@@ -481,65 +356,3 @@ def _most_rate(planner: _Planner, demand: Demand, runs: Sequence[Demand]) -> Cas
         assert failure is not None
         raise failure
     return best
-
-
-class DeployerOptions(TypedDict):
-    """See Deployer."""
-
-    dispatch: Dispatch
-    objective: Objective
-    percentile: float
-    max_utilisation: float | None
-    grading: Grading | None
-    on_evaluation: Callable[[int], None]
-
-
-def deployer_for(
-    site: Site,
-    demand: Demand,
-    *,
-    gpus: int | None,
-    dispatch: Dispatch,
-    objective: Objective = Objective.LARGEST_TIER,
-    percentile: float = 95.0,
-    max_utilisation: float | None = None,
-    on_evaluation: Callable[[int], None] = lambda _: None,
-) -> tuple[Deployer, dict[str, str]]:
-    """(the deployment solver, tiers that fit nowhere with the reason)."""
-    gpus = site.gpus if gpus is None else gpus
-    if not 1 <= gpus <= site.gpus:
-        raise invalid("gpus", f"the cluster has {site.gpus}, not {gpus}")
-    if demand.judged.tiers != site.tiers:
-        raise invalid("quality", f"judged are the tiers {', '.join(demand.judged.tiers)}, not {', '.join(site.tiers)}")
-    kinds, reasons = [], {}
-    for tier, name in enumerate(site.tiers):
-        longest = int((demand.requests.input_tokens + demand.requests.output_tokens[:, tier]).max())
-        if site.grading is not None and site.grading.tier == tier:
-            longest = max(longest, site.grading.longest_tokens(demand.requests))
-        able, reason = replica_kinds(site, tier, gpus, longest) if site.remote_of(tier) is None else ([], "")
-        kinds.append(able)
-        if not able and site.remote_of(tier) is None:
-            reasons[name] = reason
-    place = (demand.requests, demand.arrival_s, kinds)
-    how: DeployerOptions = {
-        "dispatch": dispatch,
-        "objective": objective,
-        "percentile": percentile,
-        "max_utilisation": max_utilisation,
-        "grading": site.grading,
-        "on_evaluation": on_evaluation,
-    }
-    if site.more or site.remotes:
-        return MixedDeployer(*place, gpu_types(site, gpus), remotes=site.remotes, **how), reasons
-    return Deployer(*place, gpus, **how), reasons
-
-
-def gpu_types(site: Site, gpus: int) -> GpuTypes:
-    """The types of GPU of a site, of which `gpus` may be used; where none of them has a price, each GPU costs 1."""
-    prices = [each.dollars_per_gpu_hour or 0.0 for each in site.types]
-    return GpuTypes(
-        tuple(each.name for each in site.types),
-        tuple(each.gpus for each in site.types),
-        tuple(prices) if any(prices) else (1.0,) * len(prices),
-        gpus,
-    )

@@ -109,6 +109,8 @@ class Options:
             raise invalid("max_latency_s", f"must be a number of seconds over 0, not {self.max_latency_s:g}")
         if not LEAST_PERCENTILE <= self.percentile < 100:
             raise invalid("percentile", f"must be from {LEAST_PERCENTILE:g} to less than 100, not {self.percentile:g}")
+        if self.dispatch is Dispatch.PENDING_WORK:
+            raise invalid("dispatch", "plans are made with capacity or round-robin; pending-work is for simulations")
         if self.max_utilisation is not None and not 0 < self.max_utilisation <= 1:
             raise invalid("max_utilisation", f"must be over 0 and at most 1, not {self.max_utilisation:g}")
         if self.aim in (Goal.LATENCY, Goal.COST) and self.min_quality is None:

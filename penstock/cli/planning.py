@@ -268,6 +268,14 @@ def simulate(
     seed: options.SelectionSeed = 1,
     lengths: options.Lengths = "quality",
     rate: options.TraceRate = None,
+    dispatch: Annotated[
+        str | None,
+        typer.Option(
+            "--dispatch",
+            help="How requests are distributed over replicas: capacity, round-robin, or pending-work, as routers do. "
+            "Default: as planned.",
+        ),
+    ] = None,
     slo: Annotated[
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
@@ -291,7 +299,10 @@ def simulate(
     from planner_service.cascade_plan import Felt
     from planner_service.cascade_simulation import run_cascade
     from planner_service.plan_file import felt_json, read_plan, read_planned_site, report_json, strategies_of
+    from planner_service.simulator import Dispatch
 
+    if dispatch is not None and dispatch not in (names := [member.value for member in Dispatch]):
+        fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
     with planner_error_handling():
         classes = _slo_classes(slo or [])
         planned = read_plan(plan)
@@ -299,14 +310,13 @@ def simulate(
         files = (trace, Path(planned.inputs.quality))
         demand = _read_demand(site, *files, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
         demand = demand.under(planned.rules)
+        how = planned.dispatch if dispatch is None else Dispatch(dispatch)
         strategies = strategies_of(planned.shapes, site)
         bursts: dict[str, Any] | None = None
         if planned.burst is None:
-            cascade = run_cascade(site, demand, planned.thresholds, strategies, planned.dispatch)
+            cascade = run_cascade(site, demand, planned.thresholds, strategies, how)
         else:
-            run = simulate_bursts(
-                site, demand, planned.burst, strategies, planned.dispatch, window_s=burst_window, seed=seed
-            )
+            run = simulate_bursts(site, demand, planned.burst, strategies, how, window_s=burst_window, seed=seed)
             cascade = run.cascade
             bursts = {
                 "steps": [int((run.steps == i).sum()) for i in range(len(planned.burst.steps))],

@@ -1,4 +1,4 @@
-"""A cluster of equal instances in virtual time, whose requests may move between them. No I/O.
+"""A cluster of instances in virtual time, whose requests may move between equal ones. No I/O.
 
 Each instance is the worker's batch scheduler (`instance_kernel`). A `Policy` (`policies`, `staged`) decides where requests go
 and when they move on; `loop` runs both.
@@ -8,6 +8,7 @@ changes over between two of the source's steps. The receiver sets KV aside from 
 meanwhile does not fit, or the request has ended, nothing moves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from planner_service.simulator import instance_kernel as kernel
 from planner_service.simulator.batch_step import DECODE_FIRST, FREE, RUNNING, WAITING, Engine, Requests
 from planner_service.simulator.tier import Replica
-from planner_service.simulator.workload import Ints, Workload
+from planner_service.simulator.workload import Floats, Ints, Workload
 from services.domain.errors import invalid
 from services.domain.stages import InFlight
 from services.domain.stages.worth import ROUND_TRIP_S, move_s
@@ -51,14 +52,26 @@ class Transfer:
     reserved: int
 
 
+def _engine(replica: Replica, mixed: float) -> Engine:
+    limits, latency = replica.limits, replica.latency
+    return Engine(
+        np.array([limits.block_tokens, limits.max_running, limits.max_step_tokens, DECODE_FIRST], np.int64),
+        np.array([latency.context_token_s, latency.pair_s, latency.gap_s, mixed]),
+        np.array(latency.knot_tokens),
+        np.array(latency.knot_s),
+    )
+
+
 @dataclass
 class Cluster:
-    """The state that policies see and change. Instances are numbered from 0."""
+    """The state that policies see and change. Instances are numbered from 0. replicas: what each of them is.
+
+    busy_s, steps (E): what each has done. preemptions: of all.
+    """
 
     work: Workload
-    replica: Replica
+    replicas: Sequence[Replica]
     moves: Moves
-    instances: int
     now_s: float = 0.0
     transfers: list[Transfer] = field(default_factory=list)
     moved: int = 0
@@ -68,23 +81,17 @@ class Cluster:
     home: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        n, e, limits = len(self.work), self.instances, self.replica.limits
-        room = self.replica.lane_blocks
-        if self.work.longest_tokens > self.replica.request_tokens:
-            raise invalid(
-                "workload", f"a request has {self.work.longest_tokens} tokens, KV {self.replica.request_tokens}"
-            )
+        n, e = len(self.work), self.instances
+        room = min(replica.request_tokens for replica in self.replicas)
+        if self.work.longest_tokens > room:
+            raise invalid("workload", f"a request has {self.work.longest_tokens} tokens, KV {room}")
         self.counts = np.zeros((e, kernel.COUNTS), np.int64)
-        self.counts[:, FREE] = room
+        self.counts[:, FREE] = [replica.lane_blocks for replica in self.replicas]
+        self._done = np.zeros((e, kernel.DONE))
         self._running, self._waiting, self._coming = (np.zeros((e, n), np.int64) for _ in range(3))
         self._coming_s, self._ready_s = np.zeros((e, n)), np.zeros((e, 1))
-        latency = self.replica.latency
-        self._engine = Engine(
-            np.array([limits.block_tokens, limits.max_running, limits.max_step_tokens, DECODE_FIRST], np.int64),
-            np.array([latency.context_token_s, latency.pair_s, latency.gap_s, self.moves.mixed]),
-            np.array(latency.knot_tokens),
-            np.array(latency.knot_s),
-        )
+        engines = {replica: _engine(replica, self.moves.mixed) for replica in dict.fromkeys(self.replicas)}
+        self._engines = [engines[replica] for replica in self.replicas]
         self.length = self.work.input_tokens.copy()
         self.computed, self.blocks, chunk, rank, self._ended = (np.zeros(n, np.int64) for _ in range(5))
         self.first_s, self.finish_s = np.zeros(n), np.zeros(n)
@@ -100,6 +107,27 @@ class Cluster:
             self.finish_s,
         )
         self.produced, self.home = np.zeros(e, np.int64), np.full(n, -1, np.int64)
+
+    @property
+    def instances(self) -> int:
+        return len(self.replicas)
+
+    @property
+    def replica(self) -> Replica:
+        """What each instance is, where all are equal."""
+        return self.replicas[0]
+
+    @property
+    def busy_s(self) -> Floats:
+        return self._done[:, kernel.BUSY]
+
+    @property
+    def steps(self) -> int:
+        return int(self._done[:, kernel.STEPS].sum())
+
+    @property
+    def preemptions(self) -> int:
+        return int(self._done[:, kernel.PREEMPTED].sum())
 
     def send(self, request: int, instance: int, at_s: float) -> None:
         """A new request goes to an instance."""
@@ -146,10 +174,11 @@ class Cluster:
                 self._coming[i],
                 self._coming_s[i],
                 self._ready_s[i],
-                self._engine,
+                self._engines[i],
                 self.work.priority,
                 self._requests,
                 self._ended,
+                self._done[i],
             )
             finished = self._ended[:count]
             ended += finished.tolist()

@@ -30,6 +30,8 @@ N = npt.NDArray[np.int64]
 
 COMING, ARRIVED = BATCH_COUNTS, BATCH_COUNTS + 1  # counts: on their way here; that have ever come
 COUNTS = BATCH_COUNTS + 2
+BUSY, STEPS, PREEMPTED = range(3)  # of what an instance has done: seconds at work, steps, requests preempted
+DONE = 3
 SHORTEST_WAIT_S = 1e-9  # an instance where nothing fits waits at least so long
 
 
@@ -46,6 +48,7 @@ def advance(
     priority: N,  # (R) of all requests of the cluster
     requests: Requests,
     ended: N,  # (capacity) out: requests that ended
+    done: F,  # (DONE) added to
 ) -> int:
     """Take every step that begins before until_s. Returns how many requests ended."""
     n_ended = 0
@@ -58,11 +61,15 @@ def advance(
         if start >= until_s:
             return n_ended
         _let_in(start, counts, running, waiting, coming, coming_s, engine, priority, requests)
-        load, _ = plan_step(counts, running, waiting, requests, engine.limits)
+        load, preempted = plan_step(counts, running, waiting, requests, engine.limits)
         took = step_s(load, engine)
         if load.tokens == 0:  # nothing fits: KV is set aside for what is on its way
             next_s = coming_s[0] if counts[COMING] > 0 else until_s
             took = max(next_s - start, SHORTEST_WAIT_S)
+        else:
+            done[BUSY] += took
+            done[STEPS] += 1
+        done[PREEMPTED] += preempted
         ready_s[0] = start + took
         n_ended += commit(counts, running, requests, start + took, ended[n_ended:])
 

@@ -53,7 +53,7 @@ def serve_cluster(
         InvalidRequest: a request longer than an instance's KV, a layout of another number of instances, or a request that is
             cancelled before it arrives.
     """
-    cluster = Cluster(work, replica, moves, instances)
+    cluster = Cluster(work, [replica] * instances, moves)
     rules = policy(cluster)
     origin_s = work.arrival_s[0] if len(work) else 0.0
     arrival = work.arrival_s - origin_s

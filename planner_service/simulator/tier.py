@@ -17,10 +17,11 @@ from services.domain.latency import StepLatencyModel, StepLoad
 
 
 class Dispatch(enum.Enum):
-    """Which replica a request goes to, decided by its place in the queue alone."""
+    """Which replica a request goes to. All but the last are decided by its place in the queue alone."""
 
     ROUND_ROBIN = "round-robin"  # as in CASCADIA, appendix B
     CAPACITY = "capacity"  # in proportion to what a replica can serve: unequal replicas deserve it
+    PENDING_WORK = "pending-work"  # as routers place requests; see placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _turns(count: int, kind: Ints, capacity: Floats, dispatch: Dispatch) -> Ints
 
 
 def serve(work: Workload, replicas: Sequence[Replica], dispatch: Dispatch = Dispatch.CAPACITY) -> Served:
-    """Simulate. Deterministic.
+    """Simulate, with requests in turns. Deterministic.
 
     Raises:
         InvalidRequest: requests but no replica, or a request longer than a lane's KV.

@@ -70,7 +70,7 @@ def test_the_simulator_places_as_a_router_does() -> None:
         contexts = [max(2000, prompt) + rng.randrange(1000) for prompt in pending]
         tokens = rng.choice([50, 500, 5000])
         cluster = Cluster(
-            Workload(np.zeros(1), np.array([tokens]), np.array([2])), REPLICA, Moves(1.0, 1.0, 0.0), count
+            Workload(np.zeros(1), np.array([tokens]), np.array([2])), [REPLICA] * count, Moves(1.0, 1.0, 0.0)
         )
         dispatch = Dispatch(cluster)
         dispatch._work = [

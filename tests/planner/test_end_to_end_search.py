@@ -9,9 +9,10 @@ import pytest
 from planner_service.cascade_plan import CascadePlan
 from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import draw_demand
+from planner_service.deployers import deployer_for
 from planner_service.deployment.search import Strategy
 from planner_service.files import gpu_of_catalogue, model_of_catalogue
-from planner_service.plan_cascade import deployer_for, plan_cascade
+from planner_service.plan_cascade import plan_cascade
 from planner_service.planning_options import Goal
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.quality import JudgedSample

@@ -20,9 +20,10 @@ from penstock.client.messages.planning import plan_event_from_proto
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.cascade_simulation import run_cascade
 from planner_service.demand import draw_demand
+from planner_service.deployers import deployer_for
 from planner_service.deployment.search import Strategy, exhaustive_latency
 from planner_service.files import FileError, read_site
-from planner_service.plan_cascade import deployer_for, plan_cascade
+from planner_service.plan_cascade import plan_cascade
 from planner_service.planning_codec import plan_to_proto, site_from_proto
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.goals import cheapest

@@ -154,6 +154,8 @@ class _DispatchEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispatch.Val
     DISPATCH_CAPACITY: _Dispatch.ValueType  # 1
     """In proportion to the capacity of replicas; the default."""
     DISPATCH_ROUND_ROBIN: _Dispatch.ValueType  # 2
+    DISPATCH_PENDING_WORK: _Dispatch.ValueType  # 3
+    """As routers place requests: where the least work is pending. For SimulateDeployment, without pipeline stages."""
 
 class Dispatch(_Dispatch, metaclass=_DispatchEnumTypeWrapper):
     """Distribution of requests over the replicas of a tier."""
@@ -162,6 +164,8 @@ DISPATCH_UNSPECIFIED: Dispatch.ValueType  # 0
 DISPATCH_CAPACITY: Dispatch.ValueType  # 1
 """In proportion to the capacity of replicas; the default."""
 DISPATCH_ROUND_ROBIN: Dispatch.ValueType  # 2
+DISPATCH_PENDING_WORK: Dispatch.ValueType  # 3
+"""As routers place requests: where the least work is pending. For SimulateDeployment, without pipeline stages."""
 Global___Dispatch: _TypeAlias = Dispatch  # noqa: Y015
 
 @_typing.final

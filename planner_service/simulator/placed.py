@@ -1,0 +1,50 @@
+"""A tier whose requests are placed as routers place them: where the least work is pending. No I/O.
+
+Routers know what workers published last, and what they have sent since: the decision is `services.domain.dispatch`, the code
+that serves. It depends on everything that happens, so a tier is simulated as a whole, tick by tick. Plans are made with turns
+(`tier`), which let every replica be simulated by itself.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner_service.simulator.cluster import Cluster, Moves
+from planner_service.simulator.policies import LeastWork
+from planner_service.simulator.tier import Replica, Served
+from planner_service.simulator.workload import Workload
+from services.domain.errors import invalid
+
+STILL = Moves(kv_bytes_per_token=1.0, bandwidth_bytes_per_s=1.0, mixed=0.0)
+"""Nothing moves; workers publish their load as often as in the mesh."""
+
+
+def serve_placed(work: Workload, replicas: Sequence[Replica]) -> Served:
+    """Simulate. Deterministic.
+
+    Raises:
+        InvalidRequest: requests but no replica, a request longer than a replica's KV, or a replica with pipeline stages,
+            whose batches are not simulated by tick.
+    """
+    if not len(work):
+        return Served(np.zeros(0), np.zeros(0), np.zeros(0, np.int64), 0.0, 0, 0)
+    if not replicas:
+        raise invalid("replicas", "at least one is needed")
+    if staged := [replica.shape for replica in replicas if replica.shape.pp > 1]:
+        raise invalid("dispatch", f"pending-work is simulated without pipeline stages, which {staged[0]} has")
+    cluster = Cluster(work, replicas, STILL)
+    rules, arrival_s, upcoming, tick, left = LeastWork(cluster), work.arrival_s - work.arrival_s[0], 0, 0, len(work)
+    publish_every = max(1, round(STILL.publish_s / STILL.tick_s))
+    while left:
+        tick += 1
+        until_s = tick * STILL.tick_s
+        while upcoming < len(work) and arrival_s[upcoming] < until_s:
+            cluster.send(upcoming, rules.place(upcoming), float(arrival_s[upcoming]))
+            upcoming += 1
+        left -= len(cluster.advance(until_s))
+        if tick % publish_every == 0:
+            rules.publish()
+    first_s, finish_s = (times + work.arrival_s[0] for times in (cluster.first_s, cluster.finish_s))
+    span_s = float(finish_s.max() - work.arrival_s[0])
+    busy = float(cluster.busy_s.mean()) / span_s if span_s > 0 else 0.0
+    return Served(first_s, finish_s, cluster.home, busy, cluster.steps, cluster.preemptions)
