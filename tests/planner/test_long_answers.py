@@ -150,16 +150,10 @@ def test_a_promise_holds_for_the_plan_that_is_taken() -> None:
     assert plan.felt_s <= plain.felt_s
 
 
-@pytest.mark.parametrize("coarse", [False, True])
-def test_rules_that_are_tried(coarse: bool) -> None:
-    """At most as many as the error of a promise is shared out to, and each tells some answers from others. A judge that gives
-    most answers its best score leaves more lengths to try."""
+def test_rules_that_are_tried() -> None:
+    """At most as many as the error of a promise is shared out to, and each tells some answers from others."""
     judged = sample(5)
-    if coarse:
-        judged = dataclasses.replace(judged, scores=np.where(judged.scores > 0, 100.0, 0.0))
     for tier, rules in enumerate(candidates(judged)):
-        assert {rule.threshold for rule in rules} == ({0.0} if coarse else {0.0, 20.0})
-        assert len({rule.from_tokens for rule in rules}) == (6 if coarse else 3)
         assert 1 <= len(rules) <= (rules_tried(3) - 1) / 2
         for rule in rules:
             long = judged.output_tokens[:, tier] >= rule.from_tokens
