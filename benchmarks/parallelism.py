@@ -24,7 +24,6 @@ CASES: tuple[tuple[str, int, tuple[Config, ...]], ...] = (
 )
 OUTPUTS = (512, 1024)
 REQUESTS, SEED = 2000, 1
-MOST_TIMES = 3.0  # by which the best strategy is ahead, in the paper
 
 
 def run(_: int) -> None:

@@ -37,6 +37,7 @@ def demand_of(
         demand.requests.scores,
         demand.requests.predicted,
         known_quality=demand.requests.known_quality,
+        refused=demand.requests.refused,
     )
     return Demand(judged, drawn, arrival_s)
 

@@ -557,15 +557,18 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
 
     Also {tier}_quality (0 to 100), if every tier has it: what the answers are worth, where that is not the judge's score.
 
+    Also {tier}_refused (0 or 1), if every tier has it: whether a guard of the judge has refused the answer.
+
     Also {tier}_score_after_{tokens} of unfinished answers, empty where one has no more: see `penstock measure --early-after`.
 
     An empty answer counts as one token: it costs a step to find out.
     """
     expected = ("input_tokens", *(f"{tier}_{what}" for tier in tiers for what in ("output_tokens", "judge_score")))
-    inputs, outputs, scores, predicted, quality, parts = [], [], [], [], [], []
+    inputs, outputs, scores, predicted, quality, refused, parts = [], [], [], [], [], [], []
     after = list[int]()
     predictions = [f"{tier}_predicted_score" for tier in tiers]
     qualities = [f"{tier}_quality" for tier in tiers]
+    refusals = [f"{tier}_refused" for tier in tiers]
     for line, row in csv_rows(path, expected):
         after = after or _after_tokens(path, row, tiers)
         inputs.append(csv_count(path, line, row, "input_tokens", 0))
@@ -576,6 +579,8 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
             predicted.append([csv_number(path, line, row, column, 0, 100) for column in predictions])
         if all(column in row for column in qualities):
             quality.append([csv_number(path, line, row, column, 0, 100) for column in qualities])
+        if all(column in row for column in refusals):
+            refused.append([csv_number(path, line, row, column, 0, 1) > 0 for column in refusals])
     shape = (len(inputs), len(tiers))
     return JudgedSample(
         tiers,
@@ -585,6 +590,7 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
         np.array(predicted, float) if predicted else None,
         parts=PartScores(tuple(after), np.array(parts, float)) if after else None,
         known_quality=np.array(quality, float) if quality else None,
+        refused=np.array(refused, np.bool_) if refused else None,
     )
 
 

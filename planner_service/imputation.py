@@ -62,6 +62,8 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
         ]
     lent = np.maximum(1, np.round(lent * np.clip(stretch, 1 / MOST_STRETCHED, MOST_STRETCHED)))
     known_out = np.where(np.isnan(cut[drawn]), known_out, cut[drawn])
+    # routers do not sample reasons: of an answer that they sampled, a score of 0 counts as a refusal
+    lent_refused = np.zeros(known_score.shape, np.bool_) if profile.refused is None else profile.refused[donor]
     return JudgedSample(
         profile.tiers,
         inputs[drawn].astype(np.int64),
@@ -70,6 +72,7 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
         _predicted(profile, usable, drawn, donor),
         rejected_early=~np.isnan(cut[drawn]) if (~np.isnan(cut)).any() else None,
         known_quality=None if profile.known_quality is None else profile.known_quality[donor],
+        refused=np.where(np.isnan(known_score), lent_refused, known_score == 0),
     )
 
 

@@ -331,9 +331,12 @@ def long_answers_of(result: dict[str, Any]) -> tuple[LongAnswers | None, ...]:
         KeyError, TypeError, ValueError: They are not such rules; names the field.
     """
     rules = tuple(
-        None if rule is None else LongAnswers(int(rule["from_tokens"]), float(rule["threshold"]))
+        None if rule is None else LongAnswers(rule["from_tokens"], float(rule["threshold"]))
         for rule in result.get("long_answers") or ()
     )
+    for i, rule in enumerate(rules):
+        if rule is not None and (not isinstance(rule.from_tokens, int) or isinstance(rule.from_tokens, bool)):
+            raise ValueError(f"long_answers[{i}].from_tokens: must be a whole number, not {rule.from_tokens!r}")
     if rules and len(rules) != len(result["tiers"]) - 1:
         raise ValueError(f"long_answers: must be of {len(result['tiers']) - 1} tiers, not {len(rules)}")
     for i, rule in enumerate(rules):

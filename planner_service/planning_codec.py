@@ -53,6 +53,7 @@ from services.proto_codec import duration
 
 REQUESTS, SEED = 500, 1  # of `penstock plan`
 
+LENGTHS_OF_ANSWERS = "must be those of the judged answers where long answers are accepted"
 _Part = TypeVar("_Part", bound=BaseModel)
 _Value = TypeVar("_Value")
 
@@ -97,6 +98,8 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         problems.append(FieldProblem("gpus", "must be at least 1"))
     if request.skip and not any(prompt.predicted_scores for prompt in request.inputs.workload.judged):
         problems.append(FieldProblem("inputs.workload.judged", "have no predicted_scores, which skip needs"))
+    if request.long_answers and request.inputs.workload.lengths == pb.LENGTH_SOURCE_TRACE:
+        problems.append(FieldProblem("inputs.workload.lengths", LENGTHS_OF_ANSWERS))
     if request.HasField("early_error") and not request.inputs.workload.early_after_tokens:
         problems.append(FieldProblem("inputs.workload.early_after_tokens", "are needed for early_error"))
     if problems:
@@ -477,6 +480,8 @@ def _long_answers_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[Lon
             continue
         if i == len(rules) - 1:
             raise invalid(f"tiers[{i}].long_answers", "the last tier's answers always stand")
+        if request.inputs.workload.lengths == pb.LENGTH_SOURCE_TRACE:
+            raise invalid("inputs.workload.lengths", LENGTHS_OF_ANSWERS)
         if problems := [*long_answers_problems(rule, f"tiers[{i}].long_answers")]:
             raise InvalidRequest(*problems)
     return tuple(rules[:-1])
@@ -562,6 +567,7 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
         if not all(0 <= score <= 100 for score in prompt.judge_scores):
             raise invalid(f"{at}[{i}].judge_scores", "must be from 0 to 100")
     parts = _unfinished(workload, len(tiers), at)
+    refused = _of_all_or_none([[100.0 * one for one in p.refused] for p in workload.judged], len(tiers), at, "refused")
     # an empty prompt or answer counts as one token, as in files
     return JudgedSample(
         tiers,
@@ -571,6 +577,7 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
         _of_all_or_none([p.predicted_scores for p in workload.judged], len(tiers), at, "predicted_scores"),
         parts=parts,
         known_quality=_of_all_or_none([p.qualities for p in workload.judged], len(tiers), at, "qualities"),
+        refused=None if refused is None else refused > 0,
     )
 
 

@@ -84,13 +84,17 @@ def demo(
     in the training data.
     """
     from penstock.local import MeshOptions
+    from services.field_problems import SettingsError
+    from services.mesh_file import load_mesh_file
 
     try:
         held_out = read_questions(questions, prompts or LEAST_PROMPTS)
         if early_checks is None and mesh == MESH and EARLY_CHECKS.exists():
             early_checks = EARLY_CHECKS
         checks = {} if early_checks is None else read_early_checks(early_checks)
-    except (QuestionsError, EarlyChecksError) as error:
+        if early_checks is not None and not any(tier.name in checks for tier in load_mesh_file(mesh).tiers[:-1]):
+            fail(f"{early_checks}: no checks of a tier of {mesh} but the last")
+    except (QuestionsError, EarlyChecksError, SettingsError) as error:
         fail(str(error))
     mesh_options = MeshOptions(mesh, folder, any_ports=True)
     with cli_error_handling("the mesh of the demo"):
@@ -151,7 +155,7 @@ async def _run(
                     without = partial(replace, skip_below=None)
                     async with demo_run.changed_plan(client, planner, "no tier is passed over", without):
                         await run(demo_report.PLAIN, "cascade")
-                if any(name in checks for name in tiers[:-1]):
+                if checks:
                     fitted = partial(_with_checks, checks=checks, tiers=tiers[:-1])
                     async with demo_run.changed_plan(client, planner, "with early checks", fitted):
                         await run(demo_report.CHECKED, "cascade")
@@ -170,7 +174,7 @@ async def _run(
 
 
 def _with_checks(tier: TierPlan, *, checks: Mapping[str, tuple[EarlyCheck, ...]], tiers: Sequence[str]) -> TierPlan:
-    return replace(tier, early_checks=checks.get(tier.name, ())) if tier.name in tiers else tier
+    return replace(tier, early_checks=checks.get(tier.name, tier.early_checks)) if tier.name in tiers else tier
 
 
 def mesh_cpu_s(mesh: "LocalMesh") -> float:

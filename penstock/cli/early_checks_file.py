@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from penstock.client.plans import EarlyCheck
+from services.domain.early_checks import EarlyCheck as DomainCheck
+from services.domain.early_checks import early_check_problems
 
 
 class EarlyChecksError(ValueError):
@@ -19,12 +21,19 @@ def read_early_checks(path: Path) -> dict[str, tuple[EarlyCheck, ...]]:
     try:
         fitted = json.loads(path.read_text())["early_checks"]
         checks = {
-            str(tier): tuple(EarlyCheck(int(c["after_tokens"]), float(c["reject_below"])) for c in one["checks"])
+            str(tier): tuple(DomainCheck(int(c["after_tokens"]), float(c["reject_below"])) for c in one["checks"])
             for tier, one in fitted.items()
             if one is not None
         }
     except OSError as error:
         raise EarlyChecksError(f"{path}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise EarlyChecksError(f"{path}: not the output of `penstock measure --early-after`: {error!r}") from None
-    return {tier: of_tier for tier, of_tier in checks.items() if of_tier}
+    for tier, of_tier in checks.items():
+        if problems := [*early_check_problems(of_tier, f"early_checks.{tier}.checks")]:
+            raise EarlyChecksError(f"{path}: {problems[0].field}: {problems[0].problem}")
+    return {
+        tier: tuple(EarlyCheck(check.after_tokens, check.reject_below) for check in of_tier)
+        for tier, of_tier in checks.items()
+        if of_tier
+    }

@@ -30,6 +30,7 @@ class _Scored:
     answered: Answered
     score: float
     beginnings: list[float | None]
+    refused: bool
 
     @property
     def good(self) -> bool:
@@ -176,10 +177,10 @@ async def _measure(
                     async with slots:
                         reply = await client.generate(question.prompt, generation, model=tier)
                         answered = Answered(question.prompt, reply, question.answer)
-                        (score,) = await judge.score([answered], scorer)
+                        (verdict,) = await judge.verdicts([answered], scorer)
                         beginnings = await judge.score_beginnings(answered, early_after, scorer)
                     progress.advance(bar)
-                    return _Scored(question, answered, score, beginnings)
+                    return _Scored(question, answered, verdict.score, beginnings, bool(verdict.reason))
 
                 scores = {
                     tier.name: await asyncio.gather(*(one(tier.name, question) for question in questions))
@@ -249,7 +250,7 @@ def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence
     columns = ["prompt_id", "input_tokens"]
     parts = [f"score_after_{tokens}" for tokens in after]
     known = all(answer.question.answer is not None for answers in scores.values() for answer in answers)
-    own = ("output_tokens", "judge_score", *(("quality",) if known else ()), *parts)
+    own = ("output_tokens", "judge_score", "refused", *(("quality",) if known else ()), *parts)
     columns += [f"{tier}_{what}" for tier in scores for what in own]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -257,7 +258,7 @@ def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence
         for i, row in enumerate(zip(*scores.values(), strict=True)):
             cells: list[object] = [f"p{i}", row[0].answered.reply.usage.prompt_tokens]
             for scored in row:
-                cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}"]
+                cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}", int(scored.refused)]
                 cells += [100 if scored.good else 0] if known else []
                 cells += ["" if score is None else f"{score:.6g}" for score in scored.beginnings]
             writer.writerow(cells)

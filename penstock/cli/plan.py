@@ -591,16 +591,21 @@ def _apply(figures: dict[str, Any], note: str, admin: str | None, *, force: bool
 
 
 def _without_unfit_checks(current: Plan, changed: Sequence[TierPlan], *, is_without: bool) -> list[TierPlan]:
-    """The tiers without early checks that were fitted to higher thresholds, as they would reject more answers that stand.
+    """The tiers without early checks that were fitted to higher thresholds, or without the plan's rule for long answers.
+
+    They would reject more answers that stand.
 
     is_without: the plan was made to have no checks at all.
     """
     tiers = []
     for before, tier in zip(current.tiers, changed, strict=True):
         lower = tier.threshold is None or (before.threshold is not None and tier.threshold < before.threshold)
+        lower = lower or (tier.long_answers is not None and tier.long_answers != before.long_answers)
         if tier.early_checks and (is_without or lower):
-            why = "the plan is better without them" if is_without else "they were fitted to a higher threshold"
-            errors.print(f"early checks of tier {tier.name} are removed: {why}", markup=False, highlight=False)
+            why = "the plan is better without them" if is_without else "they were fitted where fewer answers stood"
+            errors.print(
+                f"early checks of tier {tier.name} are removed: {why}", markup=False, highlight=False, soft_wrap=True
+            )
             tier = dataclasses.replace(tier, early_checks=())
         tiers.append(tier)
     return tiers

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from planner_service.site import Demand, Site
     from planner_service.slo_classes import ClassAttainment, WorkloadClass
 
+LENGTHS_OF_ANSWERS = "--lengths trace goes without --long-answers: the length of each answer counts"
 FRONTIER_POINTS, TYPED_FRONTIER_POINTS = 16, 8  # with one type of GPU, with several
 DEFAULT_REQUESTS, DEFAULT_REPLAY = 500, 2000
 
@@ -81,10 +82,13 @@ def plan(
 
     if min_quality is None and max_latency is None:
         fail("give --min-quality, --max-latency or both", 2)
-    kinds = (("--dispatch", dispatch, Dispatch), ("--objective", objective, Objective), ("--goal", goal, Goal))
+    turns = [Dispatch.CAPACITY, Dispatch.ROUND_ROBIN]
+    kinds = (("--dispatch", dispatch, turns), ("--objective", objective, Objective), ("--goal", goal, Goal))
     for flag, value, kind in (*kinds, ("--budget", budget, Budget)):
         if value is not None and value not in (names := [member.value for member in kind]):
             fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
+    if long_answers and lengths == "trace":
+        fail(LENGTHS_OF_ANSWERS, 2)
     to_stdout = out == options.STDOUT
     with planner_error_handling(json=json or to_stdout):
         classes = _slo_classes(slo)
@@ -273,7 +277,7 @@ def simulate(
         typer.Option(
             "--dispatch",
             help="How requests are distributed over replicas: capacity, round-robin, or pending-work, as routers do. "
-            "Default: as planned.",
+            "Default: as planned. The attainment of --slo has its own placement.",
         ),
     ] = None,
     slo: Annotated[
@@ -306,6 +310,8 @@ def simulate(
     with planner_error_handling():
         classes = _slo_classes(slo or [])
         planned = read_plan(plan)
+        if any(planned.long_answers) and lengths == "trace":
+            fail(LENGTHS_OF_ANSWERS, 2)
         site = read_planned_site(planned)
         files = (trace, Path(planned.inputs.quality))
         demand = _read_demand(site, *files, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)

@@ -21,6 +21,14 @@ class Answered:
     reference: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """score: from 0 to 100. reason: why the judge gave 0 without its scorer, such as `truncated_answer`; otherwise empty."""
+
+    score: float
+    reason: str = ""
+
+
 class AsyncJudge:
     """A client of one judge.
 
@@ -47,7 +55,15 @@ class AsyncJudge:
         Raises:
             PenstockError: The call failed.
         """
-        return await self._scores(scorer, [_item(answered) for answered in answers])
+        return [verdict.score for verdict in await self.verdicts(answers, scorer)]
+
+    async def verdicts(self, answers: Sequence[Answered], scorer: str = "") -> list[Verdict]:
+        """The scores of answers with the reasons of those that were refused. scorer: empty for the judge's default.
+
+        Raises:
+            PenstockError: The call failed.
+        """
+        return await self._verdicts(scorer, [_item(answered) for answered in answers])
 
     async def score_beginnings(self, answered: Answered, tokens: Sequence[int], scorer: str = "") -> list[float | None]:
         """The scores that a reply would have had when it had so many tokens and was not finished.
@@ -60,14 +76,14 @@ class AsyncJudge:
         """
         items = [_beginning(answered, count) for count in tokens]
         to_score = [item for item in items if item is not None]
-        scores = iter(await self._scores(scorer, to_score) if to_score else ())
-        return [None if item is None else next(scores) for item in items]
+        verdicts = iter(await self._verdicts(scorer, to_score) if to_score else ())
+        return [None if item is None else next(verdicts).score for item in items]
 
-    async def _scores(self, scorer: str, items: Sequence[pb.ScoreItem]) -> list[float]:
+    async def _verdicts(self, scorer: str, items: Sequence[pb.ScoreItem]) -> list[Verdict]:
         request = pb.ScoreRequest(scorer=scorer, items=items)
         with errors.raised_from_rpc():
             response = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
-        return [result.score for result in response.results]
+        return [Verdict(result.score, result.reason) for result in response.results]
 
 
 def _item(answered: Answered) -> pb.ScoreItem:

@@ -121,7 +121,8 @@ class JudgedPrompt:
     predicted_scores: what a score predictor expects, 0 to 100, one per tier; needed for `skip`. unfinished_scores: one
     per tier, after each of the inputs' `early_after_tokens`, without the last ones where the answer has no more tokens; empty
     for a tier whose unfinished answers were not scored. Needed for `early_error`. qualities: what each tier's answer is
-    worth, 0 to 100, where that is not its judge score; the quality of a plan is the mean of these.
+    worth, 0 to 100, where that is not its judge score; the quality of a plan is the mean of these. refused: whether a guard
+    of the judge has refused each tier's answer, which is then never accepted as a long one.
     """
 
     input_tokens: int
@@ -130,6 +131,7 @@ class JudgedPrompt:
     predicted_scores: tuple[float, ...] = ()
     unfinished_scores: tuple[tuple[float, ...], ...] = ()
     qualities: tuple[float, ...] = ()
+    refused: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

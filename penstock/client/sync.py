@@ -420,18 +420,22 @@ class PlannerClient:
         skip_below: Sequence[float | None] = (),
         early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
         long_answers: Sequence[plans.LongAnswers | None] = (),
+        dispatch: str = "capacity",
     ) -> plans.Simulation:
         """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
         skip_below: of each tier but the last, the predicted score below which prompts pass it over; None or empty: never.
         early_checks: of each tier but the last, at some of the inputs' `early_after_tokens`; empty: none. long_answers: of
-        each tier but the last, which are accepted from a lower score on; None or empty: length does not matter.
+        each tier but the last, which are accepted from a lower score on; None or empty: length does not matter. dispatch: how
+        requests are distributed over replicas, capacity, round-robin, or pending-work, as routers do.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
             ValueError: The inputs cannot be sent.
         """
-        request = planning.simulate_request(inputs, replicas, thresholds, skip_below, early_checks, long_answers)
+        request = planning.simulate_request(
+            inputs, replicas, thresholds, skip_below, early_checks, long_answers, dispatch
+        )
         with errors.raised_from_rpc():
             response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return planning.simulation_from_proto(response)

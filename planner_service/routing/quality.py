@@ -26,7 +26,8 @@ class JudgedSample:
     without any. rejected_early (N, C): answers that are not finished, see `checking`; None if all are. least (C - 1): lower
     thresholds are not tried; None if all are. known_quality (N, C): what the answers are worth, from 0 to 100, where that is
     known apart from their scores, as by comparison with references; None if the scores are the quality. long_enough (N, C):
-    answers that stand whatever the threshold, see `accepting`; None if none do.
+    answers that stand whatever the threshold, see `accepting`; None if none do. refused (N, C): answers that a guard of the
+    judge has refused, which are never long ones; None if none are.
     """
 
     tiers: tuple[str, ...]
@@ -40,12 +41,13 @@ class JudgedSample:
     least: tuple[float, ...] | None = None
     known_quality: Floats | None = None
     long_enough: Bools | None = None
+    refused: Bools | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
         if self.scores.shape != shape or self.output_tokens.shape != shape:
             raise invalid("quality", f"scores and output tokens must be of shape {shape}")
-        for name in ("predicted", "passed_over", "rejected_early", "known_quality", "long_enough"):
+        for name in ("predicted", "passed_over", "rejected_early", "known_quality", "long_enough", "refused"):
             if (values := getattr(self, name)) is not None and values.shape != shape:
                 raise invalid("quality", f"{name} must be of shape {shape}")
         if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
@@ -88,6 +90,7 @@ class JudgedSample:
             self.least,
             None if self.known_quality is None else self.known_quality[rows],
             None if self.long_enough is None else self.long_enough[rows],
+            None if self.refused is None else self.refused[rows],
         )
 
     def only(self, tiers: Sequence[int]) -> "JudgedSample":
@@ -105,6 +108,7 @@ class JudgedSample:
             None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
             None if self.known_quality is None else self.known_quality[:, columns],
             None if self.long_enough is None else self.long_enough[:, columns],
+            None if self.refused is None else self.refused[:, columns],
         )
 
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
@@ -140,6 +144,8 @@ class JudgedSample:
         for tier, rule in enumerate(rules):
             answers = zip(self.output_tokens[:, tier].tolist(), self.scores[:, tier].tolist(), strict=True)
             mask[:, tier] = [stands_by_length(rule, tokens, score) for tokens, score in answers]
+        if self.refused is not None:
+            mask &= ~self.refused
         return replace(self, long_enough=mask)
 
     def checking(self, rules: Sequence[EarlyRule], fitted_to: Sequence[float] | None = None) -> "JudgedSample":

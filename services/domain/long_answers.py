@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from services.domain.errors import FieldProblem
 
+MAX_TOKENS = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class LongAnswers:
@@ -25,7 +27,7 @@ def stands_by_length(rule: LongAnswers | None, output_tokens: int, score: float)
 
 
 def long_answers_problems(rule: LongAnswers, path: str) -> Iterator[FieldProblem]:
-    if rule.from_tokens < 1:
-        yield FieldProblem(f"{path}.from_tokens", f"must be at least 1, not {rule.from_tokens}")
+    if not 1 <= rule.from_tokens <= MAX_TOKENS:
+        yield FieldProblem(f"{path}.from_tokens", f"must be from 1 to {MAX_TOKENS:,}, not {rule.from_tokens:,}")
     if not 0 <= rule.threshold <= 100:
         yield FieldProblem(f"{path}.threshold", f"must be from 0 to 100, not {rule.threshold}")

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from services.domain.long_answers import MAX_TOKENS
 from services.mesh_schema.common import FROZEN, MAX_PORT, MAX_PROCESSES, Device
 
 
@@ -154,7 +155,7 @@ class MeshLongAnswers(BaseModel):
 
     model_config = FROZEN
 
-    from_tokens: int = Field(ge=1)
+    from_tokens: int = Field(ge=1, le=MAX_TOKENS)
     """How many output tokens make an answer a long one."""
     threshold: float = Field(ge=0, le=100)
     """Long answers with at least this score are accepted, also if the tier's own threshold is higher."""

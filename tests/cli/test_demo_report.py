@@ -153,6 +153,11 @@ def test_the_early_checks_that_measure_has_fitted_are_read(tmp_path: Path) -> No
         ('{"early_checks": []}', "items"),
         ('{"early_checks": {"small": {"checks": [{"after_tokens": 3}]}}}', "reject_below"),
         ("[", "Expecting value"),
+        (
+            '{"early_checks": {"small": {"checks": [{"after_tokens": 0, "reject_below": 5}]}}}',
+            "early_checks.small.checks",
+        ),
+        ('{"early_checks": {"small": {"checks": [{"after_tokens": 3, "reject_below": 500}]}}}', "reject_below"),
     ):
         path.write_text(content)
         with pytest.raises(EarlyChecksError, match=why):

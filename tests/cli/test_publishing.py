@@ -18,6 +18,7 @@ from tests.conftest import ROOT
 from tests.support.cli import penstock, penstock_process
 
 EXAMPLES = ROOT / "examples"
+LONG = {"from_tokens": 200, "threshold": 10.0}
 EMPTY: dict[str, Any] = {"checks": [], "meanwhile_tokens": 0}
 
 
@@ -179,7 +180,8 @@ def test_early_checks_are_published_with_their_plan_and_stay_without_others(
     checked = figures | {"early_checks": [{"checks": checks, "meanwhile_tokens": 3}]}
     refused_checks = {"early_checks": None, "early_reason": "the plan is no better with them"}
     for without, why in (
-        (figures | {"thresholds": [20.0]}, "they were fitted to a higher threshold"),
+        (figures | {"thresholds": [20.0]}, "they were fitted where fewer answers stood"),
+        (figures | {"long_answers": [LONG]}, "they were fitted where fewer answers stood"),
         (figures | refused_checks, "the plan is better without them"),
     ):
         for content in (checked, without):

@@ -18,7 +18,7 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
 from planner_service.cascade_simulation import run_cascade
 from planner_service.demand import draw_demand
-from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue, read_quality
 from planner_service.long_answer_search import candidates, rules_tried
 from planner_service.plan_cascade import plan_cascade
 from planner_service.plan_file import read_plan
@@ -82,6 +82,36 @@ def test_a_tier_that_is_passed_over_accepts_no_long_answers() -> None:
     judged = sample(3).accepting((LongAnswers(1, 0.0), None))
     assert not route(judged, (101.0, 60.0)).processed[0].any()
     assert route(judged, (100.0, 60.0)).answered.max() == 0
+
+
+def test_what_a_guard_has_refused_is_no_long_answer() -> None:
+    """As in the router: an answer that was cut off or repeats itself is long for that reason."""
+    judged = sample(6)
+    refused = (judged.scores == 0) & (np.arange(len(judged))[:, None] % 2 == 0)
+    with_reasons = dataclasses.replace(judged, refused=refused).accepting((LongAnswers(1, 0.0), LongAnswers(1, 0.0)))
+    assert with_reasons.long_enough is not None
+    assert not with_reasons.long_enough[refused].any()
+    assert with_reasons.long_enough[:, :2][~refused[:, :2]].all()
+    rows = np.array([0, 5, 7])
+    np.testing.assert_array_equal(with_reasons.subset(rows).refused, refused[rows])
+    np.testing.assert_array_equal(with_reasons.only((0, 2)).refused, refused[:, [0, 2]])
+
+
+def test_refusals_come_from_files_and_messages(tmp_path: Path) -> None:
+    path = tmp_path / "judged.csv"
+    header = "input_tokens,a_output_tokens,a_judge_score,b_output_tokens,b_judge_score,a_refused,b_refused"
+    path.write_text(f"{header}\n5,9,0,9,80,1,0\n5,9,0,9,90,0,0\n")
+    np.testing.assert_array_equal(read_quality(path, ("a", "b")).refused, [[True, False], [False, False]])
+    path.write_text(f"{header}\n5,9,0,9,80,2,0\n")
+    with pytest.raises(FileError, match="a_refused"):
+        read_quality(path, ("a", "b"))
+    request = planning.plan_request(inputs(), 75.0, None, "end-to-end", None, None, "at-most").inputs
+    assert codec.inputs_from_proto(request)[1].judged.refused is None
+    for i, prompt in enumerate(request.workload.judged):
+        prompt.refused.extend([i == 3, False])
+    refused = codec.inputs_from_proto(request)[1].judged.refused
+    assert refused is not None
+    assert np.argwhere(refused).tolist() == [[3, 0]]
 
 
 def test_parts_of_a_sample_keep_their_rules() -> None:
@@ -206,6 +236,9 @@ def test_a_plan_file_has_the_rule_and_is_replayed_and_rendered_with_it(files: di
     plain = json.loads(run("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json").stdout)
     assert p95_s < plain["end_to_end_s"]["p95"]
     out.write_text(json.dumps(figures))
+    refused = run("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--lengths", "trace")
+    assert refused.exit_code == 2
+    assert "--lengths trace goes without --long-answers" in refused.output
     assert run("plan", "render", out, "--to", "compose").exit_code == 0
     mesh = yaml.safe_load(out.with_suffix(".mesh.yaml").read_text())
     assert [tier.get("long_answers") for tier in mesh["tiers"]] == [rule, None]
@@ -213,6 +246,8 @@ def test_a_plan_file_has_the_rule_and_is_replayed_and_rendered_with_it(files: di
         ([rule, rule], "long_answers: must be of 1 tiers"),
         ([rule | {"from_tokens": 0}], r"long_answers\[0\].from_tokens"),
         ([rule | {"threshold": 101}], r"long_answers\[0\].threshold"),
+        ([rule | {"from_tokens": 2**40}], r"long_answers\[0\].from_tokens"),
+        ([rule | {"from_tokens": 3.5}], r"long_answers\[0\].from_tokens: must be a whole number"),
         ([{"from_tokens": 3}], "threshold"),
     ):
         out.write_text(json.dumps(figures | {"long_answers": wrong}))
@@ -262,5 +297,17 @@ def test_the_service_plans_and_simulates_with_the_rule() -> None:
         with pytest.raises(InvalidRequest) as refused:
             codec.rules_from_proto(bad, site, demand)
         assert [problem.field for problem in refused.value.problems] == [field]
+    simulated.inputs.workload.lengths = request.inputs.workload.lengths = pb.LENGTH_SOURCE_TRACE
+    for refusing in (
+        lambda: codec.rules_from_proto(simulated, site, demand),
+        lambda: codec.options_from_proto(request),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            refusing()
+        assert [problem.field for problem in refused.value.problems] == ["inputs.workload.lengths"]
+    placed = planning.simulate_request(inputs(), groups, [70.0], dispatch="pending-work")
+    assert codec.dispatch_from_proto(placed.dispatch) is Dispatch.PENDING_WORK
+    with pytest.raises(ValueError, match="dispatch: must be capacity, round-robin, pending-work, not 'random'"):
+        planning.simulate_request(inputs(), groups, [70.0], dispatch="random")
     with pytest.raises(ValueError, match="long_answers: must have one entry"):
         planning.simulate_request(inputs(), groups, [70.0], long_answers=[client_rule, None])

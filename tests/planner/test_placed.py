@@ -103,5 +103,5 @@ def test_a_plan_is_replayed_as_routers_place(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "--dispatch must be round-robin or capacity or pending-work" in refused.output
     refused = run("plan", *site, *data, "--min-quality", 75, "--dispatch", "pending-work")
-    assert refused.exit_code != 0
-    assert "pending-work is for simulations" in refused.output
+    assert refused.exit_code == 2
+    assert "--dispatch must be capacity or round-robin, not pending-work" in refused.output

@@ -59,6 +59,13 @@ def planning_inputs_to_proto(inputs: plans.PlanningInputs) -> planner_pb2.Planni
         raise ValueError(str(error)) from None
 
 
+_DISPATCH = {
+    "capacity": planner_pb2.DISPATCH_CAPACITY,
+    "round-robin": planner_pb2.DISPATCH_ROUND_ROBIN,
+    "pending-work": planner_pb2.DISPATCH_PENDING_WORK,
+}
+
+
 def plan_request(
     inputs: plans.PlanningInputs,
     min_quality: float | None,
@@ -177,10 +184,13 @@ def simulate_request(
     skip_below: Sequence[float | None] = (),
     early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
     long_answers: Sequence[plans.LongAnswers | None] = (),
+    dispatch: str = "capacity",
 ) -> planner_pb2.SimulateDeploymentRequest:
     """Raises:
-    ValueError: thresholds, skip_below, early_checks or long_answers do not fit the number of tiers.
+    ValueError: thresholds, skip_below, early_checks or long_answers do not fit the number of tiers; the dispatch is unknown.
     """
+    if dispatch not in _DISPATCH:
+        raise ValueError(f"dispatch: must be {', '.join(_DISPATCH)}, not '{dispatch}'")
     by_tier = {"skip_below": skip_below, "early_checks": early_checks, "long_answers": long_answers}
     for name, given in (("thresholds", thresholds), *by_tier.items()):
         if len(given) != len(replicas) - 1 and (given or name == "thresholds"):
@@ -202,7 +212,9 @@ def simulate_request(
             replicas, (*thresholds, None), (*limits, None), (*early, ()), (*long, None), strict=True
         )
     ]
-    return planner_pb2.SimulateDeploymentRequest(inputs=planning_inputs_to_proto(inputs), tiers=tiers)
+    return planner_pb2.SimulateDeploymentRequest(
+        inputs=planning_inputs_to_proto(inputs), tiers=tiers, dispatch=_DISPATCH[dispatch]
+    )
 
 
 def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> plans.Simulation:
@@ -250,6 +262,7 @@ def _judged(prompt: plans.JudgedPrompt) -> planner_pb2.JudgedPrompt:
         predicted_scores=prompt.predicted_scores,
         unfinished=[planner_pb2.UnfinishedScores(scores=scores) for scores in prompt.unfinished_scores],
         qualities=prompt.qualities,
+        refused=prompt.refused,
     )
 
 

@@ -1632,6 +1632,7 @@ class JudgedPrompt(_message.Message):
     PREDICTED_SCORES_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
     QUALITIES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     @_builtins.property
     def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -1651,6 +1652,12 @@ class JudgedPrompt(_message.Message):
         quality of a plan is the mean of these; thresholds are compared with judge_scores. All prompts have it or none has.
         """
 
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether a guard of the judge has refused each tier's answer (cut off, repeating itself): such answers are never accepted
+        as long ones. All prompts have it or none has.
+        """
+
     def __init__(
         self,
         *,
@@ -1660,10 +1667,11 @@ class JudgedPrompt(_message.Message):
         predicted_scores: _abc.Iterable[_builtins.float] | None = ...,
         unfinished: _abc.Iterable[Global___UnfinishedScores] | None = ...,
         qualities: _abc.Iterable[_builtins.float] | None = ...,
+        refused: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "qualities", b"qualities", "unfinished", b"unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "qualities", b"qualities", "refused", b"refused", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
