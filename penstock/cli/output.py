@@ -62,7 +62,10 @@ def cli_error_handling(target: str) -> Iterator[None]:
     try:
         yield
     except UnavailableError as error:
-        fail(f"no response from {target} ({error}); is the mesh running? Start it with `penstock up`")
+        fail(
+            f"no response from {target} ({error}); is the mesh running? Start it with `penstock up`; "
+            "for one that was started with --folder, give the addresses in its run.json"
+        )
     except InvalidRequestError as error:
         fail("; ".join(f"{name}: {problem}" for name, problem in error.fields.items()) or str(error), 2)
     except PenstockError as error:

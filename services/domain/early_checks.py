@@ -7,6 +7,7 @@ from itertools import pairwise
 from services.domain.errors import FieldProblem
 
 MAX_EARLY_CHECKS = 16
+MAX_TOKENS = 2**31 - 1  # of an answer: what messages can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ def early_check_problems(checks: Sequence[EarlyCheck], path: str) -> Iterator[Fi
         yield FieldProblem(path, f"at most {MAX_EARLY_CHECKS} checks, not {len(checks)}")
         return
     for i, check in enumerate(checks):
-        if check.after_tokens < 1:
-            yield FieldProblem(f"{path}[{i}].after_tokens", f"must be at least 1, not {check.after_tokens}")
+        if not 1 <= check.after_tokens <= MAX_TOKENS:
+            problem = f"must be from 1 to {MAX_TOKENS:,}, not {check.after_tokens:,}"
+            yield FieldProblem(f"{path}[{i}].after_tokens", problem)
         if not 0 <= check.reject_below <= 100:
             yield FieldProblem(f"{path}[{i}].reject_below", f"must be from 0 to 100, not {check.reject_below}")
     if any(one.after_tokens >= other.after_tokens for one, other in pairwise(checks)):

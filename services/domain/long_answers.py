@@ -8,9 +8,8 @@ short ones.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.domain.early_checks import MAX_TOKENS
 from services.domain.errors import FieldProblem
-
-MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from services.domain.long_answers import MAX_TOKENS
+from services.domain.early_checks import MAX_TOKENS
 from services.mesh_schema.common import FROZEN, MAX_PORT, MAX_PROCESSES, Device
 
 
@@ -144,7 +144,7 @@ class MeshEarlyCheck(BaseModel):
 
     model_config = FROZEN
 
-    after_tokens: int = Field(ge=1)
+    after_tokens: int = Field(ge=1, le=MAX_TOKENS)
     """How many tokens the answer has when it is scored."""
     reject_below: float = Field(ge=0, le=100)
     """With a lower score, the answer is cancelled and the request escalates."""

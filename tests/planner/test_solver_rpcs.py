@@ -391,6 +391,7 @@ def test_what_early_checks_lack_is_named() -> None:
         assert refused("PlanCascade", pb.PlanCascadeRequest(inputs=of, min_quality=80, early_error=error)) == [field]
     for tier, checks, of, field in (
         (0, [(8, 101.0)], asked, "tiers[0].early_checks[0].reject_below"),
+        (0, [(8, 5.0), (2**31, 5.0)], asked, "tiers[0].early_checks[1].after_tokens"),
         (0, [(32, 5.0), (8, 5.0)], asked, "tiers[0].early_checks"),
         (1, [(8, 5.0), (9, 5.0)], asked, "tiers[1].early_checks[1].after_tokens"),
         (2, [(8, 5.0)], asked, "tiers[2].early_checks"),

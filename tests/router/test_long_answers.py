@@ -96,6 +96,7 @@ def test_the_last_tier_has_no_rule_and_a_rule_has_bounds(tmp_path: Path) -> None
     for tier, rule, field in (
         (1, RULE, "tiers[1].long_answers"),
         (0, RULE | {"from_tokens": 0}, "tiers[0].long_answers.from_tokens"),
+        (0, RULE | {"from_tokens": 2**40}, "tiers[0].long_answers.from_tokens"),
         (0, RULE | {"threshold": -1}, "tiers[0].long_answers.threshold"),
         (0, {"from_tokens": 5}, "tiers[0].long_answers.threshold"),
     ):
