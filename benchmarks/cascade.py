@@ -52,7 +52,6 @@ from planner_service.cascade_simulation import simulate_cascade
 from planner_service.demand import demand_of
 from planner_service.files import ModelEntry, gpu_of_catalogue, model_of_catalogue, read_quality, read_trace
 from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.rules import RoutingRules
 from planner_service.simulator import Dispatch, Report, Workload, serve
 from planner_service.simulator.tier import alone_latency
 from planner_service.simulator.workload import Floats
@@ -120,9 +119,6 @@ class Half:
     judged: JudgedSample
     trace: Workload
     seed: int
-
-    def under(self, rules: RoutingRules) -> JudgedSample:
-        return Demand(self.judged, self.judged, self.trace.arrival_s).under(rules).judged
 
     def demand(self, rate: float, requests: int) -> Demand:
         arrivals = repeated(self.trace, requests)
@@ -196,10 +192,14 @@ class Tuned:
     systems: tuple[System, ...]  # that it was chosen from
 
 
+def site_of(family: Family) -> Site:
+    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=2, gpus_per_node=8, node_link_bytes_per_s=25e9)
+    return Site(cluster, TIERS, family.specs(), judge_s=JUDGE_S)
+
+
 def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[str, Any]]:
     """The rows of one family and one split: one for each quality target."""
-    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=2, gpus_per_node=8, node_link_bytes_per_s=25e9)
-    site = Site(cluster, TIERS, family.specs(), judge_s=JUDGE_S)
+    site = site_of(family)
     fit, held_out = halves(family, split)
     last = len(TIERS) - 1
 
@@ -337,7 +337,7 @@ def under_rules(ours: Callable[..., System], demand: Demand, system: System) -> 
 
 
 def about(system: System, half: Half) -> dict[str, Any]:
-    judged = half.under(system.rules)
+    judged = half.judged.under(system.rules)
     routed = route(judged, system.thresholds)
     answers = np.arange(len(judged)), routed.answered
     by_length = np.zeros(len(judged), np.bool_)

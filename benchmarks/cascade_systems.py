@@ -26,7 +26,7 @@ from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities
 from planner_service.routing.rules import NO_RULES, RoutingRules
 from planner_service.simulator import Dispatch, Replica, Workload, serve
 from planner_service.simulator.felt import Objective
-from planner_service.simulator.workload import Floats
+from planner_service.simulator.workload import Bools, Floats
 from planner_service.site import Demand, Site, replica_kinds
 
 
@@ -105,18 +105,26 @@ def most_by_work(site: Site, judged: JudgedSample, min_quality: float) -> float:
     All GPUs are always busy, shared out over the tiers in any fraction, as the replicas that serve most per GPU; for the best
     of all thresholds, and the lengths of the requests that reach each tier with these.
     """
-    longest = (judged.input_tokens[:, None] + judged.output_tokens).max(axis=0).tolist()
-    kinds = [replica_kinds(site, tier, site.cluster.gpus, longest[tier])[0] for tier in range(len(site.tiers))]
-    most = 0.0
+    kinds, most = kinds_for(site, judged), 0.0
     for thresholds in lowest_thresholds(judged, min_quality):
-        processed = route(judged, thresholds).processed
-        gpu_s = 0.0
-        for tier, chosen in enumerate(processed):
-            if chosen.any():
-                means = float(judged.input_tokens[chosen].mean()), float(judged.output_tokens[chosen, tier].mean())
-                gpu_s += float(chosen.mean()) * min(k.shape.gpus / k.capacity_per_s(*means) for k in kinds[tier])
-        most = max(most, site.cluster.gpus / gpu_s)
+        most = max(most, site.cluster.gpus / gpu_s(judged, route(judged, thresholds).processed, kinds))
     return most
+
+
+def kinds_for(site: Site, judged: JudgedSample) -> list[list[Replica]]:
+    """By tier, the replicas that hold its longest request."""
+    longest = (judged.input_tokens[:, None] + judged.output_tokens).max(axis=0).tolist()
+    return [replica_kinds(site, tier, site.cluster.gpus, longest[tier])[0] for tier in range(len(site.tiers))]
+
+
+def gpu_s(judged: JudgedSample, processed: Bools, kinds: Sequence[Sequence[Replica]]) -> float:
+    """GPU seconds of a prompt by arithmetic, on the replicas of each tier that serve most per GPU. processed (C, N)."""
+    total = 0.0
+    for tier, chosen in enumerate(processed):
+        if chosen.any():
+            means = float(judged.input_tokens[chosen].mean()), float(judged.output_tokens[chosen, tier].mean())
+            total += float(chosen.mean()) * min(k.shape.gpus / k.capacity_per_s(*means) for k in kinds[tier])
+    return total
 
 
 def lowest_thresholds(judged: JudgedSample, min_quality: float) -> list[tuple[float, ...]]:

@@ -23,19 +23,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cascade_systems, report
-from benchmarks.cascade import FAMILIES, SHARES, TIERS, Family
+from benchmarks.cascade import FAMILIES, SHARES, TIERS, Family, site_of
+from benchmarks.cascade_systems import gpu_s
 from benchmarks.public_data import public
 from benchmarks.spread import interval
-from planner_service.files import gpu_of_catalogue, read_quality
+from planner_service.files import read_quality
 from planner_service.routing.quality import JudgedSample, Routed, route
 from planner_service.simulator import Replica
 from planner_service.simulator.workload import Floats, Ints
-from planner_service.site import Site, replica_kinds
-from services.domain.hardware import ClusterSpec
 
 SPLITS = range(1, 11)
 PENALTY, FOLDS = 3.0, 5
 QUANTILES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of predicted scores: limits that are tried
+Kinds = Sequence[Sequence[Replica]]
 WAYS = ("thresholds", "skip rule", "direct")
 
 
@@ -78,32 +78,10 @@ def auc(values: Floats, good: "np.ndarray[Any, np.dtype[np.bool_]]") -> float | 
     return float(above + (values[good][:, None] == values[~good][None]).mean() / 2)
 
 
-class Costs:
-    """GPU seconds of a sample's answers, by the replica of each tier that serves most per GPU."""
-
-    def __init__(self, family: Family, judged: JudgedSample) -> None:
-        cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=2, gpus_per_node=8, node_link_bytes_per_s=25e9)
-        site = Site(cluster, TIERS, family.specs())
-        longest = (judged.input_tokens[:, None] + judged.output_tokens).max(axis=0).tolist()
-        self._kinds: list[list[Replica]] = [
-            replica_kinds(site, t, cluster.gpus, longest[t])[0] for t in range(len(TIERS))
-        ]
-
-    def of(self, judged: JudgedSample, processed: "np.ndarray[Any, np.dtype[np.bool_]]") -> float:
-        """Per prompt. processed (C, N)."""
-        total = 0.0
-        for tier, chosen in enumerate(processed):
-            if chosen.any():
-                lengths = float(judged.input_tokens[chosen].mean()), float(judged.output_tokens[chosen, tier].mean())
-                each_s = min(kind.shape.gpus / kind.capacity_per_s(*lengths) for kind in self._kinds[tier])
-                total += float(chosen.mean()) * each_s
-        return total
-
-
-def cheapest(judged: JudgedSample, target: float, costs: Costs) -> tuple[float, tuple[float, ...]]:
+def cheapest(judged: JudgedSample, target: float, kinds: Kinds) -> tuple[float, tuple[float, ...]]:
     """(cost, thresholds) of that quality."""
     able = cascade_systems.lowest_thresholds(judged, target)
-    return min(((costs.of(judged, route(judged, one).processed), one) for one in able), default=(math.inf, ()))
+    return min(((gpu_s(judged, route(judged, one).processed, kinds), one) for one in able), default=(math.inf, ()))
 
 
 def limits_of(judged: JudgedSample, tier: int) -> list[float]:
@@ -132,20 +110,20 @@ def measure(family: Family, split: int) -> list[dict[str, Any]]:
     scores = judged.scores[first]
     fit = replace(judged.subset(first), predicted=cross_predicted(of[first], scores, split))
     other = replace(judged.subset(second), predicted=predicted(of[first], scores, of[second]))
-    costs, rows = Costs(family, judged), []
+    kinds, rows = cascade_systems.kinds_for(site_of(family), judged), []
     for share in SHARES:
         target = fit.worst + share * (fit.best - fit.worst)
-        cost, thresholds = cheapest(fit, target, costs)
+        cost, thresholds = cheapest(fit, target, kinds)
         plain = thresholds
         rule: tuple[float | None, ...] = (None,) * (len(TIERS) - 1)
         for tier in range(len(TIERS) - 1):
             for limit in limits_of(fit, tier):
                 tried = (*rule[:tier], limit, *rule[tier + 1 :])
-                skipping_cost, of_rule = cheapest(fit.skipping(tried), target, costs)
+                skipping_cost, of_rule = cheapest(fit.skipping(tried), target, kinds)
                 if skipping_cost < cost:
                     cost, thresholds, rule = skipping_cost, of_rule, tried
         able = [limits for limits in every_limit(fit) if direct(fit, limits).quality >= target]
-        limits = min(able, key=lambda one: costs.of(fit, direct(fit, one).processed))
+        limits = min(able, key=lambda one: gpu_s(fit, direct(fit, one).processed, kinds))
         skipping = other.skipping(rule)
         ways = zip(WAYS, (route(other, plain), route(skipping, thresholds), direct(other, limits)), strict=True)
         assert other.predicted is not None
@@ -161,7 +139,8 @@ def measure(family: Family, split: int) -> list[dict[str, Any]]:
                     for t, h in enumerate(plain)
                 ],
                 **{
-                    way: {"gpu_s": costs.of(other, routed.processed), "quality": routed.quality} for way, routed in ways
+                    way: {"gpu_s": gpu_s(other, routed.processed, kinds), "quality": routed.quality}
+                    for way, routed in ways
                 },
             }
         )

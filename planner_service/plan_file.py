@@ -1,7 +1,7 @@
 """A cascade plan as JSON: what `penstock plan` writes and `penstock simulate` reads."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from planner_service.site import Site
 from planner_service.step_times import step_times
 from services.domain.bursts import BurstLadder, ladder_problems
 from services.domain.early_checks import EarlyCheck, early_check_problems
-from services.domain.errors import invalid
+from services.domain.errors import FieldProblem, invalid
 from services.domain.hardware import ReplicaShape
 from services.domain.long_answers import LongAnswers, long_answers_problems
 
@@ -334,15 +334,26 @@ def long_answers_of(result: dict[str, Any]) -> tuple[LongAnswers | None, ...]:
         None if rule is None else LongAnswers(rule["from_tokens"], float(rule["threshold"]))
         for rule in result.get("long_answers") or ()
     )
+    _check_tiers("long_answers", rules, result)
     for i, rule in enumerate(rules):
-        if rule is not None and (not isinstance(rule.from_tokens, int) or isinstance(rule.from_tokens, bool)):
+        if rule is None:
+            continue
+        if not isinstance(rule.from_tokens, int) or isinstance(rule.from_tokens, bool):
             raise ValueError(f"long_answers[{i}].from_tokens: must be a whole number, not {rule.from_tokens!r}")
-    if rules and len(rules) != len(result["tiers"]) - 1:
-        raise ValueError(f"long_answers: must be of {len(result['tiers']) - 1} tiers, not {len(rules)}")
-    for i, rule in enumerate(rules):
-        if rule is not None and (problems := [*long_answers_problems(rule, f"long_answers[{i}]")]):
-            raise ValueError(f"{problems[0].field}: {problems[0].problem}")
+        _check_fields(long_answers_problems(rule, f"long_answers[{i}]"))
     return rules
+
+
+def _check_tiers(name: str, rules: Sequence[object], result: dict[str, Any]) -> None:
+    """ValueError unless there are no rules, or one for each tier but the last."""
+    if rules and len(rules) != len(result["tiers"]) - 1:
+        raise ValueError(f"{name}: must be of {len(result['tiers']) - 1} tiers, not {len(rules)}")
+
+
+def _check_fields(problems: Iterable[FieldProblem]) -> None:
+    """ValueError naming every field with a problem."""
+    if text := "; ".join(f"{problem.field}: {problem.problem}" for problem in problems):
+        raise ValueError(text)
 
 
 def early_rules_of(result: dict[str, Any]) -> tuple[EarlyRule, ...]:
@@ -358,11 +369,9 @@ def early_rules_of(result: dict[str, Any]) -> tuple[EarlyRule, ...]:
         )
         for tier in result.get("early_checks") or ()
     )
-    if rules and len(rules) != len(result["tiers"]) - 1:
-        raise ValueError(f"early_checks: must be of {len(result['tiers']) - 1} tiers, not {len(rules)}")
+    _check_tiers("early_checks", rules, result)
     for i, rule in enumerate(rules):
-        if problems := [*early_check_problems(rule.checks, f"early_checks[{i}].checks")]:
-            raise ValueError("; ".join(f"{problem.field}: {problem.problem}" for problem in problems))
+        _check_fields(early_check_problems(rule.checks, f"early_checks[{i}].checks"))
         if rule.meanwhile_tokens < 0:
             raise ValueError(f"early_checks[{i}].meanwhile_tokens: must not be negative")
     return rules
@@ -392,9 +401,7 @@ def ladder_of(result: dict[str, Any]) -> BurstLadder | None:
     instances = [sum(int(group["count"]) for group in tier["replicas"]) for tier in result["tiers"]]
     own = [threshold for threshold, _ in mesh_tiers(result["thresholds"], instances)]
     names = [str(tier["name"]) for tier in result["tiers"]]
-    problems = [*ladder_problems(mesh_ladder(ladder, instances), names, own, "burst")]
-    if problems:
-        raise ValueError("; ".join(f"{problem.field}: {problem.problem}" for problem in problems))
+    _check_fields(ladder_problems(mesh_ladder(ladder, instances), names, own, "burst"))
     return ladder
 
 

@@ -567,7 +567,7 @@ def _judged(workload: pb.Workload, tiers: tuple[str, ...], at: str) -> JudgedSam
         if not all(0 <= score <= 100 for score in prompt.judge_scores):
             raise invalid(f"{at}[{i}].judge_scores", "must be from 0 to 100")
     parts = _unfinished(workload, len(tiers), at)
-    refused = _of_all_or_none([[100.0 * one for one in p.refused] for p in workload.judged], len(tiers), at, "refused")
+    refused = _of_all_or_none([p.refused for p in workload.judged], len(tiers), at, "refused")
     # an empty prompt or answer counts as one token, as in files
     return JudgedSample(
         tiers,

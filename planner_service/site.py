@@ -23,7 +23,6 @@ from services.domain.hardware import (
     roofline,
 )
 from services.domain.latency import StepLatencyModel
-from services.domain.long_answers import LongAnswers
 
 PIPELINES = (1, 2, 3, 4, 6, 8)
 
@@ -215,15 +214,9 @@ class Demand:
         """The same requests where unfinished answers are rejected; see JudgedSample.checking."""
         return Demand(self.judged.checking(rules, fitted_to), self.requests.checking(rules, fitted_to), self.arrival_s)
 
-    def accepting(self, rules: Sequence[LongAnswers | None]) -> "Demand":
-        """The same requests where long answers are accepted; see JudgedSample.accepting."""
-        return Demand(self.judged.accepting(rules), self.requests.accepting(rules), self.arrival_s)
-
     def under(self, rules: RoutingRules) -> "Demand":
         """The same requests under the routing of a plan."""
-        demand = self.skipping(rules.skip_below) if rules.skip_below else self
-        demand = demand.accepting(rules.long_answers) if rules.long_answers else demand
-        return demand.checking(rules.early) if rules.early else demand
+        return Demand(self.judged.under(rules), self.requests.under(rules), self.arrival_s)
 
     def only(self, tiers: Sequence[int]) -> "Demand":
         """The same requests for some of the tiers, by number in ascending order."""

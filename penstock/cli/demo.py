@@ -92,8 +92,10 @@ def demo(
         if early_checks is None and mesh == MESH and EARLY_CHECKS.exists():
             early_checks = EARLY_CHECKS
         checks = {} if early_checks is None else read_early_checks(early_checks)
-        if early_checks is not None and not any(tier.name in checks for tier in load_mesh_file(mesh).tiers[:-1]):
-            fail(f"{early_checks}: no checks of a tier of {mesh} but the last")
+        if early_checks is not None:
+            checks = {tier.name: checks[tier.name] for tier in load_mesh_file(mesh).tiers[:-1] if tier.name in checks}
+            if not checks:
+                fail(f"{early_checks}: no checks of a tier of {mesh} but the last")
     except (QuestionsError, EarlyChecksError, SettingsError) as error:
         fail(str(error))
     mesh_options = MeshOptions(mesh, folder, any_ports=True)
@@ -156,7 +158,7 @@ async def _run(
                     async with demo_run.changed_plan(client, planner, "no tier is passed over", without):
                         await run(demo_report.PLAIN, "cascade")
                 if checks:
-                    fitted = partial(_with_checks, checks=checks, tiers=tiers[:-1])
+                    fitted = partial(_with_checks, checks=checks)
                     async with demo_run.changed_plan(client, planner, "with early checks", fitted):
                         await run(demo_report.CHECKED, "cascade")
                 failover = await demo_run.fail_over(
@@ -173,8 +175,8 @@ async def _run(
     )
 
 
-def _with_checks(tier: TierPlan, *, checks: Mapping[str, tuple[EarlyCheck, ...]], tiers: Sequence[str]) -> TierPlan:
-    return replace(tier, early_checks=checks.get(tier.name, tier.early_checks)) if tier.name in tiers else tier
+def _with_checks(tier: TierPlan, *, checks: Mapping[str, tuple[EarlyCheck, ...]]) -> TierPlan:
+    return replace(tier, early_checks=checks.get(tier.name, tier.early_checks))
 
 
 def mesh_cpu_s(mesh: "LocalMesh") -> float:

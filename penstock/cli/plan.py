@@ -667,8 +667,7 @@ def _print(plan: Plan, *, json: bool) -> None:
         table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances), *drafters)
     console.print(table)
     if any(t.long_answers for t in plan.tiers):
-        rules = [(t.name, t.long_answers.from_tokens, t.long_answers.threshold) for t in plan.tiers if t.long_answers]
-        console.print(long_answers_line(rules), highlight=False)
+        console.print(long_answers_line((t.name, t.long_answers) for t in plan.tiers), highlight=False)
     if plan.burst is not None:
         console.print(burst_table(plan.burst, [t.name for t in plan.tiers]))
     if plan.prediction is not None:

@@ -11,11 +11,13 @@ from penstock.cli.output import console, print_written, seconds
 if TYPE_CHECKING:
     from penstock.client.plans import BurstLadder as ClientLadder
     from penstock.client.plans import BurstStep as ClientStep
+    from penstock.client.plans import LongAnswers as ClientLongAnswers
     from planner_service.cascade_plan import CascadePlan, Felt
     from planner_service.deployment.search import Strategy
     from planner_service.site import Demand, Site
     from planner_service.verdict import NextStep
     from services.domain.bursts import BurstLadder, BurstStep
+    from services.domain.long_answers import LongAnswers
 
 
 LEFT_OUT = {
@@ -201,21 +203,21 @@ def _skip_lines(plan: "CascadePlan") -> list[str]:
     return [f"passed over by predicted score: {', '.join(limits) or 'no tier, which would not help'}"]
 
 
-def long_answers_line(rules: Iterable[tuple[str, int, float]]) -> str:
-    """rules: of tiers, the name, from how many tokens and from which score on."""
-    words = [f"{tier} of {tokens} tokens from score {score:.4g}" for tier, tokens, score in rules]
-    return f"long answers accepted: {', '.join(words)}"
+def long_answers_line(rules: Iterable[tuple[str, "LongAnswers | ClientLongAnswers | None"]]) -> str:
+    """rules: the name of each tier, and its rule."""
+    words = [
+        f"{tier} of {rule.from_tokens} tokens from score {rule.threshold:.4g}"
+        for tier, rule in rules
+        if rule is not None
+    ]
+    return f"long answers accepted: {', '.join(words) or 'by score alone, length would not help'}"
 
 
 def _long_answers_lines(plan: "CascadePlan") -> list[str]:
     if not plan.long_answers:
         return []
-    rules = [
-        (tier.name, rule.from_tokens, rule.threshold)
-        for tier, rule in zip(plan.tiers, plan.long_answers, strict=False)
-        if rule is not None
-    ]
-    return [long_answers_line(rules) if rules else "long answers accepted: by score alone, length would not help"]
+    names = [tier.name for tier in plan.tiers[:-1]]
+    return [long_answers_line(zip(names, plan.long_answers, strict=True))]
 
 
 def _early_lines(plan: "CascadePlan") -> list[str]:

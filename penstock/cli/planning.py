@@ -1,10 +1,11 @@
 """`penstock plan --cluster ...` and `penstock simulate`: run the planner without a mesh."""
 
 import dataclasses
+import enum
 import json as json_module
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -85,8 +86,7 @@ def plan(
     turns = [Dispatch.CAPACITY, Dispatch.ROUND_ROBIN]
     kinds = (("--dispatch", dispatch, turns), ("--objective", objective, Objective), ("--goal", goal, Goal))
     for flag, value, kind in (*kinds, ("--budget", budget, Budget)):
-        if value is not None and value not in (names := [member.value for member in kind]):
-            fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
+        _check_choice(flag, value, kind)
     if long_answers and lengths == "trace":
         fail(LENGTHS_OF_ANSWERS, 2)
     to_stdout = out == options.STDOUT
@@ -262,6 +262,12 @@ def _target(options: "Options") -> str:
     return ", ".join(targets)
 
 
+def _check_choice(flag: str, value: str | None, choices: Iterable[enum.Enum]) -> None:
+    """End the command if the value of an option is none of the choices."""
+    if value is not None and value not in (names := [choice.value for choice in choices]):
+        fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
+
+
 @needs_extra("simulate", "planner")
 def simulate(
     plan: Annotated[Path, typer.Option("--plan", help="A plan file of `penstock plan`.")],
@@ -305,8 +311,7 @@ def simulate(
     from planner_service.plan_file import felt_json, read_plan, read_planned_site, report_json, strategies_of
     from planner_service.simulator import Dispatch
 
-    if dispatch is not None and dispatch not in (names := [member.value for member in Dispatch]):
-        fail(f"--dispatch must be {' or '.join(names)}, not {dispatch}", 2)
+    _check_choice("--dispatch", dispatch, Dispatch)
     with planner_error_handling():
         classes = _slo_classes(slo or [])
         planned = read_plan(plan)

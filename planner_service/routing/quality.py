@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from planner_service.early_checks import EarlyRule, PartScores, checked_answers
+from planner_service.routing.rules import RoutingRules
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.bursts import tie_accepted
 from services.domain.errors import invalid
@@ -15,6 +17,8 @@ from services.domain.score_prediction import passes_over
 
 SKIPPED = 101.0  # a threshold that no score meets: the tier is not asked at all
 OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
+
+OF_ANSWERS = ("predicted", "passed_over", "rejected_early", "known_quality", "long_enough", "refused")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +51,8 @@ class JudgedSample:
         shape = (len(self.input_tokens), len(self.tiers))
         if self.scores.shape != shape or self.output_tokens.shape != shape:
             raise invalid("quality", f"scores and output tokens must be of shape {shape}")
-        for name in ("predicted", "passed_over", "rejected_early", "known_quality", "long_enough", "refused"):
-            if (values := getattr(self, name)) is not None and values.shape != shape:
+        for name, values in self._of_answers().items():
+            if values.shape != shape:
                 raise invalid("quality", f"{name} must be of shape {shape}")
         if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
             raise invalid("quality", f"scores of parts must be of shape {(*shape, len(self.parts.after_tokens))}")
@@ -78,38 +82,38 @@ class JudgedSample:
         return float(self.quality[:, -1].mean())
 
     def subset(self, rows: Ints) -> "JudgedSample":
-        return JudgedSample(
-            self.tiers,
-            self.input_tokens[rows],
-            self.output_tokens[rows],
-            self.scores[rows],
-            None if self.predicted is None else self.predicted[rows],
-            None if self.passed_over is None else self.passed_over[rows],
-            None if self.parts is None else self.parts.subset(rows),
-            None if self.rejected_early is None else self.rejected_early[rows],
-            self.least,
-            None if self.known_quality is None else self.known_quality[rows],
-            None if self.long_enough is None else self.long_enough[rows],
-            None if self.refused is None else self.refused[rows],
+        return replace(
+            self,
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            scores=self.scores[rows],
+            parts=None if self.parts is None else self.parts.subset(rows),
+            **{name: values[rows] for name, values in self._of_answers().items()},
         )
 
     def only(self, tiers: Sequence[int]) -> "JudgedSample":
         """The same prompts for some of the tiers, by number in ascending order."""
         columns = list(tiers)
-        return JudgedSample(
-            tuple(self.tiers[tier] for tier in columns),
-            self.input_tokens,
-            self.output_tokens[:, columns],
-            self.scores[:, columns],
-            None if self.predicted is None else self.predicted[:, columns],
-            None if self.passed_over is None else self.passed_over[:, columns],
-            None if self.parts is None else self.parts.only(columns),
-            None if self.rejected_early is None else self.rejected_early[:, columns],
-            None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
-            None if self.known_quality is None else self.known_quality[:, columns],
-            None if self.long_enough is None else self.long_enough[:, columns],
-            None if self.refused is None else self.refused[:, columns],
+        return replace(
+            self,
+            tiers=tuple(self.tiers[tier] for tier in columns),
+            output_tokens=self.output_tokens[:, columns],
+            scores=self.scores[:, columns],
+            parts=None if self.parts is None else self.parts.only(columns),
+            least=None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
+            **{name: values[:, columns] for name, values in self._of_answers().items()},
         )
+
+    def _of_answers(self) -> dict[str, Any]:
+        """What is known of each answer besides its score and tokens, (N, C) each, by field."""
+        named = {name: getattr(self, name) for name in OF_ANSWERS}
+        return {name: values for name, values in named.items() if values is not None}
+
+    def under(self, rules: RoutingRules) -> "JudgedSample":
+        """The same prompts under the routing of a plan."""
+        sample = self.skipping(rules.skip_below) if rules.skip_below else self
+        sample = sample.accepting(rules.long_answers) if rules.long_answers else sample
+        return sample.checking(rules.early) if rules.early else sample
 
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
         """The same prompts where tiers are passed over as routers do it. skip_below (C - 1): of the tiers but the last.

@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_service.simulator import instance_kernel as kernel
-from planner_service.simulator.batch_step import DECODE_FIRST, FREE, RUNNING, WAITING, Engine, Requests
+from planner_service.simulator.batch_step import (
+    BUSY_S,
+    COUNTERS,
+    DECODE_FIRST,
+    FREE,
+    PREEMPTIONS,
+    RUNNING,
+    STEPS,
+    WAITING,
+    Engine,
+    Requests,
+)
 from planner_service.simulator.tier import Replica
 from planner_service.simulator.workload import Floats, Ints, Workload
 from services.domain.errors import invalid
@@ -87,7 +98,7 @@ class Cluster:
             raise invalid("workload", f"a request has {self.work.longest_tokens} tokens, KV {room}")
         self.counts = np.zeros((e, kernel.COUNTS), np.int64)
         self.counts[:, FREE] = [replica.lane_blocks for replica in self.replicas]
-        self._done = np.zeros((e, kernel.DONE))
+        self._counters = np.zeros((e, COUNTERS))
         self._running, self._waiting, self._coming = (np.zeros((e, n), np.int64) for _ in range(3))
         self._coming_s, self._ready_s = np.zeros((e, n)), np.zeros((e, 1))
         engines = {replica: _engine(replica, self.moves.mixed) for replica in dict.fromkeys(self.replicas)}
@@ -119,15 +130,15 @@ class Cluster:
 
     @property
     def busy_s(self) -> Floats:
-        return self._done[:, kernel.BUSY]
+        return self._counters[:, BUSY_S]
 
     @property
     def steps(self) -> int:
-        return int(self._done[:, kernel.STEPS].sum())
+        return int(self._counters[:, STEPS].sum())
 
     @property
     def preemptions(self) -> int:
-        return int(self._done[:, kernel.PREEMPTED].sum())
+        return int(self._counters[:, PREEMPTIONS].sum())
 
     def send(self, request: int, instance: int, at_s: float) -> None:
         """A new request goes to an instance."""
@@ -178,7 +189,7 @@ class Cluster:
                 self.work.priority,
                 self._requests,
                 self._ended,
-                self._done[i],
+                self._counters[i],
             )
             finished = self._ended[:count]
             ended += finished.tolist()

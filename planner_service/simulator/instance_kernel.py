@@ -11,10 +11,13 @@ import numpy.typing as npt
 
 from planner_service.simulator.batch_step import (
     BATCH_COUNTS,
+    BUSY_S,
     FREE,
     MAX_RUNNING,
+    PREEMPTIONS,
     PRIORITY_STEP,
     RUNNING,
+    STEPS,
     WAITING,
     Engine,
     Requests,
@@ -30,8 +33,6 @@ N = npt.NDArray[np.int64]
 
 COMING, ARRIVED = BATCH_COUNTS, BATCH_COUNTS + 1  # counts: on their way here; that have ever come
 COUNTS = BATCH_COUNTS + 2
-BUSY, STEPS, PREEMPTED = range(3)  # of what an instance has done: seconds at work, steps, requests preempted
-DONE = 3
 SHORTEST_WAIT_S = 1e-9  # an instance where nothing fits waits at least so long
 
 
@@ -48,7 +49,7 @@ def advance(
     priority: N,  # (R) of all requests of the cluster
     requests: Requests,
     ended: N,  # (capacity) out: requests that ended
-    done: F,  # (DONE) added to
+    counters: F,  # (COUNTERS) added to: BUSY_S, STEPS and PREEMPTIONS
 ) -> int:
     """Take every step that begins before until_s. Returns how many requests ended."""
     n_ended = 0
@@ -67,9 +68,9 @@ def advance(
             next_s = coming_s[0] if counts[COMING] > 0 else until_s
             took = max(next_s - start, SHORTEST_WAIT_S)
         else:
-            done[BUSY] += took
-            done[STEPS] += 1
-        done[PREEMPTED] += preempted
+            counters[BUSY_S] += took
+            counters[STEPS] += 1
+        counters[PREEMPTIONS] += preempted
         ready_s[0] = start + took
         n_ended += commit(counts, running, requests, start + took, ended[n_ended:])
 

@@ -53,8 +53,17 @@ def serve_cluster(
         InvalidRequest: a request longer than an instance's KV, a layout of another number of instances, or a request that is
             cancelled before it arrives.
     """
-    cluster = Cluster(work, [replica] * instances, moves)
-    rules = policy(cluster)
+    return serve_on(Cluster(work, [replica] * instances, moves), policy, cancel_s, until_s)
+
+
+def serve_on(
+    cluster: Cluster,
+    policy: Callable[[Cluster], Policy],
+    cancel_s: Floats | None = None,
+    until_s: float = np.inf,
+) -> ClusterServed:
+    """As serve_cluster, on a cluster of any replicas that has not begun; it has the counters afterwards."""
+    work, moves, rules = cluster.work, cluster.moves, policy(cluster)
     origin_s = work.arrival_s[0] if len(work) else 0.0
     arrival = work.arrival_s - origin_s
     cancels = np.full(len(work), np.inf) if cancel_s is None else cancel_s - origin_s

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner_service.simulator.cluster import Cluster, Moves
+from planner_service.simulator.loop import serve_on
 from planner_service.simulator.policies import LeastWork
 from planner_service.simulator.tier import Replica, Served
 from planner_service.simulator.workload import Workload
@@ -33,18 +34,8 @@ def serve_placed(work: Workload, replicas: Sequence[Replica]) -> Served:
     if staged := [replica.shape for replica in replicas if replica.shape.pp > 1]:
         raise invalid("dispatch", f"pending-work is simulated without pipeline stages, which {staged[0]} has")
     cluster = Cluster(work, replicas, STILL)
-    rules, arrival_s, upcoming, tick, left = LeastWork(cluster), work.arrival_s - work.arrival_s[0], 0, 0, len(work)
-    publish_every = max(1, round(STILL.publish_s / STILL.tick_s))
-    while left:
-        tick += 1
-        until_s = tick * STILL.tick_s
-        while upcoming < len(work) and arrival_s[upcoming] < until_s:
-            cluster.send(upcoming, rules.place(upcoming), float(arrival_s[upcoming]))
-            upcoming += 1
-        left -= len(cluster.advance(until_s))
-        if tick % publish_every == 0:
-            rules.publish()
-    first_s, finish_s = (times + work.arrival_s[0] for times in (cluster.first_s, cluster.finish_s))
+    served = serve_on(cluster, LeastWork)
+    first_s, finish_s = (times + work.arrival_s[0] for times in (served.first_s, served.finish_s))
     span_s = float(finish_s.max() - work.arrival_s[0])
     busy = float(cluster.busy_s.mean()) / span_s if span_s > 0 else 0.0
     return Served(first_s, finish_s, cluster.home, busy, cluster.steps, cluster.preemptions)

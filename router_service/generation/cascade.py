@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from router_service.domain.events import EscalationReason
 from services.domain.bursts import BurstStep
 from services.domain.errors import NotFound
-from services.domain.long_answers import stands_by_length
+from services.domain.long_answers import long_threshold, stands_by_length
 from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, TierPlan
 from services.domain.score_prediction import passes_over
 
@@ -93,8 +93,8 @@ def counted_tokens(output_tokens: int, reason: str) -> int:
 
 def lowest_accepted(tier: TierPlan, counted_tokens: int) -> float:
     """The score from which on an answer of a judged tier is accepted: its threshold, or that for long answers."""
-    rule, threshold = tier.long_answers, tier.threshold or 0.0
-    return min(threshold, rule.threshold) if rule is not None and counted_tokens >= rule.from_tokens else threshold
+    threshold, long = tier.threshold or 0.0, long_threshold(tier.long_answers, counted_tokens)
+    return threshold if long is None else min(threshold, long)
 
 
 def passed_over(tiers: tuple[TierPlan, ...], at: int, predicted: Mapping[str, float]) -> float | None:

@@ -20,9 +20,15 @@ class LongAnswers:
     threshold: float
 
 
+def long_threshold(rule: LongAnswers | None, output_tokens: int) -> float | None:
+    """The score from which on an answer of so many tokens is accepted as a long one; None if it is none."""
+    return rule.threshold if rule is not None and output_tokens >= rule.from_tokens else None
+
+
 def stands_by_length(rule: LongAnswers | None, output_tokens: int, score: float) -> bool:
     """Whether an answer is accepted because it is long, whatever the tier's own threshold."""
-    return rule is not None and output_tokens >= rule.from_tokens and score >= rule.threshold
+    threshold = long_threshold(rule, output_tokens)
+    return threshold is not None and score >= threshold
 
 
 def long_answers_problems(rule: LongAnswers, path: str) -> Iterator[FieldProblem]:

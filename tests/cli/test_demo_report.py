@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,11 @@ def run(count: int, right: int, *, cpu_s: float, tier: str, latency_s: float = 0
     return Run(outcomes, 10.0, cpu_s)
 
 
-def figures(cascade: Run, large: Run, limit_s: float = 1.0) -> dict[str, Any]:
+def figures(cascade: Run, large: Run, limit_s: float = 1.0, others: Mapping[str, Run] | None = None) -> dict[str, Any]:
     small = run(10, 5, cpu_s=0.5, tier="small")
     return figures_of(
         TIERS,
-        {"small": small, "large": large, "cascade": cascade},
+        {"small": small, "large": large, "cascade": cascade, **(others or {})},
         Failover("worker-small-0", 24, 24, 7, 1.5),
         concurrency=16,
         rate_per_s=7.0,
@@ -81,18 +82,10 @@ def test_what_skip_prediction_saved_is_counted_against_the_same_prompts_without_
     assert asked.reply is not None
     passed = dataclasses.replace(asked, reply=dataclasses.replace(asked.reply, tiers=()))
     alone = outcome(1, right=True, tier="small", latency_s=0.5)
-    runs = {name: run(10, 5, cpu_s=0.5, tier=name) for name in TIERS}
+    large = run(10, 5, cpu_s=0.5, tier="large")
     cascade = Run([passed, passed, asked, alone], 10.0, 6.0)
     plain = Run([asked, asked, asked, alone], 10.0, 6.0)
-    result = figures_of(
-        TIERS,
-        {**runs, "cascade": cascade, PLAIN: plain},
-        Failover("worker-small-0", 24, 24, 7, 1.5),
-        concurrency=16,
-        rate_per_s=7.0,
-        sustained_per_s=10.0,
-        limit_s=1.0,
-    )
+    result = figures(cascade, large, others={PLAIN: plain})
     assert result["skipping"] == {
         "passed_over": 2,
         "tokens_in_vain": 20,
@@ -106,7 +99,7 @@ def test_what_skip_prediction_saved_is_counted_against_the_same_prompts_without_
         "passed 2 tiers over: 20 tokens of rejected answers instead of 60 (67% fewer); without it 100% right." in shown
     )
     assert result["early_checks"] is None
-    assert figures(cascade, runs["large"])["skipping"] is None
+    assert figures(cascade, large)["skipping"] is None
 
 
 def test_what_early_checks_saved_besides_is_counted_against_the_cascade() -> None:
@@ -116,16 +109,8 @@ def test_what_early_checks_saved_besides_is_counted_against_the_cascade() -> Non
     (small,) = asked.reply.tiers
     ended = dataclasses.replace(small, score=None, score_reason="rejected_early", usage=Usage(10, 0, 4))
     checked = dataclasses.replace(asked, reply=dataclasses.replace(asked.reply, tiers=(ended,)))
-    runs = {name: run(10, 5, cpu_s=0.5, tier=name) for name in TIERS}
-    result = figures_of(
-        TIERS,
-        {**runs, "cascade": Run([asked, asked], 10.0, 6.0), CHECKED: Run([checked, asked], 10.0, 5.0)},
-        Failover("worker-small-0", 24, 24, 7, 1.5),
-        concurrency=16,
-        rate_per_s=7.0,
-        sustained_per_s=10.0,
-        limit_s=1.0,
-    )
+    cascade, with_checks = Run([asked, asked], 10.0, 6.0), Run([checked, asked], 10.0, 5.0)
+    result = figures(cascade, run(10, 5, cpu_s=0.5, tier="large"), others={CHECKED: with_checks})
     assert result["early_checks"] == {
         "rejected": 1,
         "tokens_in_vain": 24,
