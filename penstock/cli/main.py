@@ -15,9 +15,9 @@ from penstock.cli import (
     local,
     measure,
     plan,
-    planning,
     predictor,
     profile,
+    simulate,
     stages,
     top,
     trace,
@@ -37,7 +37,7 @@ app.command("ask")(ask.ask)
 app.command("chat")(ask.chat)
 app.command("trace")(trace.trace)
 app.command("demo")(demo.demo)
-app.command("simulate")(planning.simulate)
+app.command("simulate")(simulate.simulate)
 app.command("profile")(profile.profile)
 app.command("stages")(stages.stages)
 app.command("import-profile")(importing.import_profile)

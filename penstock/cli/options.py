@@ -3,9 +3,10 @@
 Files are checked before the command begins, so that no result is lost because its folder does not exist.
 """
 
+import enum
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,6 +24,8 @@ MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
 PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
 STDOUT = Path("-")
+DEFAULT_REPLAY = 2000  # requests of a replayed trace
+LENGTHS_OF_ANSWERS = "--lengths trace goes without --long-answers: the length of each answer counts"
 
 _Number = TypeVar("_Number", int, float)
 
@@ -51,6 +54,12 @@ def require_out(flag: str, out: Path | None) -> None:
             f"--out: {out} would be overwritten by a plot of {flag}; use another name, such as {out.with_suffix('.json')}",
             2,
         )
+
+
+def check_choice(flag: str, value: str | None, choices: Iterable[enum.Enum]) -> None:
+    """End the command if the value of an option is none of the choices."""
+    if value is not None and value not in (names := [choice.value for choice in choices]):
+        fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
 
 
 def duration(*flags: str, help: str) -> Any:

@@ -1,11 +1,15 @@
 """`penstock plan diff`: what changes from one plan file to another, and what the move costs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.table import Table
 
+from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json, seconds
+from penstock.cli.planner_errors import planner_error_handling
 
 if TYPE_CHECKING:
     from planner_service.plan_move import PlanMove
@@ -13,9 +17,25 @@ if TYPE_CHECKING:
 FIGURES = (("quality", "quality"), ("latency_p95_s", "p95 of the slowest tier"), ("end_to_end_p95_s", "p95 end to end"))
 
 
-def diff(old: Path, new: Path, load_gb_per_s: float, start_s: float, *, json: bool) -> None:
-    """Show both plans side by side, and the steps, time and memory of the move."""
-    from penstock.cli.planning import planner_error_handling
+@needs_extra("plan diff", "planner")
+def diff(
+    old: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`: what runs.")],
+    new: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`: what is to run.")],
+    load_gb_per_s: Annotated[
+        float,
+        options.number(
+            "--load-gb-per-s", help="Rate at which a replica loads its weights.", least=0, most=10_000, above=True
+        ),
+    ] = 2.0,
+    start_s: Annotated[
+        float,
+        options.number(
+            "--start-s", help="Seconds that an engine takes to start, in addition to loading.", least=0, most=86_400
+        ),
+    ] = 30.0,
+    json: targets.Json = False,
+) -> None:
+    """Compare two plan files, and say what the move costs before it is applied: steps, time, memory. Needs no mesh."""
     from planner_service.plan_file import read_figures, read_plan, read_planned_site
     from planner_service.plan_move import MoveSpeed, Served, plan_move
 

@@ -1,34 +1,22 @@
-"""`penstock plan --cluster ...` and `penstock simulate`: run the planner without a mesh."""
+"""`penstock plan --cluster ...`: compute a plan without a mesh."""
 
 import dataclasses
-import enum
 import json as json_module
-import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from penstock.cli import options, plan_plots, plan_report, plan_sweep, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json, seconds
-from penstock.cli.plan_changes import PlannedTier
+from penstock.cli import options, plan_plots, plan_report, plan_sweep, slo_attainment
+from penstock.cli.output import errors, fail, print_json
+from penstock.cli.planner_errors import planner_error_handling
 
 if TYPE_CHECKING:
-    from planner_service.deployment.search import Strategy
     from planner_service.planning_options import Options
-    from planner_service.site import Demand, Site
-    from planner_service.slo_classes import ClassAttainment, WorkloadClass
 
-LENGTHS_OF_ANSWERS = "--lengths trace goes without --long-answers: the length of each answer counts"
 FRONTIER_POINTS, TYPED_FRONTIER_POINTS = 16, 8  # with one type of GPU, with several
-DEFAULT_REQUESTS, DEFAULT_REPLAY = 500, 2000
 
 
 def plan(
@@ -86,12 +74,12 @@ def plan(
     turns = [Dispatch.CAPACITY, Dispatch.ROUND_ROBIN]
     kinds = (("--dispatch", dispatch, turns), ("--objective", objective, Objective), ("--goal", goal, Goal))
     for flag, value, kind in (*kinds, ("--budget", budget, Budget)):
-        _check_choice(flag, value, kind)
+        options.check_choice(flag, value, kind)
     if long_answers and lengths == "trace":
-        fail(LENGTHS_OF_ANSWERS, 2)
+        fail(options.LENGTHS_OF_ANSWERS, 2)
     to_stdout = out == options.STDOUT
     with planner_error_handling(json=json or to_stdout):
-        classes = _slo_classes(slo)
+        classes = slo_attainment.read_classes(slo)
         site = read_site(cluster, models)
         judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
         if objective is None:
@@ -176,11 +164,11 @@ def plan(
             figures = plan_json(planned, inputs, took_s, _target(chosen), digest, site)
             figures["verdict"] = verdict(site, planned, step)
             figures["next_step"] = None if step is None else dataclasses.asdict(step)
-            attainments = _attainments(
+            attainments = slo_attainment.simulate(
                 site, demand, planned.thresholds, [tier.strategy for tier in planned.tiers], classes, seed
             )
             if attainments:
-                figures["slo"] = _slo_json(classes, attainments)
+                figures["slo"] = slo_attainment.classes_json(classes, attainments)
             written = []
             if out is not None and not to_stdout:
                 out.write_text(json_module.dumps(figures, indent=1) + "\n")
@@ -195,61 +183,8 @@ def plan(
         print_json(figures)
     else:
         plan_report.show(planned, unguaranteed, site, demand, took_s, written, step)
-        _show_attainments(attainments)
+        slo_attainment.show(attainments)
     return figures
-
-
-def _slo_classes(texts: list[str]) -> "list[WorkloadClass]":
-    """The classes of --slo, checked; none without the option."""
-    from planner_service.slo_classes import WorkloadClass, check_classes
-
-    classes = [WorkloadClass(*fields) for fields in options.parse_slo_classes("--slo", texts)]
-    if classes:
-        check_classes(classes)
-    return classes
-
-
-def _attainments(
-    site: "Site",
-    demand: "Demand",
-    thresholds: "Sequence[float]",
-    strategies: "Sequence[Strategy]",
-    classes: "list[WorkloadClass]",
-    seed: int,
-) -> "list[ClassAttainment]":
-    """What each class receives of the deployment; none without classes."""
-    if not classes:
-        return []
-    from planner_service.slo_simulation import simulate_slos
-
-    return simulate_slos(site, demand, thresholds, strategies, classes, seed)
-
-
-def _slo_json(classes: "Sequence[WorkloadClass]", attainments: "Sequence[ClassAttainment]") -> list[dict[str, Any]]:
-    """Times are null for a class without an SLO."""
-    return [
-        {
-            "name": one.name,
-            "ttft_s": None if one.best_effort else one.ttft_s,
-            "tpot_s": None if one.best_effort else one.tpot_s,
-            "share": one.share,
-            "requests": result.requests,
-            "admitted": None if one.best_effort else result.admitted,
-            "attainment": None if one.best_effort else result.attained,
-        }
-        for one, result in zip(classes, attainments, strict=True)
-    ]
-
-
-def _show_attainments(attainments: "Sequence[ClassAttainment]") -> None:
-    if not attainments:
-        return
-    table = Table(title="SLOs, with the SLO batch policy; reply lengths known")
-    for column in ("class", "requests", "admitted", "attainment"):
-        table.add_column(column, justify="left" if column == "class" else "right")
-    for one in attainments:
-        table.add_row(one.name, str(one.requests), f"{one.admitted:.1%}", f"{one.attained:.1%}")
-    console.print(table)
 
 
 def _target(options: "Options") -> str:
@@ -260,227 +195,3 @@ def _target(options: "Options") -> str:
     if options.max_latency_s is not None:
         targets.append(f"{options.latency_words} <= {options.max_latency_s:g}")
     return ", ".join(targets)
-
-
-def _check_choice(flag: str, value: str | None, choices: Iterable[enum.Enum]) -> None:
-    """End the command if the value of an option is none of the choices."""
-    if value is not None and value not in (names := [choice.value for choice in choices]):
-        fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
-
-
-@needs_extra("simulate", "planner")
-def simulate(
-    plan: Annotated[Path, typer.Option("--plan", help="A plan file of `penstock plan`.")],
-    trace: Annotated[
-        Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
-    ],
-    requests: options.ReplayedRequests = None,
-    seed: options.SelectionSeed = 1,
-    lengths: options.Lengths = "quality",
-    rate: options.TraceRate = None,
-    dispatch: Annotated[
-        str | None,
-        typer.Option(
-            "--dispatch",
-            help="How requests are distributed over replicas: capacity, round-robin, or pending-work, as routers do. "
-            "Default: as planned. The attainment of --slo has its own placement.",
-        ),
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
-    ] = None,
-    burst_window: Annotated[
-        float,
-        options.number(
-            "--burst-window",
-            help="Seconds over which the mean quality of a burst ladder holds, as router.burst_window_s.",
-            least=10,
-            most=86_400,
-        ),
-    ] = 600.0,
-    json: targets.Json = False,
-) -> None:
-    """Replay a trace under a plan in virtual time, with the batch scheduler of the workers.
-
-    Where the plan has a burst ladder, thresholds give way as routers let them.
-    """
-    from planner_service.burst_simulation import simulate_bursts
-    from planner_service.cascade_plan import Felt
-    from planner_service.cascade_simulation import run_cascade
-    from planner_service.plan_file import felt_json, read_plan, read_planned_site, report_json, strategies_of
-    from planner_service.simulator import Dispatch
-
-    _check_choice("--dispatch", dispatch, Dispatch)
-    with planner_error_handling():
-        classes = _slo_classes(slo or [])
-        planned = read_plan(plan)
-        if any(planned.long_answers) and lengths == "trace":
-            fail(LENGTHS_OF_ANSWERS, 2)
-        site = read_planned_site(planned)
-        files = (trace, Path(planned.inputs.quality))
-        demand = _read_demand(site, *files, requests or DEFAULT_REPLAY, seed, lengths, rate, requests is None)
-        demand = demand.under(planned.rules)
-        how = planned.dispatch if dispatch is None else Dispatch(dispatch)
-        strategies = strategies_of(planned.shapes, site)
-        bursts: dict[str, Any] | None = None
-        if planned.burst is None:
-            cascade = run_cascade(site, demand, planned.thresholds, strategies, how)
-        else:
-            run = simulate_bursts(site, demand, planned.burst, strategies, how, window_s=burst_window, seed=seed)
-            cascade = run.cascade
-            bursts = {
-                "steps": [int((run.steps == i).sum()) for i in range(len(planned.burst.steps))],
-                "changes": run.changes,
-                "quality": float(run.scores.mean()),
-            }
-        attainments = _attainments(site, demand, planned.thresholds, strategies, classes, seed)
-    felt, reports = Felt.of(cascade), cascade.reports
-    spread = felt_json(felt)
-    figures = {
-        "requests": len(cascade.total_s),
-        "end_to_end_s": spread["end_to_end"],
-        "user_latency_s": spread,
-        "tiers": [{"name": name, **report_json(report)} for name, report in zip(site.tiers, reports, strict=True)],
-    }
-    if attainments:
-        figures["slo"] = _slo_json(classes, attainments)
-    if bursts is not None:
-        figures["burst"] = bursts
-    if json:
-        print_json(figures)
-        return
-    table = Table(
-        title=f"{len(cascade.total_s)} requests, end to end p50 {seconds(felt.end_to_end.p50)}, "
-        f"p95 {seconds(felt.end_to_end.p95)}"
-    )
-    for column in ("tier", "requests", "TTFT p50", "p95", "TPOT p50", "p95", "latency p95", "tokens/s", "busy"):
-        table.add_column(column, justify="left" if column == "tier" else "right")
-    for name, report in zip(site.tiers, reports, strict=True):
-        times = (report.ttft.p50, report.ttft.p95, report.tpot.p50, report.tpot.p95, report.latency.p95)
-        table.add_row(
-            name,
-            str(report.requests),
-            *map(seconds, times),
-            f"{report.output_tokens_per_s:,.0f}",
-            f"{report.utilisation:.0%}",
-        )
-    console.print(table)
-    console.print(plan_report.felt_line(felt), highlight=False, soft_wrap=True)
-    if bursts is not None:
-        shares = ", ".join(f"{i}: {count}" for i, count in enumerate(bursts["steps"]))
-        console.print(
-            f"burst ladder, requests by step: {shares}; {bursts['changes']} changes, quality {bursts['quality']:.2f}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    _show_attainments(attainments)
-
-
-def capacity(
-    cluster: Path,
-    models: Path,
-    trace: Path,
-    tier: str | None,
-    slo: list[str],
-    attainment: float,
-    requests: int | None,
-    rate: float | None,
-    seed: int,
-    json: bool,
-) -> None:
-    """Compute and show the fewest GPUs that keep the SLOs of a trace on one tier."""
-    from planner_service.demand import stretch_of
-    from planner_service.files import read_site, read_trace
-    from planner_service.plan_file import group_json
-    from planner_service.slo_simulation import fewest_gpus
-
-    with planner_error_handling():
-        classes = _slo_classes(slo)
-        site = read_site(cluster, models)
-        name = site.tiers[-1] if tier is None else tier
-        if name not in site.tiers:
-            fail(f"--tier: no tier '{name}' in {models}; there are {', '.join(site.tiers)}", 2)
-        arrivals = read_trace(trace)
-        count = min(DEFAULT_REPLAY, len(arrivals)) if requests is None else requests
-        work = stretch_of(arrivals, count, seed, rate)
-        result = fewest_gpus(site, site.tiers.index(name), work, classes, attainment, seed)
-    figures = {
-        "tier": name,
-        "gpus": result.gpus,
-        "replicas": [group_json(result.replica.shape, result.replicas)],
-        "rate_per_s": work.rate_per_s,
-        "target_attainment": attainment,
-        "attainment": result.attainment,
-        "capacity_per_s": result.capacity_per_s,
-        "capacity_per_gpu_s": result.capacity_per_s / result.gpus,
-        "requests": len(work),
-        "seed": seed,
-        "slo": _slo_json(classes, result.classes),
-    }
-    if json:
-        print_json(figures)
-        return
-    console.print(
-        f"{name}: {result.gpus} GPUs ({result.replicas} x {result.replica.shape}) attain {result.attainment:.1%} of the SLOs "
-        f"at {work.rate_per_s:.3g} requests/s; {attainment:.0%} up to {result.capacity_per_s:.3g} requests/s, "
-        f"{result.capacity_per_s / result.gpus:.3g} per GPU",
-        highlight=False,
-        soft_wrap=True,
-    )
-    _show_attainments(result.classes)
-
-
-@contextmanager
-def planner_error_handling(*, json: bool = False) -> Iterator[None]:
-    """End the command with one line on an error of the planner: status 2 for bad input, 3 if no plan meets the target.
-
-    json: then also say on standard output which target binds, and the nearest that can be had.
-    """
-    from planner_service.files import FileError
-    from planner_service.routing.solution import Unreachable
-    from services.domain.errors import InvalidRequest
-
-    try:
-        yield
-    except FileError as error:
-        fail(str(error), 2)
-    except InvalidRequest as error:
-        fail(str(error), 2)
-    except Unreachable as error:
-        if json:
-            known = math.isfinite(error.best)
-            nearest = {error.binds.value: error.best} if known and error.binds.value != "gpus" else None
-            print_json({"feasible": False, "binds": error.binds.value, "nearest": nearest, "reason": str(error)})
-        fail(str(error), 3)
-
-
-def planned_tiers(cluster: Path, models: Path) -> list[PlannedTier]:
-    """The tiers of a models file, with their models.
-
-    Raises:
-        FileError: A file cannot be used.
-    """
-    from planner_service.files import read_site
-
-    site = read_site(cluster, models)
-    return [PlannedTier(name, model.name) for name, model in zip(site.tiers, site.models, strict=True)]
-
-
-def _read_demand(
-    site: "Site",
-    trace: Path,
-    quality: Path,
-    requests: int,
-    seed: int,
-    lengths: str,
-    rate: float | None,
-    fewer: bool,
-) -> "Demand":
-    """Read what a site is to serve. fewer: use all of a trace that has fewer than `requests`."""
-    from planner_service.demand import demand_of
-    from planner_service.files import read_quality, read_trace
-
-    judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
-    count = min(requests, len(arrivals)) if fewer else requests
-    return demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)

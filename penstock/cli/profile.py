@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, fail, print_json, print_written
-from penstock.cli.planning import planner_error_handling
+from penstock.cli.planner_errors import planner_error_handling
 
 if TYPE_CHECKING:
     from services.domain.stages import QoeModel

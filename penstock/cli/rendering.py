@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from penstock.cli.output import fail
+from penstock.cli.planner_errors import planner_error_handling
 
 FORMS = ("compose", "kubernetes")
 
@@ -15,7 +16,6 @@ def check(form: str) -> None:
 def render(plan: Path, form: str) -> list[Path]:
     """Write the manifests of a plan next to its file; return their paths."""
     check(form)
-    from penstock.cli.planning import planner_error_handling
     from planner_service.plan_file import read_plan, read_planned_site
     from planner_service.render import compose, kubernetes, mesh_file
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import cli_error_handling, console, fail, print_json
-from penstock.cli.planning import planner_error_handling
+from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, Stage, TierPlan
 
 if TYPE_CHECKING:

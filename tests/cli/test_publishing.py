@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from penstock.cli.plan_changes import PlannedTier, other_drafters
-from penstock.cli.planning import planned_tiers
+from penstock.cli.plan_publishing import planned_tiers
 from penstock.client.plans import Plan, TierPlan
 from services.domain.plans import same_model
 from services.mesh_file import load_mesh_file

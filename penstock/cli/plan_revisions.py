@@ -1,0 +1,142 @@
+"""`penstock plan show`, `set`, `history` and `rollback`: the revisions of a mesh's plan."""
+
+import dataclasses
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from penstock.cli import mesh_plan, options, plan_changes, targets
+from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, tier_counts
+from penstock.cli.plan_changes import PlannedTier
+from penstock.cli.plan_publishing import ForceOption, refuse_other_models, with_values
+
+
+def show(
+    revision: Annotated[
+        int | None,
+        options.number(
+            "--revision", help="Revision to show; default: the current one.", least=1, most=options.MAX_SEED
+        ),
+    ] = None,
+    admin: targets.Admin = None,
+    json: targets.Json = False,
+) -> None:
+    """Show the current plan."""
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+        mesh_plan.show(planner.get_plan(revision), json=json)
+
+
+def set_(
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option("--threshold", help="TIER=SCORE: accept answers of the tier with at least this score."),
+    ] = None,
+    instances: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--instances", help="TIER=COUNT: number of workers; `penstock up` starts or stops workers accordingly."
+        ),
+    ] = None,
+    scorer: Annotated[str | None, typer.Option("--scorer", help="Scorer of the judge.")] = None,
+    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
+    admin: targets.Admin = None,
+    json: targets.Json = False,
+) -> None:
+    """Publish the current plan with some values changed. Routers adopt it at once; no request is dropped."""
+    if not threshold and not instances and scorer is None:
+        fail("nothing to change: give --threshold, --instances or --scorer", 2)
+    changes = {}
+    for option in threshold or []:
+        tier, _, value = option.partition("=")
+        try:
+            changes[tier] = float(value)
+        except ValueError:
+            fail(f"--threshold {option}: must be TIER=SCORE", 2)
+        if not 0 <= changes[tier] <= 100:
+            fail(f"--threshold {option}: a score must be from 0 to 100", 2)
+    counts = tier_counts("--instances", instances or [])
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+        plan = planner.get_plan()
+        unknown = {*changes, *counts} - {t.name for t in plan.tiers}
+        if unknown:
+            fail(f"no tier {', '.join(sorted(unknown))}", 2)
+        tiers = tuple(
+            with_values(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances)) for t in plan.tiers
+        )
+        changed = dataclasses.replace(
+            plan,
+            tiers=tiers,
+            scorer=plan.scorer if scorer is None else scorer,
+            source="operator",
+            note=note,
+            prediction=None,
+            burst=None if changes or counts else plan.burst,
+        )
+        if changed.burst is not plan.burst:
+            errors.print("The burst ladder was planned for other thresholds or instances: it is removed")
+        mesh_plan.show(planner.set_plan(changed, expected_revision=plan.revision), json=json)
+
+
+def history(
+    limit: Annotated[int, options.number("--limit", "-n", help="Number of revisions.", least=1, most=1000)] = 20,
+    admin: targets.Admin = None,
+    json: targets.Json = False,
+) -> None:
+    """List the last plans with their source, note and predicted figures."""
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+        plans = planner.list_plans(limit)
+    if json:
+        print_json(plans)
+        return
+    for p in plans:
+        created = datetime.fromtimestamp(p.created_at).isoformat(" ", "seconds")
+        lines = [f"plan {p.revision}  {created}  {p.source}" + (f": {p.note}" if p.note else "")]
+        lines += [
+            f"  {t.name}: {t.instances} x {t.model}" + ("" if t.threshold is None else f", threshold {t.threshold:g}")
+            for t in p.tiers
+        ]
+        if p.prediction is not None:
+            lines.append(f"  predicted: {mesh_plan.predicted_words(p.prediction)}")
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def rollback(
+    revision: Annotated[
+        int | None,
+        typer.Argument(
+            help="Revision to go back to; default: the one before the current plan.",
+            callback=options.within(1, options.MAX_SEED),
+        ),
+    ] = None,
+    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
+    force: ForceOption = False,
+    admin: targets.Admin = None,
+    json: targets.Json = False,
+) -> None:
+    """Publish an earlier plan again under a new revision: its thresholds, instances, scorer and policy."""
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+        current = planner.get_plan()
+        if revision is None and current.source == "rollback":
+            fail(
+                f"plan {current.revision} is a rollback itself ({current.note}): give the revision to go back to; "
+                "see `penstock plan history`",
+                2,
+            )
+        target_revision = current.revision - 1 if revision is None else revision
+        if target_revision < 1:
+            fail(f"plan {current.revision} is the first plan", 2)
+        if target_revision == current.revision:
+            fail(f"plan {target_revision} is the current one", 2)
+        earlier = planner.get_plan(target_revision)
+        tiers = [PlannedTier(t.name, t.model, t.threshold, t.instances, drafters=t.drafters) for t in earlier.tiers]
+        refuse_other_models(current, tiers, force=force)
+        if not json:
+            plan_changes.show(console, current, tiers)
+        same = tuple(dataclasses.replace(t, drafters=()) for t in earlier.tiers)  # the planner knows what workers load
+        plan = dataclasses.replace(earlier, tiers=same, source="rollback", note=note or f"to plan {target_revision}")
+        mesh_plan.show(planner.set_plan(plan, expected_revision=current.revision), json=json)

@@ -1,0 +1,53 @@
+"""The replica that length stages are planned with, from a profile or the catalogue."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner_service.files.cluster import GpuEntry
+from planner_service.files.errors import FileError
+from planner_service.files.models import ModelEntry
+from planner_service.files.yaml_files import catalogue
+from planner_service.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
+from planner_service.simulator import EngineLimits, Replica, Workload
+from planner_service.stages import batches_of
+from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, fit, roofline
+from services.domain.stages import QoeModel
+
+
+@dataclass(frozen=True, slots=True)
+class StageReplica:
+    """What stages are planned with: a replica, its QoE model, what a sequence's move weighs; `source` in words."""
+
+    replica: Replica
+    qoe: QoeModel
+    kv_bytes_per_token: float
+    source: str
+
+
+def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> StageReplica:
+    """From a profile file, or by a roofline from the catalogue; FileError says what is wrong with either.
+
+    Where batches were not measured, the QoE model is fitted to those that the step times make of the trace's requests.
+    """
+    if profile is not None:
+        try:
+            result = read_profile(profile)
+        except ProfileError as error:
+            raise FileError(str(error)) from None
+        qoe = result.qoe or fit_qoe(batches_of(result.replica, work))
+        source = f"{result.model} as measured on {result.machine}"
+        if result.context_uncertainty is not None and result.context_uncertainty > IDENTIFIED:
+            source += ", D4 not identified"
+        return StageReplica(result.replica, qoe, result.kv_bytes_per_token, source)
+    for kind, name in (("models", model), ("gpus", gpu)):
+        if name not in (known := catalogue(kind)):
+            raise FileError(f"no '{name}' among the catalogue's {kind}: {', '.join(sorted(known))}")
+    spec = ModelEntry.model_validate(catalogue("models")[model]).spec(model)
+    cluster = ClusterSpec(GpuEntry.model_validate(catalogue("gpus")[gpu]).spec(gpu), 1, 1, 1.0)
+    shape, runtime = ReplicaShape(1, 1), Runtime()
+    room = fit(spec, shape, cluster, runtime, work.longest_tokens)
+    if not room.ok:
+        raise FileError(room.reason)
+    replica = Replica(shape, roofline(spec, shape, cluster, runtime), room.kv_tokens, EngineLimits(max_running=1024))
+    source = f"{model} on {gpu} by its data sheet"
+    return StageReplica(replica, fit_qoe(batches_of(replica, work)), spec.kv_bytes_per_token, source)
