@@ -24,9 +24,9 @@ Every split draws which prompts and which half of the trace are fitted. Figures 
 Sarathi-Serve does (table 4). `load_based_deployed` has the load-based cascade's thresholds and the deployment solver's
 replicas, solved for as many loads as `planned` is: so its gain over `load_based` is that of the deployment, and the gain of
 `planned` over it that of thresholds and deployment found together. `planned` is the planner's plan by thresholds alone.
-`planned_long` may also have rules for long answers: plans with them are made for the load and for the rate that `planned`
-reaches, as each takes a dozen plans. `ours` may also begin where another system ends: it is the best of these and of
-`load_based_deployed` on the half that is fitted.
+`planned_best` may also have the best answer of a request as its reply, and `planned_rules` rules for long answers besides:
+plans with these are made for the load and for the rate that `planned_best` reaches, as each takes a dozen plans. `ours` may
+also begin where another system ends: it is the best of these and of `load_based_deployed` on the half that is fitted.
 """
 
 import dataclasses
@@ -69,7 +69,10 @@ AGAIN, GROWS = 3, 1.01
 DRAWS = (0, 1000)  # added to the seed: runs with other stretches and prompts, by whose means plans are selected
 STEPS, ROUGH_STEPS = 9, 7  # of a bisection over a factor of 128: to 1 %; to 4 % where plans are selected
 JUDGE_S = 0.1
-BASELINES = ("largest", "largest_chunked", "single", "load_based", "load_based_deployed", "planned", "planned_long")
+BASELINES = (
+    *("largest", "largest_chunked", "single", "load_based", "load_based_deployed"),
+    *("planned", "planned_best", "planned_rules"),
+)
 NO_WORSE = 0.98
 SCALES = (0.5, 0.75, *(float(x) for x in np.arange(1.0, 8.1, 0.5)))
 CHUNKS = (256, 512, 1024, 4096, 8192)  # tokens; the other systems have 2048
@@ -286,15 +289,17 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         deployed = selected(list(dict.fromkeys([*theirs, *start])), load)
         ours = partial(cascade_systems.ours, site, min_quality=target)
         planned = tuned(ours, load, deploy=True)
-        with_long = tuned(
-            partial(ours, long_answers=True),
+        again = partial(under_rules, ours)
+        best = tuned(partial(ours, best_answer=True), load, deploy=True, others=planned.systems, again=again)
+        with_rules = tuned(
+            partial(ours, best_answer=True, long_answers=True),
             load,
             deploy=True,
-            others=planned.systems,
+            others=best.systems,
             loads=LOADS[:1],
-            again=partial(under_rules, ours),
+            again=again,
         )
-        every = [*with_long.systems, *deployed.systems]
+        every = [*with_rules.systems, *deployed.systems]
         systems = {
             "largest": models[last],
             "largest_chunked": largest_chunked,
@@ -302,7 +307,8 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
             "load_based": by_load,
             "load_based_deployed": deployed,
             "planned": planned,
-            "planned_long": with_long,
+            "planned_best": best,
+            "planned_rules": with_rules,
             "ours": selected(list(dict.fromkeys(every)), load),
         }
         row: dict[str, Any] = {"family": family.name, "split": split, "min_quality": target, "share": share}
@@ -339,18 +345,21 @@ def under_rules(ours: Callable[..., System], demand: Demand, system: System) -> 
 def about(system: System, half: Half) -> dict[str, Any]:
     judged = half.judged.under(system.rules)
     routed = route(judged, system.thresholds)
-    answers = np.arange(len(judged)), routed.answered
+    reached = len(TIERS) - 1 - routed.processed[::-1].argmax(axis=0)  # the last tier of each request
+    last, replies = (np.arange(len(judged)), reached), (np.arange(len(judged)), routed.answered)
     by_length = np.zeros(len(judged), np.bool_)
     if judged.long_enough is not None:
         limits = np.array([*system.thresholds, 0.0])
-        by_length = judged.long_enough[answers] & (judged.scores[answers] < limits[routed.answered])
+        by_length = judged.long_enough[last] & (judged.scores[last] < limits[reached])
     return {
         "thresholds": [None if h > 100 else h for h in system.thresholds],
         "gpus": system.gpus,
         "replicas": [str(strategy) for strategy in system.strategies],
         "long_answers": [None if rule is None else dataclasses.asdict(rule) for rule in system.rules.long_answers],
+        "best_answer": system.rules.best_answer,
+        "earlier_answer": float((routed.answered < reached).mean()),
         "by_length": float(by_length.mean()),
-        "by_length_quality": float(judged.quality[answers][by_length].mean()) if by_length.any() else None,
+        "by_length_quality": float(judged.quality[replies][by_length].mean()) if by_length.any() else None,
         "by_length_largest": float(judged.quality[by_length, -1].mean()) if by_length.any() else None,
         "quality": routed.quality,
     }
@@ -396,7 +405,10 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
             means = [one["over"][name][what]["mean"] for one in by_target]
             spread |= {"most": max(means), "least": min(means), "below_0.98": sum(mean < NO_WORSE for mean in means)}
     by_thresholds = {name: times_over(rows, name, "planned") for name in BASELINES if not name.startswith("planned")}
-    by_length = times_over(rows, "planned", "planned_long")
+    by_best, by_length = (
+        times_over(rows, "planned", "planned_best"),
+        times_over(rows, "planned_best", "planned_rules"),
+    )
     settings = {
         "splits": sorted({row["split"] for row in rows}),
         "scale": SCALE,
@@ -418,7 +430,8 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
                 **settings,
                 "summary": summary,
                 "planned_over": by_thresholds,
-                "planned_long_over_planned": by_length,
+                "planned_best_over_planned": by_best,
+                "planned_rules_over_planned_best": by_length,
                 "targets": by_target,
                 "rows": rows,
             },

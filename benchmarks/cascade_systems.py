@@ -44,12 +44,21 @@ class System:
 
 
 def ours(
-    site: Site, demand: Demand, min_quality: float, *, long_answers: bool = False, rules: RoutingRules | None = None
+    site: Site,
+    demand: Demand,
+    min_quality: float,
+    *,
+    best_answer: bool = False,
+    long_answers: bool = False,
+    rules: RoutingRules | None = None,
 ) -> System:
-    """The planner's, for the end-to-end p95. long_answers: see Options. rules: that the routing has, whatever long_answers
-    says; None: it says."""
+    """The planner's, for the end-to-end p95. best_answer, long_answers: see Options. rules: that the routing has, whatever
+    these say; None: they say."""
     options = Options(
-        min_quality=min_quality, objective=Objective.END_TO_END, long_answers=long_answers and rules is None
+        min_quality=min_quality,
+        objective=Objective.END_TO_END,
+        best_answer=best_answer and rules is None,
+        long_answers=long_answers and rules is None,
     )
     plan = plan_cascade(site, demand if rules is None else demand.under(rules), options)
     return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), rules or plan.rules)

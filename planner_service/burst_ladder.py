@@ -109,7 +109,7 @@ def expected(sample: JudgedSample, rules: Sequence[BurstThreshold]) -> tuple[Flo
     """((C, N) probability that each prompt is processed by each tier, mean score), over the draws for ties."""
     tiers = len(sample.tiers)
     processed = np.zeros((tiers, len(sample)))
-    reaching, quality = np.ones(len(sample)), 0.0
+    reaching, quality, visited = np.ones(len(sample)), 0.0, list[int]()
     for tier, rule in enumerate(rules):
         if rule.score > 100:
             continue
@@ -117,10 +117,11 @@ def expected(sample: JudgedSample, rules: Sequence[BurstThreshold]) -> tuple[Flo
         scores = sample.comparable[:, tier]
         accepted = reached * ((scores > rule.score) + rule.tie_share * (scores == rule.score))
         processed[tier] = reached
-        quality += float((accepted * sample.scores[:, tier]).sum())
+        visited.append(tier)
+        quality += float((accepted * sample.quality_over(visited)).sum())
         reaching = reaching - accepted
     processed[-1] = reaching
-    quality += float((reaching * sample.scores[:, -1]).sum())
+    quality += float((reaching * sample.quality_over((*visited, tiers - 1))).sum())
     return processed, quality / len(sample)
 
 

@@ -213,7 +213,7 @@ class _Choice:
 
     def _alone_s(self, tiers: Tiers) -> Floats:
         """(C, N) seconds of each request alone at each tier of a cascade, of what the tier is measured by there."""
-        measured = (measured_at(self.options.objective, is_last=tier == tiers[-1]) for tier in tiers)
+        measured = (measured_at(self.options.objective, streamed=tier == tiers[-1]) for tier in tiers)
         return np.array([self._alone.tier_alone_s(tier, what) for tier, what in zip(tiers, measured, strict=True)])
 
     def _least_cost(self, tier: int) -> float:

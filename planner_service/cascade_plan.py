@@ -109,8 +109,9 @@ class CascadePlan:
     felt_s; None where none were given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the
     one that was found.
     skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. long_answers: of the
-    tiers but the last; empty where none were asked for. early: of the tiers but
-    the last; empty without early checks, and then early_reason says why, where they were asked for. burst: the burst ladder,
+    tiers but the last; empty where none were asked for. best_answer: whether replies are the best of a request's answers.
+    early: of the tiers but the last; empty without early checks, and then early_reason says why, where they were asked for.
+    burst: the burst ladder,
     where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
     grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
     from candidates; None where they were given.
@@ -143,6 +144,7 @@ class CascadePlan:
     dollars_per_hour: float | None = None
     skip_below: tuple[float | None, ...] = ()
     long_answers: tuple[LongAnswers | None, ...] = ()
+    best_answer: bool = False
     early: tuple[EarlyOutcome, ...] = ()
     early_reason: str = ""
     burst: BurstLadder | None = None
@@ -153,7 +155,8 @@ class CascadePlan:
     @property
     def rules(self) -> RoutingRules:
         """What its routing has besides thresholds."""
-        return RoutingRules(self.skip_below, self.long_answers, tuple(outcome.rule for outcome in self.early))
+        early = tuple(outcome.rule for outcome in self.early)
+        return RoutingRules(self.skip_below, self.long_answers, early, self.best_answer)
 
     @property
     def gpus(self) -> int:

@@ -14,9 +14,9 @@ from planner_service.deployment.search import Strategy
 from planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from planner_service.routing.quality import route
 from planner_service.simulator import Dispatch, Percentiles, Report, Served, Workload, report, serve
-from planner_service.simulator.felt import Objective, felt_s, percentile_s
+from planner_service.simulator.felt import Objective, Replies, felt_s, percentile_s
 from planner_service.simulator.placed import serve_placed
-from planner_service.simulator.workload import Bools, Floats, Ints
+from planner_service.simulator.workload import Bools, Floats
 from planner_service.site import Demand, Site
 from services.domain.errors import invalid
 
@@ -40,22 +40,21 @@ class CascadeRun:
     """reports: of each tier's own requests; busy time and steps include grading. works: these requests, as they reach the
     tier. total_s (N): from a request's arrival to its final answer. grading: None where that loads nothing.
 
-    processed (C, N): the requests that reach each tier. written_s (C, N): from the first to the last token of each tier's
-    answer. output_tokens (N, C). latencies_s: of each tier's own requests, in the order of `works`.
+    replies: what users get. written_s (C, N): from the first to the last token of each tier's answer. latencies_s: of each
+    tier's own requests, in the order of `works`.
     """
 
     reports: tuple[Report, ...]
     works: tuple[Workload, ...]
     total_s: Floats
     grading: GradingReport | None
-    processed: Bools
+    replies: Replies
     written_s: Floats
-    output_tokens: Ints
     latencies_s: tuple[Floats, ...]
 
     def felt_s(self, objective: Objective) -> Floats:
         """The latency of each request that an objective other than the largest tier's means; see felt.felt_s."""
-        return felt_s(objective, self.processed, self.total_s, self.written_s, self.output_tokens)
+        return felt_s(objective, self.replies, self.total_s, self.written_s)
 
     def latency_s(self, objective: Objective, percentile: float) -> float:
         """The percentile of the latency that an objective means."""
@@ -107,7 +106,7 @@ def _run(
         return simulation.run(simulation.simulate_round(), None)
     for _ in range(rounds):
         reports = simulation.simulate_round()
-    waits = simulation.waits_s[:-1][demand.requests.judged_answers(processed)]
+    waits = simulation.waits_s[demand.requests.judged_answers(processed)]
     rate = demand.rate_per_s
     per_s = None if rate is None else rate * len(waits) / len(demand.requests)
     grading = GradingReport(len(waits), per_s, Percentiles.of(waits))
@@ -130,7 +129,7 @@ class _Simulation:
         self.first_s: Floats = np.full(processed.shape, np.nan)
         self.waits_s: Floats = np.zeros(processed.shape)
         self._judged = demand.requests.judged_answers(processed)
-        self._judged_s = demand.requests.judged_s(site.judge_s)
+        self._judged_s = demand.requests.judged_s(processed, site.judge_s)
         self.done_s: Floats = np.zeros(len(demand.requests))
         self._works: list[Workload] = []
         self._latencies_s: list[Floats] = []
@@ -142,9 +141,8 @@ class _Simulation:
             tuple(self._works),
             self.done_s - self._demand.arrival_s,
             grading,
-            self._processed,
+            self._demand.requests.replies(self._processed),
             np.where(self._processed, self.ends_s - self.first_s, 0.0),
-            self._demand.requests.output_tokens,
             tuple(self._latencies_s),
         )
 
@@ -199,7 +197,7 @@ class _Simulation:
         return served
 
     def _load(self, tier: int, own: Arrivals) -> TierLoad:
-        answers = [(of, self._answers(of)) for of in range(len(self._strategies) - 1)]
+        answers = [(of, self._answers(of)) for of in range(len(self._strategies))]
         return tier_load(self._demand.requests, tier, own, self._site.grading, answers)
 
     def _answers(self, tier: int) -> Arrivals:

@@ -10,7 +10,7 @@ from planner_service.cascade_plan import CascadePlan, outcome, with_runs
 from planner_service.cascade_simulation import run_cascade
 from planner_service.deployers import deployer_for
 from planner_service.deployment.search import Strategy
-from planner_service.planned_rules import with_early_checks, with_long_answers, with_skip_rule
+from planner_service.planned_rules import with_best_answer, with_early_checks, with_long_answers, with_skip_rule
 from planner_service.planning_options import Budget, Goal, Options
 from planner_service.routing.confidence import Promise, promised
 from planner_service.routing.deployer import Deployer
@@ -81,6 +81,8 @@ def plan_cascade(
         return with_early_checks(plan_within, site, demand, runs, options, options.early_error)
     if options.max_tiers is not None:
         return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
+    if options.best_answer:
+        return with_best_answer(plan_within, demand, runs, options)
     if options.long_answers:
         return with_long_answers(plan_within, demand, runs, options)
     if options.skip:

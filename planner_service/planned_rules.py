@@ -1,4 +1,5 @@
-"""Plans whose routing has rules besides thresholds: early checks, a skip rule, a rule for long answers. No I/O.
+"""Plans whose routing has rules besides thresholds: early checks, a skip rule, a rule for long answers, the best answer of
+each request as its reply. No I/O.
 
 Each is chosen by planning several times, without the rule and under it, with the same targets and guarantees.
 """
@@ -47,7 +48,7 @@ def with_early_checks(
     plain = plan(demand, runs, within)
     # as the skip rule and the rule for long answers have it
     passing, others = ([one.under(plain.rules) for one in some] for some in ((demand,), runs))
-    within = dataclasses.replace(within, skip=False, long_answers=False)
+    within = dataclasses.replace(within, skip=False, long_answers=False, best_answer=False)
     checked = plain
     for _ in range(EARLY_FITS):
         fitted_to = checked.thresholds
@@ -72,8 +73,38 @@ def with_early_checks(
         solution=dataclasses.replace(checked.solution, proof=Proof.SEARCHED, gap=None),  # other checks may be better
         skip_below=plain.skip_below,
         long_answers=plain.long_answers,
+        best_answer=plain.best_answer,
         early=early,
     )
+
+
+def with_best_answer(plan: Plan, demand: Demand, runs: Sequence[Demand], options: Options) -> CascadePlan:
+    """The better of two plans by thresholds: replies are the last answers of requests, or their best ones. Other rules are
+    chosen after that.
+
+    Raises:
+        Unreachable: Neither meets the targets; the error is that without best answers.
+    """
+    within = dataclasses.replace(_each_of(options, 2), best_answer=False)
+
+    def under(best_answer: bool, options: Options) -> CascadePlan:
+        rules = RoutingRules(best_answer=best_answer)
+        planned = plan(demand.under(rules), [run.under(rules) for run in runs], options)
+        return dataclasses.replace(planned, best_answer=best_answer)
+
+    plans, failures = list[CascadePlan](), list[Unreachable]()
+    for best_answer in (False, True):
+        try:
+            plans.append(under(best_answer, dataclasses.replace(within, skip=False, long_answers=False)))
+        except Unreachable as error:
+            failures.append(error)
+    if not plans and not within.has_rules:
+        raise failures[0]
+    chosen = min(plans, key=lambda one: one.rank(options.aim), default=None)
+    if within.has_rules:
+        chosen = under(chosen is None or chosen.best_answer, within)
+    assert chosen is not None
+    return _promising(chosen, options)
 
 
 def with_skip_rule(plan: Plan, demand: Demand, runs: Sequence[Demand], options: Options) -> CascadePlan:
@@ -125,10 +156,16 @@ def _each_of(options: Options, plans: int) -> Options:
     return dataclasses.replace(options, confidence=1 - (1 - options.confidence) / plans)
 
 
+def _promising(best: CascadePlan, options: Options) -> CascadePlan:
+    """The plan that is taken of several, with the confidence that holds for it."""
+    if best.promise is None or options.confidence is None:
+        return best
+    return dataclasses.replace(best, promise=dataclasses.replace(best.promise, confidence=options.confidence))
+
+
 def _taken(best: CascadePlan, rules: Sequence[object], options: Options) -> CascadePlan:
     """The best of the plans under several rules: other rules may be better than those that were tried."""
-    if best.promise is not None and options.confidence is not None:
-        best = dataclasses.replace(best, promise=dataclasses.replace(best.promise, confidence=options.confidence))
+    best = _promising(best, options)
     if all(rule is None for rule in rules):
         return best
     return dataclasses.replace(best, solution=dataclasses.replace(best.solution, proof=Proof.SEARCHED, gap=None))

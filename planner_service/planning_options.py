@@ -45,6 +45,7 @@ class Options:
     max_utilisation: of what a tier sustains, the share that its requests may take; None lets a plan be overloaded.
     skip: tiers may be passed over by predicted scores; the rule is chosen with the plan, see skip_search.
     long_answers: long answers may stand from a lower score on; the rule is chosen with the plan, see long_answer_search.
+    best_answer: a request's reply may be the best of its answers instead of the last; whether it is, is chosen with the plan.
     early_error: unfinished answers are rejected by early checks, with this error on those that would stand; None: none are.
     burst_floor: also compute a burst ladder, whose steps have at least this quality; None: none. burst_mean: the quality that
     the mean holds while thresholds give way; None for min_quality.
@@ -65,6 +66,7 @@ class Options:
     max_utilisation: float | None = None
     skip: bool = False
     long_answers: bool = False
+    best_answer: bool = False
     early_error: float | None = None
     burst_floor: float | None = None
     burst_mean: float | None = None
@@ -79,7 +81,7 @@ class Options:
     @property
     def has_rules(self) -> bool:
         """Whether rules of routing are chosen with the plan."""
-        return self.skip or self.long_answers
+        return self.skip or self.long_answers or self.best_answer
 
     @property
     def latency_words(self) -> str:

@@ -50,7 +50,8 @@ def simulate_slos(
     of_class = draw_classes(classes, len(requests), seed)
     ttft_s, tpot_s = _asked(classes, of_class)
     due_s = demand.arrival_s + ttft_s
-    reach_s, judged_s = demand.arrival_s.copy(), requests.judged_s(site.judge_s)
+    reach_s, judged_s = demand.arrival_s.copy(), requests.judged_s(routed.processed, site.judge_s)
+    held = requests.held(routed.processed)
     admitted, attained = np.ones(len(requests), np.bool_), np.zeros(len(requests), np.bool_)
     for tier, strategy in enumerate(strategies):
         chosen = np.flatnonzero(routed.processed[tier])
@@ -63,10 +64,9 @@ def simulate_slos(
         left_s = due_s[order] - reach_s[order]
         promises = Promises.of_one_phase(np.where(left_s > MIN_REMAINDER_S, left_s, math.inf), tpot_s[order])
         judged = _serve(work, promises, strategy)
-        held = tier < len(strategies) - 1
         reach_s[order] = judged.finish_s + judged_s[tier, order]
         admitted[order] &= judged.admitted
-        attained[order] = reach_s[order] <= due_s[order] if held else judged.attained
+        attained[order] = np.where(held[order], reach_s[order] <= due_s[order], judged.attained)
     asking = np.isfinite(ttft_s)
     admitted &= asking
     attained &= asking

@@ -80,9 +80,12 @@ def load_of(
     offered_per_s = (len(arrival_s) - 1) / span_s
     limits: list[tuple[float, str]] = []
     utilisation = []
-    arrivals = [Arrivals(np.flatnonzero(chosen), arrival_s[chosen]) for chosen in processed]
+    arrivals, answers = (
+        [Arrivals(np.flatnonzero(chosen), arrival_s[chosen]) for chosen in rows]
+        for rows in (processed, requests.judged_answers(processed))
+    )
     for tier, strategy in enumerate(strategies):
-        work = tier_load(requests, tier, arrivals[tier], grading, list(enumerate(arrivals[:-1]))).work
+        work = tier_load(requests, tier, arrivals[tier], grading, list(enumerate(answers))).work
         if not len(work) or not strategy.used:
             utilisation.append(0.0)
             continue
@@ -91,7 +94,7 @@ def load_of(
         utilisation.append(offered_per_s / breaks_per_s)
     if grading is not None and not grading.by_tier:
         nobody = Arrivals(np.zeros(0, np.int64), np.zeros(0))
-        work = tier_load(requests, grading.tier, nobody, grading, list(enumerate(arrivals[:-1]))).work
+        work = tier_load(requests, grading.tier, nobody, grading, list(enumerate(answers))).work
         if len(work):
             limits.append((grading.sustained_per_s(work) / (len(work) / len(requests)), JUDGE))
     sustained_per_s, name = min(limits)

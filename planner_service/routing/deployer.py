@@ -275,9 +275,8 @@ class Deployer:
         """The objective's latency of each request (see felt.felt_s), as if it came to each tier when it arrives."""
         processed = route(self.sample, thresholds).processed
         latencies, written_s = self._times(thresholds, strategies)
-        judged_s = np.where(latencies > 0, self.sample.judged_s(judge_s), 0.0)
-        total_s = (latencies + judged_s).sum(axis=0)
-        return felt_s(self.objective, processed, total_s, written_s, self.sample.output_tokens)
+        total_s = (latencies + self.sample.judged_s(processed, judge_s)).sum(axis=0)
+        return felt_s(self.objective, self.sample.replies(processed), total_s, written_s)
 
     def latencies_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> Floats:
         """(C, N) each request's latency at each tier, as if it came there when it arrives; 0 where it does not come.
@@ -312,11 +311,11 @@ class Deployer:
     def alone_s(self) -> Floats:
         """(C, N) seconds of each request alone on the fastest replica of each tier, of what the tier is measured by.
 
-        Infinite where no replica fits.
+        Infinite where no replica fits. The last tier's answers count as streamed, which is less where they are held.
         """
         last = len(self.sample.tiers) - 1
         return np.array(
-            [self.tier_alone_s(tier, measured_at(self.objective, is_last=tier == last)) for tier in range(last + 1)]
+            [self.tier_alone_s(tier, measured_at(self.objective, streamed=tier == last)) for tier in range(last + 1)]
         )
 
     def tier_alone_s(self, tier: int, measured: Measured) -> Floats:
@@ -395,7 +394,8 @@ class Deployer:
         """What a tier is measured by; of one that only grades, the whole latency."""
         if not load.own.any():
             return Measured.LATENCY
-        return measured_at(self.objective, is_last=tier == len(self.sample.tiers) - 1)
+        is_last = tier == len(self.sample.tiers) - 1
+        return measured_at(self.objective, streamed=is_last and not self.sample.best_answer)
 
     def _unserved_table(self, work: Workload) -> LatencyTable:
         return self.table(work, [], self.dispatch, self.percentile)

@@ -312,15 +312,15 @@ def least_felt_s(
     tiers: it is bounded by all routings, if they are at most PACES_BOUNDED, else not (None).
     sample: the requests that arrive. alone_s (C, N): of what each tier is measured by under the objective.
     """
-    each_s = alone_s + (0.0 if objective is Objective.PACE else sample.judged_s(judge_s))
 
     def alone(thresholds: Sequence[float]) -> float:
         processed = route(sample, thresholds).processed
         if objective is Objective.PACE:  # felt_s divides what is written by the tokens after the first
             later = np.maximum(1, sample.output_tokens.T - 1)
-            paces = felt_s(objective, processed, np.zeros(len(sample)), each_s * later, sample.output_tokens)
+            paces = felt_s(objective, sample.replies(processed), np.zeros(len(sample)), alone_s * later)
             return percentile_s(paces, percentile)
-        return percentile_s(np.where(processed, each_s, 0.0).sum(axis=0), percentile)
+        each_s = np.where(processed, alone_s, 0.0) + sample.judged_s(processed, judge_s)
+        return percentile_s(each_s.sum(axis=0), percentile)
 
     points = list(able)
     if objective is Objective.PACE:

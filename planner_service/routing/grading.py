@@ -1,8 +1,9 @@
 """Grading as load: what judges, and what it is sent. No I/O.
 
-The answer of every tier but the last is graded before it is accepted or escalates, so how many grading requests there are
-follows from thresholds and skip rule. A tier that grades is sent prompt, answer and question, replies with a few tokens, and
-serves grading requests before all waiting ones. A judge model reads prompt and answer in one forward pass.
+The answer of every tier but the last is graded before it is accepted or escalates (with `best_answer`, that of the last as
+well if there is another), so how many grading requests there are follows from thresholds and skip rule. A tier that grades is
+sent prompt, answer and question, replies with a few tokens, and serves grading requests before all waiting ones. A judge
+model reads prompt and answer in one forward pass.
 """
 
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Grading:
 
     def longest_tokens(self, sample: JudgedSample) -> int:
         """Of one grading request and its reply; 0 where no answer is graded."""
-        graded = range(len(sample.tiers) - 1)
+        graded = range(len(sample.tiers) if sample.best_answer else len(sample.tiers) - 1)
         return max((int(self.input_tokens(sample, tier).max()) + self.reply_tokens for tier in graded), default=0)
 
 

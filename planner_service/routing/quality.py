@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from planner_service.early_checks import EarlyRule, PartScores, checked_answers
 from planner_service.routing.rules import RoutingRules
+from planner_service.simulator.felt import Replies
 from planner_service.simulator.workload import Bools, Floats, Ints
 from services.domain.bursts import tie_accepted
 from services.domain.errors import invalid
@@ -31,7 +32,8 @@ class JudgedSample:
     thresholds are not tried; None if all are. known_quality (N, C): what the answers are worth, from 0 to 100, where that is
     known apart from their scores, as by comparison with references; None if the scores are the quality. long_enough (N, C):
     answers that stand whatever the threshold, see `accepting`; None if none do. refused (N, C): answers that a guard of the
-    judge has refused, which are never long ones; None if none are.
+    judge has refused, which are never long ones; None if none are. best_answer: a request's reply is its best answer, see
+    `delivered`.
     """
 
     tiers: tuple[str, ...]
@@ -46,6 +48,7 @@ class JudgedSample:
     known_quality: Floats | None = None
     long_enough: Bools | None = None
     refused: Bools | None = None
+    best_answer: bool = False
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
@@ -78,8 +81,9 @@ class JudgedSample:
 
     @property
     def best(self) -> float:
-        """Mean quality where the last tier answers all: z1."""
-        return float(self.quality[:, -1].mean())
+        """Mean quality where every request reaches the last tier: z1."""
+        everyone = np.ones(self.scores.T.shape, np.bool_)
+        return float(self._quality_of(self.delivered(everyone)).mean())
 
     def subset(self, rows: Ints) -> "JudgedSample":
         return replace(
@@ -113,6 +117,7 @@ class JudgedSample:
         """The same prompts under the routing of a plan."""
         sample = self.skipping(rules.skip_below) if rules.skip_below else self
         sample = sample.accepting(rules.long_answers) if rules.long_answers else sample
+        sample = replace(sample, best_answer=True) if rules.best_answer else sample
         return sample.checking(rules.early) if rules.early else sample
 
     def skipping(self, skip_below: Sequence[float | None]) -> "JudgedSample":
@@ -190,18 +195,57 @@ class JudgedSample:
             scores = scores if mask is None else np.where(mask, -1.0, scores)
         return scores
 
-    def judged_answers(self, processed: Bools) -> Bools:
-        """(C - 1, N) the answers that are judged when they are finished. processed (C, N): who reaches each tier."""
-        return processed[:-1] if self.rejected_early is None else processed[:-1] & ~self.rejected_early.T[:-1]
+    def delivered(self, processed: Bools) -> Ints:
+        """(N) the tier whose answer is the reply. processed (C, N): who reaches each tier.
 
-    def judged_s(self, judge_s: float) -> Floats:
-        """(C, N) seconds from the end of an answer to its score, where judging takes `judge_s`.
-
-        0 for what was rejected early, which has its score by then, and for the last tier.
+        The last that the request reaches; with `best_answer` that of the highest score, see
+        services.domain.best_answer.best_of. Answers that were rejected early are not finished, and are no replies.
         """
-        seconds = np.full(self.scores.T.shape, judge_s)
-        seconds[-1] = 0.0
-        return seconds if self.rejected_early is None else np.where(self.rejected_early.T, 0.0, seconds)
+        ranked = self._finished(processed)
+        if self.best_answer:
+            ranked = np.where(ranked, self.scores.T, -1.0)
+        return np.asarray(len(self.tiers) - 1 - ranked[::-1].argmax(axis=0), np.int64)
+
+    def held(self, processed: Bools) -> Bools:
+        """(N) whether the answer of the last tier that a request reaches is judged before it is delivered, and not streamed.
+
+        Of the last tier of all only with `best_answer`, if the request has another answer.
+        """
+        others = self._finished(processed)[:-1].any(axis=0)
+        return np.asarray(others if self.best_answer else ~processed[-1], np.bool_)
+
+    def judged_answers(self, processed: Bools) -> Bools:
+        """(C, N) the answers that are judged when they are finished. processed (C, N): who reaches each tier."""
+        judged = self._finished(processed).copy()
+        judged[-1] &= self.held(processed)
+        return judged
+
+    def judged_s(self, processed: Bools, judge_s: float) -> Floats:
+        """(C, N) seconds from the end of an answer to its score, where judging takes `judge_s`; 0 where none is judged.
+
+        What was rejected early has its score by then.
+        """
+        return np.where(self.judged_answers(processed), judge_s, 0.0)
+
+    def replies(self, processed: Bools) -> Replies:
+        """What users get."""
+        return Replies(self.delivered(processed), self.held(processed), self.output_tokens)
+
+    def _finished(self, processed: Bools) -> Bools:
+        """(C, N) the answers that are generated to their end."""
+        return processed if self.rejected_early is None else processed & ~self.rejected_early.T
+
+    def _quality_of(self, tier: Ints) -> Floats:
+        """(N) the quality of each prompt's answer by a tier. tier (N)."""
+        return np.asarray(self.quality[np.arange(len(self)), tier])
+
+    def quality_over(self, tiers: Sequence[int]) -> Floats:
+        """(N) the quality of the reply where a request reaches these tiers, without those that are passed over."""
+        processed = np.zeros(self.scores.T.shape, np.bool_)
+        processed[list(tiers)] = True
+        if self.passed_over is not None:
+            processed &= ~self.passed_over.T
+        return self._quality_of(self.delivered(processed))
 
     def levels(self, tier: int) -> Floats:
         """Thresholds of `tier` that differ in what they do: 0, its distinct scores ascending, and SKIPPED.
@@ -216,7 +260,7 @@ class JudgedSample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
-    """processed (C, N): who reaches each tier. answered (N): the tier whose answer stands. quality: mean of those."""
+    """processed (C, N): who reaches each tier. answered (N): the tier whose answer is the reply. quality: mean of those."""
 
     processed: npt.NDArray[np.bool_]
     answered: Ints
@@ -255,7 +299,6 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
         raise invalid("thresholds", f"{tiers} tiers have {tiers - 1} thresholds, not {len(thresholds)}")
     processed, compared = np.zeros((tiers, len(sample)), np.bool_), sample.comparable
     escalating = np.ones(len(sample), np.bool_)
-    answered = np.full(len(sample), tiers - 1, np.int64)
     for tier, threshold in enumerate(thresholds):
         if threshold > 100:
             continue
@@ -263,11 +306,10 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
         stands = processed[tier] & (compared[:, tier] >= threshold)
         if ties is not None and ties.shares[tier] < 1:
             stands &= ~ties.escalates(tier, stands & (compared[:, tier] == threshold))
-        answered[stands] = tier
         escalating = escalating & ~stands
     processed[-1] = escalating
-    quality = float(sample.quality[np.arange(len(sample)), answered].mean())
-    return Routed(processed, answered, quality)
+    answered = sample.delivered(processed)
+    return Routed(processed, answered, float(sample.quality[np.arange(len(sample)), answered].mean()))
 
 
 def proportional(sample: JudgedSample) -> tuple[float, ...]:
@@ -307,19 +349,29 @@ def all_qualities(sample: JudgedSample) -> tuple[list[Floats], npt.NDArray[np.fl
     """(levels of each tier but the last, mean quality at every combination of them): the whole grid, by sums.
 
     Three tiers: Q[a, b] = mean((q_1 where s_1 >= h1_a) + (q_2 where s_1 < h1_a, s_2 >= h2_b) + (q_3 below both)), with
-    scores s and qualities q. ValueError beyond three tiers.
+    scores s and qualities q, of the best answer so far with `best_answer`. ValueError beyond three tiers.
     """
     if len(sample.tiers) > 3:
         raise ValueError("the grid is for up to three tiers")
-    n, quality = len(sample), sample.quality
+    n = len(sample)
     levels = [sample.levels(tier) for tier in range(len(sample.tiers) - 1)]
     if not levels:
-        return [], np.array(quality[:, 0].mean())
+        return [], np.array(sample.quality[:, 0].mean())
     compared = sample.comparable
     below: list[Bools] = [compared[None, :, t] < level[:, None] for t, level in enumerate(levels)]  # (levels, N)
-    first = (~below[0] * quality[:, 0]).sum(axis=1)
+    first = (~below[0] * sample.quality[:, 0]).sum(axis=1)
     if len(levels) == 1:
-        return levels, (first + (below[0] * quality[:, 1]).sum(axis=1)) / n
-    second = below[0].astype(np.float64) @ (~below[1] * quality[:, 1]).T
-    third = below[0].astype(np.float64) @ (below[1] * quality[:, 2]).T
-    return levels, (first[:, None] + second + third) / n
+        qualities = first + (below[0] * sample.quality_over((0, 1))).sum(axis=1)
+        if sample.best_answer:
+            qualities[-1] = sample.quality[:, 1].sum()  # the first tier is passed over
+        return levels, qualities / n
+
+    escalating = below[0].astype(np.float64)
+    second = escalating @ (~below[1] * sample.quality_over((0, 1))).T
+    third = escalating @ (below[1] * sample.quality_over((0, 1, 2))).T
+    qualities = first[:, None] + second + third
+    if sample.best_answer:  # answers of a tier that is passed over are no replies
+        qualities[:, -1] = first + escalating @ sample.quality_over((0, 2))
+        without_first = np.where(below[1], sample.quality_over((1, 2)), sample.quality[:, 1])
+        qualities[-1] = [*without_first.sum(axis=1)[:-1], sample.quality[:, 2].sum()]
+    return levels, qualities / n

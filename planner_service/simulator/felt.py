@@ -6,6 +6,7 @@ proved all call `felt_s`, with times that they found in their own ways.
 
 import enum
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,8 +18,8 @@ class Objective(enum.Enum):
 
     LARGEST_TIER: of the slowest tier (the paper's L), from the arrival there to the last token. END_TO_END: from a request's
     arrival to its final answer, over all tiers visited, judging included. FIRST_TOKEN: to the first token that its user
-    sees: a held answer is seen when its judge has accepted it, an answer of the last tier from its first token on. PACE:
-    seconds per token after the first, of the answer that stands, as its tier writes it; an answer of one token has none.
+    sees: a held answer is seen when its judge has accepted it, an answer that is streamed from its first token on. PACE:
+    seconds per token after the first, of the reply, as its tier writes it; an answer of one token has none.
     """
 
     LARGEST_TIER = "largest-tier"
@@ -48,27 +49,35 @@ def latency_words(objective: Objective, percentile: float) -> str:
     return f"p{percentile:g} {WORDS[objective]}"
 
 
-def measured_at(objective: Objective, *, is_last: bool) -> Measured:
-    """What a tier adds to the objective's latency. is_last: whether its answers are streamed, not held."""
+def measured_at(objective: Objective, *, streamed: bool) -> Measured:
+    """What a tier adds to the objective's latency. streamed: whether its answers are, and not held."""
     if objective is Objective.PACE:
         return Measured.PACE
-    return Measured.FIRST_TOKEN if is_last and objective is Objective.FIRST_TOKEN else Measured.LATENCY
+    return Measured.FIRST_TOKEN if streamed and objective is Objective.FIRST_TOKEN else Measured.LATENCY
 
 
-def felt_s(objective: Objective, processed: Bools, total_s: Floats, written_s: Floats, output_tokens: Ints) -> Floats:
-    """(N) the latency of each request; (M) for the pace, of the M answers with several tokens.
+@dataclass(frozen=True, slots=True, eq=False)
+class Replies:
+    """answered (N): the tier whose answer is the reply. held (N): whether it is judged first, and not streamed.
+    output_tokens (N, C): of each tier's answers."""
 
-    processed (C, N): the requests that reach each tier; the last that a request reaches answers it. total_s (N): from arrival
-    to final answer. written_s (C, N): from the first to the last token of each tier's answer. output_tokens (N, C).
+    answered: Ints
+    held: Bools
+    output_tokens: Ints
+
+
+def felt_s(objective: Objective, replies: Replies, total_s: Floats, written_s: Floats) -> Floats:
+    """(N) the latency of each request; (M) for the pace, of the M replies with several tokens.
+
+    total_s (N): from arrival to final answer. written_s (C, N): from the first to the last token of each tier's answer.
     """
-    tiers = len(processed)
+    rows = np.arange(len(total_s))
     if objective is Objective.FIRST_TOKEN:
-        return np.asarray(total_s - np.where(processed[-1], written_s[-1], 0.0))
+        return np.asarray(total_s - np.where(replies.held, 0.0, written_s[replies.answered, rows]))
     if objective is Objective.PACE:
-        answered, rows = tiers - 1 - np.argmax(processed[::-1], axis=0), np.arange(processed.shape[1])
-        later = output_tokens[rows, answered] - 1
+        later = replies.output_tokens[rows, replies.answered] - 1
         many = later > 0
-        return np.asarray(written_s[answered, rows][many] / later[many])
+        return np.asarray(written_s[replies.answered, rows][many] / later[many])
     return total_s
 
 
