@@ -55,6 +55,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
             prediction=pb.Prediction(**dataclasses.asdict(prediction)) if prediction is not None else None,
         ),
         burst=None if plan.burst is None else ladder_to_proto(plan.burst),
+        best_answer=plan.best_answer,
     )
 
 
@@ -110,6 +111,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
             _prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
         ),
         burst=ladder_from_proto(plan.burst, "plan.burst") if plan.HasField("burst") else None,
+        best_answer=plan.best_answer,
     )
     created.validate()
     return created

@@ -159,6 +159,7 @@ def event_to_proto(event: RouterEvent | Heartbeat, heartbeat_s: float) -> pb.Gen
                 scorer=event.scorer,
                 reason=event.reason,
                 flagged=event.flagged,
+                better_tier=event.better_tier,
             )
             return pb.GenerateResponse(judged=judged)
         case Escalated():

@@ -155,6 +155,8 @@ def _line(event: object) -> str:
             return f"  {event.tier}: could not be scored"
         case Judged():
             decision = "flagged" if event.flagged else "accepted" if event.accepted else "not accepted"
+            if event.better_tier:
+                decision = f"the answer of {event.better_tier} scored more"
             because = f" ({event.reason.replace('_', ' ')})" if event.reason else ""
             score = f"scored {event.score:.0f}{because} by {event.scorer}, threshold {event.threshold:.0f}"
             return f"  {event.tier}: {score}: {decision}"

@@ -20,6 +20,7 @@ SHOWN_ATTRIBUTES = (
     "penstock.score",
     "penstock.threshold",
     "penstock.accepted",
+    "penstock.better_tier",
     "penstock.offset",
     "gen_ai.usage.input_tokens",
     "gen_ai.usage.output_tokens",

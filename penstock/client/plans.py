@@ -100,7 +100,8 @@ class BurstLadder:
 class Plan:
     """A plan of the mesh. judge_unavailable: escalate or accept. prediction: only for plans that the planner computed.
 
-    burst: how thresholds give way under a burst; None: they do not.
+    burst: how thresholds give way under a burst; None: they do not. best_answer: whether the answer with the highest score of
+    those that a request has got is delivered, instead of always the last one.
     """
 
     tiers: tuple[TierPlan, ...]
@@ -112,6 +113,7 @@ class Plan:
     created_at: float = 0.0
     prediction: Prediction | None = None
     burst: BurstLadder | None = None
+    best_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +338,7 @@ class CascadePlan:
     dollars_per_hour: None if the cluster has no price. burst: None if none was asked for, or for burst_reason.
     grading: None if what judges was not stated. choice: how `tiers` were chosen from candidates; None if they were given.
     early_reason: why there are no early checks, where they were asked for. latency_s: that `objective` means, at
-    `percentile`. user_latency: None from a planner of an earlier version.
+    `percentile`. user_latency: None from a planner of an earlier version. best_answer: as in Plan.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -364,6 +366,7 @@ class CascadePlan:
     percentile: float = 95.0
     latency_s: float = 0.0
     user_latency: UserLatency | None = None
+    best_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,6 +327,7 @@ class PlannerClient:
         early_error: float | None = None,
         percentile: float | None = None,
         long_answers: bool = False,
+        best_answer: bool = False,
     ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
         """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
 
@@ -338,7 +339,8 @@ class PlannerClient:
         steps have at least this quality. burst_mean: that its mean holds; default: min_quality. max_tiers: the tiers are
         candidates, of which a cascade has so many at most; min_tiers: at least. early_error: also fit early checks, which may
         reject this share of the answers that would stand; the prompts need `unfinished_scores`. long_answers: also choose
-        from which length and score on long answers are accepted.
+        from which length and score on long answers are accepted. best_answer: also choose whether the best answer of a
+        request is delivered instead of the last one.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
@@ -363,6 +365,7 @@ class PlannerClient:
                 early_error,
                 percentile,
                 long_answers,
+                best_answer,
             )
         )
         try:
@@ -421,20 +424,22 @@ class PlannerClient:
         early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
         long_answers: Sequence[plans.LongAnswers | None] = (),
         dispatch: str = "capacity",
+        best_answer: bool = False,
     ) -> plans.Simulation:
         """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
 
         skip_below: of each tier but the last, the predicted score below which prompts pass it over; None or empty: never.
         early_checks: of each tier but the last, at some of the inputs' `early_after_tokens`; empty: none. long_answers: of
         each tier but the last, which are accepted from a lower score on; None or empty: length does not matter. dispatch: how
-        requests are distributed over replicas, capacity, round-robin, or pending-work, as routers do.
+        requests are distributed over replicas, capacity, round-robin, or pending-work, as routers do. best_answer:
+        whether the best answer of a request is delivered instead of the last one.
 
         Raises:
             InvalidRequestError: The inputs are invalid; `fields` names the problems.
             ValueError: The inputs cannot be sent.
         """
         request = planning.simulate_request(
-            inputs, replicas, thresholds, skip_below, early_checks, long_answers, dispatch
+            inputs, replicas, thresholds, skip_below, early_checks, long_answers, dispatch, best_answer
         )
         with errors.raised_from_rpc():
             response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)

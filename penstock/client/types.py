@@ -254,6 +254,8 @@ class Judged:
 
     reason: why the judge gave 0 without its scorer, such as `truncated_answer`; otherwise empty.
     flagged: the answer was returned although its score is below the threshold: there is no further tier.
+    accepted: it is the answer that is delivered. better_tier: the earlier tier whose answer is delivered instead, because it
+    scored more, where the plan has best_answer; otherwise empty.
     """
 
     tier: str
@@ -263,6 +265,7 @@ class Judged:
     scorer: str
     reason: str = ""
     flagged: bool = False
+    better_tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)

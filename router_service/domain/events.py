@@ -108,8 +108,9 @@ class Answer:
 class Judged:
     """score: None if the judge could not be reached. reason: why the judge gave 0 without its scorer; otherwise empty.
 
-    threshold: of the tier; for the last tier, the score below which an answer is flagged.
-    flagged: the answer was returned although its score is below the threshold.
+    threshold: of the tier; for the last tier, the score below which an answer is flagged, 0 if none is. accepted: it is the
+    answer that is delivered. flagged: the answer was returned although its score is below the threshold. better_tier: whose
+    earlier answer is delivered instead; otherwise empty.
     """
 
     tier: str
@@ -119,6 +120,7 @@ class Judged:
     scorer: str
     reason: str = ""
     flagged: bool = False
+    better_tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)

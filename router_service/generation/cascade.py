@@ -1,6 +1,6 @@
 """Which tiers a request may use, and whether an answer is accepted. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from router_service.domain.events import EscalationReason
@@ -46,8 +46,8 @@ def at_step(tiers: tuple[TierPlan, ...], step: BurstStep) -> tuple[TierPlan, ...
     return (*(replace(tier, threshold=rule.score) for tier, rule in rules), tiers[-1])
 
 
-def judged_at(tiers: tuple[TierPlan, ...], at: int) -> bool:
-    """Whether the answer of tier `at` is judged: on every tier of a route except the last."""
+def judged_at(tiers: Sequence[TierPlan], at: int) -> bool:
+    """Whether the answer of tier `at` may be rejected: on every tier of a route except the last."""
     return at < len(tiers) - 1
 
 

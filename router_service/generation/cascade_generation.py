@@ -24,9 +24,11 @@ from router_service.generation import cascade
 from router_service.generation.attempt import TierDone
 from router_service.generation.cascade import Escalate
 from router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter, EarlyRejection
+from router_service.generation.rejected_answers import RejectedAnswers
 from router_service.generation.reply_assembler import TierEvent
-from router_service.generation.tier_answer import TierAnswer, offers_tools, span_name
+from router_service.generation.tier_answer import TierAnswer, offers_tools, resumed_ids, span_name
 from router_service.generation.tier_generation import TierGeneration
+from router_service.generation.tier_promises import TierPromises
 from router_service.generation.tier_times import TierTimes
 from router_service.routing.burst_steps import BurstSteps, TakenStep
 from services import telemetry
@@ -47,12 +49,10 @@ from services.domain.requests import (
     FinishReason,
     GenerationRequest,
     SamplingParams,
-    SloFallback,
     TokenFrame,
     TokenUsage,
 )
 from services.domain.score_prediction import ScorePredictor, prompt_text
-from services.domain.slo.promises import Promise
 from services.domain.values import replaced
 from services.random_bits import random_bits
 from services.reasoning import reasoning_parser
@@ -87,6 +87,7 @@ class CascadeGeneration:
         """
         self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
         self._times = TierTimes()
+        self._promises = TierPromises(self._times)
         self._flag_below, self._undrafted = flag_below, undrafted
         self._predictor, self._early_checks = predictor, early_checks
         self._bursts = bursts
@@ -114,21 +115,26 @@ class CascadeGeneration:
         output.event(Accepted(request.request_id, plan.revision, sampling.seed, step))
         history = FailureHistory()
         prediction = Draft(request.prediction) if request.prediction else None
-        rejected: Draft | None = None
+        rejected = RejectedAnswers(keeps_best=plan.best_answer)
         predicted = self._predicted(plan, route, request)
+        loop = asyncio.get_running_loop()
         while True:
             tier = route[at]
             # An answer that is resumed has been accepted before.
-            is_resumed = _resumed_ids(request, tier) is not None
-            held = cascade.judged_at(route, at) and not is_resumed
-            low_score = cascade.passed_over(route, at, predicted) if held else None
+            is_resumed = resumed_ids(request, tier) is not None
+            may_escalate = cascade.judged_at(route, at) and not is_resumed
+            # The last tier's answer is held, too, if there is another one that may be delivered instead.
+            held = may_escalate or (
+                rejected.best is not None and self._promises.allows_holding_last(request, tier, loop.time())
+            )
+            low_score = cascade.passed_over(route, at, predicted) if may_escalate else None
             if low_score is not None:
                 reason = EscalationReason.PREDICTED_SCORE_LOW
                 output.event(Escalated(tier.name, route[at + 1].name, reason, low_score))
                 at += 1
                 continue
-            promise = self._promise(request, route, at, held=held)
-            if held and promise is None and request.promise is not None:
+            promise = self._promises.of(request, route, at, loop.time(), held=held)
+            if may_escalate and promise is None and request.promise is not None:
                 output.event(Escalated(tier.name, route[at + 1].name, EscalationReason.TOO_LATE))
                 at += 1
                 continue
@@ -136,37 +142,36 @@ class CascadeGeneration:
             stored = self._flag_below is not None and not held and not is_resumed
             answer = self._begin(tier, request, output, promise, held=held, stored=stored)
             answer.burst_step, answer.predicted = step, predicted
-            accepts_tie = taken is None or not held or taken.tie_accepted(sampling.seed, at)
+            accepts_tie = taken is None or not may_escalate or taken.tie_accepted(sampling.seed, at)
             answers.append(answer)
             try:
-                draft = prediction if rejected is None or tier.name in self._undrafted else rejected
-                await self._answer(request, plan, sampling, answer, output, history, draft)
+                draft = prediction if rejected.draft is None or tier.name in self._undrafted else rejected.draft
+                await self._answer(request, plan, sampling, answer, output, history, draft, may_give_up=may_escalate)
                 if answer.declined:
-                    escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if held else None
+                    escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if may_escalate else None
                 elif answer.rejected_early:
                     escalation = cascade.unable(route, at, EscalationReason.REJECTED_EARLY)
                 else:
                     escalation = None
                     if held:
-                        escalation = await self._judged(request, plan, route, at, answer, output, accepts_tie)
+                        escalation = await self._judged(request, plan, route, at, answer, output, accepts_tie, rejected)
                     if stored:
                         await self._flagged(request, plan, answer, output)
             except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
                 answer.end(error)
-                escalation = cascade.unable(route, at, _why_unable(error)) if held else None
+                escalation = cascade.unable(route, at, _why_unable(error)) if may_escalate else None
                 if escalation is None:
                     raise
             except BaseException as error:
                 answer.end(error)
                 raise
             else:
-                answer.accepted = escalation is None and not answer.declined
+                answer.accepted = escalation is None and not answer.declined and answer.better is None
                 answer.end()
             if escalation is None:
-                answer.release()
-                return answer
+                return _delivered(answer, rejected)
             output.event(Escalated(tier.name, route[escalation.to].name, escalation.reason))
-            rejected = answer.as_draft() or rejected
+            rejected.add(answer)
             at = escalation.to
 
     async def _answer(
@@ -178,8 +183,10 @@ class CascadeGeneration:
         output: RequestOutput,
         history: FailureHistory,
         draft: Draft | None,
+        *,
+        may_give_up: bool,
     ) -> None:
-        """One tier's answer; its tokens are taken by `answer`."""
+        """One tier's answer; its tokens are taken by `answer`. may_give_up: as in `TierGeneration.generate`."""
         tier = answer.tier.name
         is_judged = answer.held or answer.stored
         if is_judged and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
@@ -192,7 +199,7 @@ class CascadeGeneration:
             request_id=worker_request_id(request.request_id, tier),
             prompt=request.prompt,
             sampling=sampling,
-            resume_token_ids=_resumed_ids(request, answer.tier) or (),
+            resume_token_ids=resumed_ids(request, answer.tier) or (),
             priority=request.priority,
             output_interval_s=(UNSTREAMED_INTERVAL_S if early is None else EARLY_INTERVAL_S) if may_wait else None,
             draft=draft,
@@ -220,7 +227,7 @@ class CascadeGeneration:
             telemetry.context_of(answer.span),
             on_event=on_event,
             on_tokens=on_tokens,
-            may_give_up=answer.held,
+            may_give_up=may_give_up,
             history=history,
             promise=answer.promise,
         )
@@ -263,29 +270,6 @@ class CascadeGeneration:
 
         return EarlyRejection(answer.tier.name, checks, score, self._early_checks)
 
-    def _promise(
-        self, request: RouterRequest, route: tuple[TierPlan, ...], at: int, *, held: bool
-    ) -> ReplyPromise | None:
-        """What a tier's reply is asked to keep; None without an SLO, and for a held tier that would be too late.
-
-        A held answer has no pace, because its client does not see it grow: it must be complete in time.
-        """
-        if request.promise is None:
-            return None
-        resumed = _resumed_ids(request, route[at])
-        if not held:
-            text = request.resume.text if request.resume is not None and resumed else ""
-            return ReplyPromise(request.promise, len(resumed or ()), text)
-        due_s = request.promise.first_token_due_s
-        if due_s is None:
-            return ReplyPromise(Promise(None))
-        now_s, tier = asyncio.get_running_loop().time(), route[at].name
-        finish_by_s = self._times.finish_by_s(due_s, route, now_s)
-        if self._times.is_too_late(tier, finish_by_s, now_s):
-            return None
-        first_due_s = self._times.first_token_due_s(tier, finish_by_s, now_s)
-        return ReplyPromise(Promise(first_due_s, fallback=SloFallback.DECLINE))
-
     async def _judged(
         self,
         request: RouterRequest,
@@ -295,8 +279,11 @@ class CascadeGeneration:
         answer: TierAnswer,
         output: RequestOutput,
         accepts_tie: bool,
+        rejected: RejectedAnswers,
     ) -> Escalate | None:
-        """Have an answer judged; None if it is accepted. accepts_tie: as in `cascade.decide`.
+        """Have an answer judged; None if it is accepted, or a better one of those that were `rejected` before it.
+
+        accepts_tie: as in `cascade.decide`.
 
         Raises:
             DeadlineExceeded: The deadline passed meanwhile.
@@ -314,8 +301,16 @@ class CascadeGeneration:
         answer.score_reason = reason
         scorer = verdict.scorer if verdict is not None else plan.scorer
         threshold = cascade.lowest_accepted(answer.tier, tokens)
-        accepted = escalation is None
-        output.event(Judged(answer.tier.name, answer.score, threshold, accepted, scorer, answer.score_reason))
+        if escalation is None:
+            answer.better = rejected.better_than(answer)
+        if not cascade.judged_at(route, at):
+            threshold, delivered = self._flag_below or 0.0, answer.better or answer
+            delivered.flagged = cascade.flagged(delivered.score, threshold)
+        accepted = escalation is None and answer.better is None
+        better_tier = answer.better.tier.name if answer.better is not None else ""
+        output.event(
+            Judged(answer.tier.name, answer.score, threshold, accepted, scorer, reason, answer.flagged, better_tier)
+        )
         return escalation
 
     async def _flagged(self, request: RouterRequest, plan: Plan, answer: TierAnswer, output: RequestOutput) -> None:
@@ -410,11 +405,16 @@ def _entry(plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> i
     raise invalid("resume.tier", f"'{request.resume.tier}' is not on the way of model '{request.model[:80]}'")
 
 
-def _resumed_ids(request: RouterRequest, tier: TierPlan) -> tuple[int, ...] | None:
-    """The tokens after which a tier's reply continues; None if it is not resumed."""
-    if request.resume is None or request.resume.tier != tier.name:
-        return None
-    return request.resume.token_ids
+def _delivered(answer: TierAnswer, rejected: RejectedAnswers) -> TierAnswer:
+    """Pass on `answer`, which may be accepted, or the better one before it; return it. The other one is dropped."""
+    if answer.better is not None:
+        answer.better.accepted = True
+        answer.drop()
+        answer = answer.better
+    elif rejected.best is not None:
+        rejected.best.drop()
+    answer.release()
+    return answer
 
 
 async def _unless_rejected(

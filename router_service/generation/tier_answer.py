@@ -35,13 +35,14 @@ OnAnswer = Callable[[str, TokenFrame], None]
 class TierAnswer:
     """One tier's answer so far. Times are the event loop's, in seconds.
 
-    held: for the judge; its frames are kept until it is accepted. stored: passed on, and also stored to be judged at its end.
-    answered_at: when the first token was passed on. with_logprobs: whether the client asked for them. texts: of an answer
-    that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. rejected_early: its beginning scored
-    too low, and the rest was not generated. output_tokens: of all frames. promise: the SLO of the tier's
-    reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began it.
-    reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst ladder, if any.
-    predicted: as in Finished.
+    held: for the judge; its frames are kept until it is delivered or dropped. stored: passed on, and also stored to be
+    judged at its end. answered_at: when the first token was passed on. with_logprobs: whether the client asked for them.
+    texts: of an answer that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. rejected_early:
+    its beginning scored too low, and the rest was not generated. output_tokens: of all frames. promise: the SLO of the
+    tier's reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began
+    it. reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst ladder, if
+    any. predicted: as in Finished. better: an earlier answer of the request, delivered instead of this one, which would have
+    been accepted.
     """
 
     tier: TierPlan
@@ -69,6 +70,7 @@ class TierAnswer:
     flagged: bool = False
     rejected_early: bool = False
     accepted: bool = False
+    better: "TierAnswer | None" = None
     output_tokens: int = 0
     failure: str = ""
     ended_at: float = 0.0
@@ -127,6 +129,10 @@ class TierAnswer:
         """Pass on the tokens that were held."""
         for frame in self.frames if self.held else ():
             self._pass(frame)
+
+    def drop(self) -> None:
+        """Free the tokens that were held: the answer is not delivered."""
+        self.frames = []
 
     def _pass(self, frame: TokenFrame) -> None:
         """Pass tokens on, without logprobs that only the judge needs."""
@@ -216,6 +222,7 @@ class TierAnswer:
             "penstock.instance_id": self.instance_id,
             "penstock.accepted": self.accepted,
             **({"penstock.flagged": True} if self.flagged else {}),
+            **({"penstock.better_tier": self.better.tier.name} if self.better is not None else {}),
             **(drafts if any(drafts.values()) else {}),
             **{name: value for name, value in optional.items() if value is not None},
         }
@@ -228,3 +235,10 @@ def span_name(tier: TierPlan) -> str:
 def offers_tools(request: RouterRequest) -> bool:
     """Whether the model may call tools."""
     return isinstance(request.prompt, ChatPrompt) and bool(request.prompt.tool_use.offered)
+
+
+def resumed_ids(request: RouterRequest, tier: TierPlan) -> tuple[int, ...] | None:
+    """The tokens after which a tier's reply continues; None if it is not resumed."""
+    if request.resume is None or request.resume.tier != tier.name:
+        return None
+    return request.resume.token_ids

@@ -2,7 +2,8 @@
 
 The first token of an answer is due at a fixed time. An answer that is judged must be complete by its *finish-by* time: the
 due time less the time for judging it and a reserve, in which the last tier could still produce its first token if the answer
-is not accepted. Times are the 95th percentiles of recent ones, over all requests; what has not been measured counts as 0.
+is not accepted. The last tier's own answer, which is held only to be compared with an earlier one, needs no reserve. Times
+are the 95th percentiles of recent ones, over all requests; what has not been measured counts as 0.
 """
 
 from collections.abc import Sequence
@@ -45,9 +46,10 @@ class TierTimes:
         """An answer has been judged now."""
         self._judge.add(now_s - began_s, now_s)
 
-    def finish_by_s(self, due_s: float, route: Sequence[TierPlan], now_s: float) -> float:
-        """When a held answer must be complete. due_s: when the first token is due."""
-        return due_s - _p95(self._judge, now_s) - _p95(self._times(route[-1].name).first, now_s)
+    def finish_by_s(self, due_s: float, tiers: Sequence[TierPlan], now_s: float) -> float:
+        """When a held answer must be complete. due_s: when the first token is due. tiers: from that of the answer on."""
+        reserve_s = _p95(self._times(tiers[-1].name).first, now_s) if len(tiers) > 1 else 0.0
+        return due_s - _p95(self._judge, now_s) - reserve_s
 
     def is_too_late(self, tier: str, finish_by_s: float, now_s: float) -> bool:
         """Whether an answer that a tier begins now is predicted to be complete too late."""

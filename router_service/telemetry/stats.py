@@ -54,10 +54,8 @@ class RouterStats:
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
         match event:
-            case Judged(tier=tier, score=score, flagged=flagged) if score is not None:
+            case Judged(tier=tier, score=score) if score is not None:
                 self._judged.record(score, {"penstock.tier": tier})
-                if flagged:
-                    self._flagged.add(1, tier)
             case Escalated(from_tier=tier, reason=reason):
                 self.escalated[tier] += 1
                 self._escalations.add(1, tier, reason.value)
@@ -75,6 +73,8 @@ class RouterStats:
                 self._saw_drafts(event)
                 self.finished += 1
                 self.answered[event.tier] += 1
+                if any(tier.flagged for tier in event.tiers):  # only the answer that is delivered can be
+                    self._flagged.add(1, event.tier)
                 label = self._label(model)
                 labels = {"gen_ai.request.model": label, "penstock.tier": event.tier}
                 self._requests.add(1, label, event.tier, event.reason.value)

@@ -91,7 +91,8 @@ class Provenance:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A plan. tiers: from the cheapest to the most expensive. revision: 0 if not published. scorer: empty for the judge's
-    default. burst: how thresholds give way under a burst; None: they do not."""
+    default. burst: how thresholds give way under a burst; None: they do not. best_answer: whether the best answer of a
+    request is delivered instead of always the last one; see `best_of`."""
 
     revision: int
     tiers: tuple[TierPlan, ...]
@@ -99,6 +100,7 @@ class Plan:
     judge_unavailable: JudgeUnavailable = JudgeUnavailable.ESCALATE
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
     burst: BurstLadder | None = None
+    best_answer: bool = False
 
     def tier(self, name: str) -> TierPlan | None:
         for tier in self.tiers:

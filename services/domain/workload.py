@@ -22,7 +22,7 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TierVisit:
-    """The work of one tier on a request. score: None if the answer was not scored, as at the last tier.
+    """The work of one tier on a request. score: None if the answer was not scored, as mostly at the last tier.
 
     rejected_early: by an early check; output_tokens are those generated until then.
     """

@@ -99,6 +99,7 @@ class MeshFile(BaseModel):
             tiers=tiers,
             judge_unavailable=JudgeUnavailable(self.planner.judge_unavailable),
             provenance=Provenance("mesh-file", input_digest=input_digest),
+            best_answer=self.planner.best_answer,
         )
 
     def drafters(self, tier: MeshTier) -> tuple[str, ...]:

@@ -57,6 +57,9 @@ class MeshPlanner(BaseModel):
     """Planner processes."""
     judge_unavailable: Literal["escalate", "accept"] = "escalate"
     """What routers do with answers that cannot be scored: escalate to the last tier, or accept them."""
+    best_answer: bool = False
+    """Routers deliver the answer with the highest score of those that a request has got, instead of always the last one. The
+    last tier's answer is held and judged, too, where there is an earlier one to compare it with."""
     max_instances: int = Field(default=64, ge=1)
     """Largest number of instances of a tier in a plan, unless this file itself has more."""
     replan: MeshReplan = MeshReplan()

@@ -267,6 +267,7 @@ def plan_from_json(data: bytes) -> Plan:
                 else None,
             ),
             burst=_ladder(raw["burst"]) if raw.get("burst") else None,
+            best_answer=_typed(raw.get("best_answer", False), "best_answer", bool),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error!r}") from error

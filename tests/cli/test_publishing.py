@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from penstock.cli import targets
 from penstock.cli.plan_changes import PlannedTier, other_drafters
 from penstock.cli.plan_publishing import planned_tiers
 from penstock.client.plans import Plan, TierPlan
@@ -264,6 +266,21 @@ def test_an_earlier_plan_is_published_again(admin: str) -> None:
     done = penstock("plan", "rollback", "-a", admin)
     assert done.returncode == 2
     assert "is a rollback itself" in done.stderr, "the plan before it is the one that was left"
+
+
+def test_a_plan_that_delivers_best_answers_still_does_after_set_apply_and_rollback(
+    admin: str, plan_file: Callable[..., Path]
+) -> None:
+    with targets.planner_client(admin) as planner:
+        before = planner.get_plan()
+        first = planner.set_plan(replace(before, best_answer=True)).revision
+    assert "the answer with the highest score" in penstock("plan", "show", "-a", admin).stdout
+    for command in (("set", "--threshold", "small=47"), ("apply", plan_file()), ("rollback", first)):
+        assert penstock("plan", *command, "-a", admin).returncode == 0
+        assert held(admin)["best_answer"]
+    with targets.planner_client(admin) as planner:
+        planner.set_plan(before)
+    assert "the answer with the highest score" not in penstock("plan", "show", "-a", admin).stdout
 
 
 def test_a_plan_set_without_a_change_is_refused(admin: str) -> None:

@@ -55,6 +55,7 @@ def test_stages_survive_planning_again_or_the_note_says_that_they_went(instances
     rules = tuple(BurstStep((BurstThreshold(h),), quality, rate, "large", 0.5) for h, quality, rate in rungs)
     with_ladder = dataclasses.replace(before, burst=BurstLadder(85.0, rules))
     with_ladder.validate()
+    assert _follow_up(dataclasses.replace(before, best_answer=True), found, DRIFT, JOB).best_answer
     without = _follow_up(with_ladder, found, DRIFT, JOB)
     assert (without.tiers, without.burst) == (plan.tiers, None)
     assert without.provenance.note.endswith("the burst ladder was for other thresholds: it is removed")

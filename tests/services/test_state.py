@@ -89,6 +89,16 @@ def test_records_and_plans_survive_json() -> None:
                 decode(broken)
 
 
+def test_a_plan_of_before_best_answers_always_delivers_the_last_one() -> None:
+    best = dataclasses.replace(PLAN, best_answer=True)
+    assert codec.plan_from_json(codec.plan_to_json(best)) == best
+    earlier = json.loads(codec.plan_to_json(best))
+    del earlier["best_answer"]
+    assert codec.plan_from_json(json.dumps(earlier).encode()) == PLAN
+    with pytest.raises(ValueError, match="best_answer: must be of type bool"):
+        codec.plan_from_json(json.dumps(earlier | {"best_answer": 1}).encode())
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

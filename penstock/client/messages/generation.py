@@ -104,7 +104,14 @@ def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
         case "judged":
             score = event.score if event.HasField("score") else None
             return types.Judged(
-                event.tier, score, event.threshold, event.accepted, event.scorer, event.reason, event.flagged
+                event.tier,
+                score,
+                event.threshold,
+                event.accepted,
+                event.scorer,
+                event.reason,
+                event.flagged,
+                event.better_tier,
             )
         case "escalated":
             reason = pb.EscalationReason.Name(event.reason).removeprefix("ESCALATION_REASON_").lower()

@@ -84,6 +84,7 @@ def plan_request(
     early_error: float | None = None,
     percentile: float | None = None,
     long_answers: bool = False,
+    best_answer: bool = False,
 ) -> planner_pb2.PlanCascadeRequest:
     """Raises:
     ValueError: There is no target, or the objective, the budget or the goal is unknown.
@@ -115,6 +116,7 @@ def plan_request(
         early_error=early_error,
         percentile=percentile,
         long_answers=long_answers,
+        best_answer=best_answer,
     )
 
 
@@ -174,6 +176,7 @@ def plan_event_from_proto(
         plan.percentile,
         plan.latency_s,
         _user_latency(plan.user_latency) if plan.HasField("user_latency") else None,
+        plan.best_answer,
     )
 
 
@@ -185,6 +188,7 @@ def simulate_request(
     early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
     long_answers: Sequence[plans.LongAnswers | None] = (),
     dispatch: str = "capacity",
+    best_answer: bool = False,
 ) -> planner_pb2.SimulateDeploymentRequest:
     """Raises:
     ValueError: thresholds, skip_below, early_checks or long_answers do not fit the number of tiers; the dispatch is unknown.
@@ -213,7 +217,7 @@ def simulate_request(
         )
     ]
     return planner_pb2.SimulateDeploymentRequest(
-        inputs=planning_inputs_to_proto(inputs), tiers=tiers, dispatch=_DISPATCH[dispatch]
+        inputs=planning_inputs_to_proto(inputs), tiers=tiers, dispatch=_DISPATCH[dispatch], best_answer=best_answer
     )
 
 

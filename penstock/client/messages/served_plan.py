@@ -55,6 +55,7 @@ def plan_from_proto(plan: planner_pb2.Plan) -> plans.Plan:
         created_at=plan.provenance.created_at.ToNanoseconds() / 1e9,
         prediction=_prediction(plan.provenance.prediction) if plan.provenance.HasField("prediction") else None,
         burst=ladder_from_proto(plan.burst) if plan.HasField("burst") else None,
+        best_answer=plan.best_answer,
     )
 
 
@@ -92,6 +93,7 @@ def plan_to_proto(plan: plans.Plan) -> planner_pb2.Plan:
             prediction=planner_pb2.Prediction(**asdict(plan.prediction)) if plan.prediction is not None else None,
         ),
         burst=None if plan.burst is None else _ladder_to_proto(plan.burst),
+        best_answer=plan.best_answer,
     )
 
 

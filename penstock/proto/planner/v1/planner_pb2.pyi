@@ -178,11 +178,16 @@ class Plan(_message.Message):
     JUDGE_UNAVAILABLE_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
     BURST_FIELD_NUMBER: _builtins.int
+    BEST_ANSWER_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Set by the planner; the first is 1."""
     scorer: _builtins.str
     """The scorer; empty: the judge's default."""
     judge_unavailable: Global___JudgeUnavailablePolicy.ValueType
+    best_answer: _builtins.bool
+    """Routers deliver the answer with the highest score of those that a request has got, instead of always the last one: of equal
+    scores the latest. The last tier's answer is judged, too, where there is an earlier one that was.
+    """
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierPlan]:
         """From the cheapest to the most expensive; at least one, with distinct names."""
@@ -202,10 +207,11 @@ class Plan(_message.Message):
         judge_unavailable: Global___JudgeUnavailablePolicy.ValueType = ...,
         provenance: Global___Provenance | None = ...,
         burst: Global___BurstLadder | None = ...,
+        best_answer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "judge_unavailable", b"judge_unavailable", "provenance", b"provenance", "revision", b"revision", "scorer", b"scorer", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "burst", b"burst", "judge_unavailable", b"judge_unavailable", "provenance", b"provenance", "revision", b"revision", "scorer", b"scorer", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1723,6 +1729,7 @@ class PlanCascadeRequest(_message.Message):
     EARLY_ERROR_FIELD_NUMBER: _builtins.int
     PERCENTILE_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
+    BEST_ANSWER_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """Targets, one at least: the mean quality of the answers that stand, and the latency that `objective` means."""
     max_latency_s: _builtins.float
@@ -1762,6 +1769,10 @@ class PlanCascadeRequest(_message.Message):
     """Also choose from which length and score on long answers are accepted. Plans for several rules, so it takes several times
     as long.
     """
+    best_answer: _builtins.bool
+    """Also choose whether the best answer of a request is delivered instead of the last one; see Plan. Plans for both, so it takes
+    longer.
+    """
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     def __init__(
@@ -1785,10 +1796,11 @@ class PlanCascadeRequest(_message.Message):
         early_error: _builtins.float | None = ...,
         percentile: _builtins.float | None = ...,
         long_answers: _builtins.bool = ...,
+        best_answer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "percentile", b"percentile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "long_answers", b"long_answers", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "percentile", b"percentile", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "best_answer", b"best_answer", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "long_answers", b"long_answers", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "percentile", b"percentile", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
     _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
@@ -1975,6 +1987,7 @@ class CascadePlan(_message.Message):
     PERCENTILE_FIELD_NUMBER: _builtins.int
     LATENCY_S_FIELD_NUMBER: _builtins.int
     USER_LATENCY_FIELD_NUMBER: _builtins.int
+    BEST_ANSWER_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -2010,6 +2023,8 @@ class CascadePlan(_message.Message):
     percentile: _builtins.float
     latency_s: _builtins.float
     """That `objective` means, at `percentile`."""
+    best_answer: _builtins.bool
+    """Whether the plan delivers the best answer of a request instead of the last one; see Plan."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
@@ -2058,10 +2073,11 @@ class CascadePlan(_message.Message):
         percentile: _builtins.float = ...,
         latency_s: _builtins.float = ...,
         user_latency: Global___UserLatency | None = ...,
+        best_answer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took", "user_latency", b"user_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "latency_s", b"latency_s", "objective", b"objective", "percentile", b"percentile", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "user_latency", b"user_latency", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "latency_s", b"latency_s", "objective", b"objective", "percentile", b"percentile", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "user_latency", b"user_latency", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -2657,7 +2673,10 @@ class SimulateDeploymentRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     DISPATCH_FIELD_NUMBER: _builtins.int
+    BEST_ANSWER_FIELD_NUMBER: _builtins.int
     dispatch: Global___Dispatch.ValueType
+    best_answer: _builtins.bool
+    """Whether the best answer of a request is delivered instead of the last one; see Plan."""
     @_builtins.property
     def inputs(self) -> Global___PlanningInputs: ...
     @_builtins.property
@@ -2670,10 +2689,11 @@ class SimulateDeploymentRequest(_message.Message):
         inputs: Global___PlanningInputs | None = ...,
         tiers: _abc.Iterable[Global___SimulatedTier] | None = ...,
         dispatch: Global___Dispatch.ValueType = ...,
+        best_answer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "inputs", b"inputs", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "dispatch", b"dispatch", "inputs", b"inputs", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

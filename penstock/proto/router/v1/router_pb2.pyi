@@ -460,17 +460,23 @@ class Judged(_message.Message):
     SCORER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     FLAGGED_FIELD_NUMBER: _builtins.int
+    BETTER_TIER_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     score: _builtins.float
     """Unset if the judge could not be reached."""
     threshold: _builtins.float
-    """For an answer of the last tier: `router.flag_below`."""
+    """For an answer of the last tier: `router.flag_below`, 0 without it."""
     accepted: _builtins.bool
+    """Whether this answer is the one that is delivered."""
     scorer: _builtins.str
     reason: _builtins.str
     """Why the score is 0 without using the scorer, as in ScoreResult: `empty_answer`, `truncated_answer`, ...; otherwise empty."""
     flagged: _builtins.bool
     """The answer was returned although its score is below the threshold: there is no further tier."""
+    better_tier: _builtins.str
+    """The earlier tier whose answer is delivered instead of this one, because it scored more, where the plan has `best_answer`.
+    Empty: none is. The answer's tokens come next, and `finished` is of that tier.
+    """
     def __init__(
         self,
         *,
@@ -481,10 +487,11 @@ class Judged(_message.Message):
         scorer: _builtins.str = ...,
         reason: _builtins.str = ...,
         flagged: _builtins.bool = ...,
+        better_tier: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "flagged", b"flagged", "reason", b"reason", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "better_tier", b"better_tier", "flagged", b"flagged", "reason", b"reason", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -570,7 +577,7 @@ class Finished(_message.Message):
     SLO_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     tier: _builtins.str
-    """The tier that answered."""
+    """The tier that answered. Where the plan has `best_answer`, further tiers may have processed the request after it."""
     trace_id: _builtins.str
     """Empty where the request is not traced."""
     content: _builtins.str
@@ -580,7 +587,7 @@ class Finished(_message.Message):
 
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierSummary]:
-        """All tiers that processed the request, in order."""
+        """All tiers that processed the request, in order. One at most is accepted: the tier that answered."""
 
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration: ...

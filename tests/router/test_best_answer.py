@@ -1,0 +1,546 @@
+"""The best of a request's answers is delivered: real calls, scripted workers and judges; then whole meshes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import openai
+import pytest
+import yaml
+from grpc import aio
+from opentelemetry.metrics import NoOpMeter
+from opentelemetry.trace import NoOpTracer
+
+from penstock import AsyncPlannerClient
+from penstock import Escalated as ClientEscalated
+from penstock import Finished as ClientFinished
+from penstock import Judged as ClientJudged
+from penstock import Tokens as ClientTokens
+from penstock.proto.judge.v1 import judge_pb2, judge_pb2_grpc
+from penstock.proto.router.v1 import router_pb2, router_pb2_grpc
+from router_service.clients.judge_client import JudgeClient, JudgeLimits
+from router_service.clients.reply_multiplexer import MultiplexerPool
+from router_service.domain.events import Escalated, EscalationReason, Judged, Resume, RouterEvent, RouterRequest
+from router_service.generation.cascade_generation import CascadeGeneration
+from router_service.generation.early_rejection import EarlyCheckCounter
+from router_service.generation.tier_answer import TierAnswer
+from router_service.generation.tier_generation import TierGeneration
+from router_service.generation.tier_promises import TierPromises
+from router_service.generation.tier_times import TierTimes
+from services.channels import ChannelPool
+from services.domain import Plan, Role, SamplingParams, TierPlan, TokenFrame
+from services.domain.early_checks import EarlyCheck
+from services.domain.errors import DeadlineExceeded, Unavailable, invalid
+from services.domain.instances import InstanceRecord
+from services.domain.requests import ChatMessage, ChatPrompt, SloFallback
+from services.domain.slo.promises import Promise
+from services.domain.tools import Tool, ToolUse
+from services.errors import to_status
+from services.field_problems import SettingsError
+from services.grpc_types import Context
+from services.mesh_file import load_mesh_file
+from services.testing import RedisProcess
+from tests.router.test_generation import TOKENS, Scene
+from tests.support.mesh import TestMesh, running_mesh
+from tests.support.scripted_worker_servicer import Script
+
+LIMIT_S = 60.0
+PROMPT = ChatPrompt((ChatMessage("user", "count"),))
+TIERS = (TierPlan("small", "m", 90.0, 1), TierPlan("medium", "m", 90.0, 1), TierPlan("large", "m", None, 1))
+PLAN = Plan(1, TIERS, best_answer=True)
+TEXT = "".join(f"{i} " for i in range(TOKENS))
+
+Score = float | None | Callable[[], Awaitable[float]]
+
+
+class Judge(judge_pb2_grpc.JudgeServiceServicer):
+    """Scores answers by their tiers; None: this answer cannot be judged. reasons: of guards, by tier."""
+
+    def __init__(self, scores: dict[str, Score]) -> None:
+        self.scores, self.asked = scores, list[str]()
+        self.reasons: dict[str, str] = {}
+
+    async def Score(self, request: judge_pb2.ScoreRequest, context: Context) -> judge_pb2.ScoreResponse:  # noqa: N802
+        tier = request.items[0].tier
+        self.asked.append(tier)
+        score = self.scores[tier]
+        if score is None:
+            await context.abort_with_status(to_status(invalid("items[0]", "cannot be judged")))
+            raise AssertionError
+        value = await score() if callable(score) else score
+        result = judge_pb2.ScoreResult(score=value, reason=self.reasons.get(tier, ""))
+        return judge_pb2.ScoreResponse(results=[result], scorer="s")
+
+    async def ListScorers(  # noqa: N802
+        self, request: judge_pb2.ListScorersRequest, context: Context
+    ) -> judge_pb2.ListScorersResponse:
+        scorer = judge_pb2.Scorer(name="s", scores_unfinished=True)
+        return judge_pb2.ListScorersResponse(scorers=[scorer], default_scorer="s")
+
+
+@dataclass
+class Output:
+    """What the client gets, in order; tokens by the tier that they are of."""
+
+    events: list[RouterEvent | tuple[str, int]] = field(default_factory=list)
+
+    def event(self, event: RouterEvent) -> None:
+        self.events.append(event)
+
+    def answer(self, tier: str, frame: TokenFrame) -> None:
+        self.events += [(tier, token) for token in frame.token_ids]
+
+    async def sent(self) -> None:
+        pass
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def tokens(self) -> list[tuple[str, int]]:
+        return self.of(tuple)
+
+
+@dataclass
+class Served:
+    """A request after its end. answer: the one that was delivered."""
+
+    answer: TierAnswer
+    answers: list[TierAnswer]
+    output: Output
+    judge: Judge
+
+    @property
+    def verdicts(self) -> list[tuple[str, float | None, bool, str]]:
+        return [(e.tier, e.score, e.accepted, e.better_tier) for e in self.output.of(Judged)]
+
+
+class Router:
+    """Scripted workers of three tiers, a scripted judge, and the part of a router that serves one request."""
+
+    def __init__(self, scene: Scene, stack: AsyncExitStack, channels: ChannelPool) -> None:
+        self.scene, self._stack, self._channels = scene, stack, channels
+        self.answers, self.output = list[TierAnswer](), Output()
+
+    async def start(self, *tiers: str, scripts: Mapping[str, Script] = MappingProxyType({})) -> None:
+        for tier in tiers:
+            await self.scene.start(tier, *([scripts[tier]] if tier in scripts else []), tier=tier)
+
+    async def judge(self, scores: dict[str, Score]) -> Judge:
+        server, judge = aio.server(), Judge(scores)
+        judge_pb2_grpc.add_JudgeServiceServicer_to_server(judge, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self._stack.push_async_callback(server.stop, None)
+        record = InstanceRecord("judge", Role.JUDGE, f"127.0.0.1:{port}", 1.0, 1, 3600.0)
+        self.scene.view.hear(record, asyncio.get_running_loop().time())
+        return judge
+
+    async def serve(
+        self,
+        scores: dict[str, Score],
+        plan: Plan = PLAN,
+        *,
+        started: Sequence[str] = ("small", "medium", "large"),
+        scripts: Mapping[str, Script] = MappingProxyType({}),
+        reasons: dict[str, str] | None = None,
+        flag_below: float | None = None,
+        within_s: float = LIMIT_S,
+        **request: Any,
+    ) -> Served:
+        """One request. scripts: of workers, by tier. reasons: of the judge. request: fields of the request."""
+        await self.start(*started, scripts=scripts)
+        judge = await self.judge(scores)
+        judge.reasons = reasons or {}
+        self.scene.view.follow(plan)
+        client = JudgeClient(
+            self._channels, self.scene.pool, NoOpTracer(), NoOpMeter("t"), JudgeLimits(LIMIT_S, 8, LIMIT_S)
+        )
+        cascade = CascadeGeneration(
+            self.scene.view,
+            self.scene.tier(),
+            client,
+            NoOpTracer(),
+            flag_below,
+            early_checks=EarlyCheckCounter(NoOpMeter("t")),
+        )
+        sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        fields: dict[str, Any] = {"model": "cascade", "prompt": PROMPT} | request
+        routed = RouterRequest("r", sampling=sampling, deadline_s=deadline_s, **fields)
+        answer = await cascade.generate(routed, self.output, self.answers)
+        return Served(answer, self.answers, self.output, judge)
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    async with AsyncExitStack() as stack, asyncio.timeout(LIMIT_S):
+        channels = await stack.enter_async_context(ChannelPool())
+        sessions = await stack.enter_async_context(MultiplexerPool(channels))
+        yield Router(Scene(stack, channels, sessions), stack, channels)
+
+
+def all_tokens(tier: str, begin: int = 0) -> list[tuple[str, int]]:
+    return [(tier, token) for token in range(begin, TOKENS)]
+
+
+@pytest.mark.parametrize(
+    ("small", "medium", "large", "best"),
+    [
+        (55.0, 40.0, 30.0, "small"),
+        (40.0, 55.0, 30.0, "medium"),
+        (40.0, 30.0, 55.0, "large"),
+        (55.0, 30.0, 55.0, "large"),
+        (55.0, 55.0, 30.0, "medium"),
+        (55.0, 40.0, None, "large"),
+    ],
+)
+async def test_the_answer_with_the_highest_score_is_delivered(
+    small: float, medium: float, large: float | None, best: str, router: Router
+) -> None:
+    """Of equal ones the latest, and the last one if it cannot be judged. The client sees tokens of that answer only, after
+    all verdicts, of which the last one names the tier."""
+    served = await router.serve({"small": small, "medium": medium, "large": large})
+    assert served.answer.tier.name == best
+    better = best if best != "large" else ""
+    assert served.verdicts == [
+        ("small", small, False, ""),
+        ("medium", medium, False, ""),
+        ("large", large, best == "large", better),
+    ]
+    assert served.output.events[-TOKENS:] == all_tokens(best)
+    assert served.output.tokens == all_tokens(best)
+    summaries = [answer.summary() for answer in served.answers]
+    assert [(s.tier, s.score) for s in summaries] == [("small", small), ("medium", medium), ("large", large)]
+    assert [s.tier for s in summaries if s.accepted] == [best]
+    attributes = served.answers[-1].past().attributes
+    assert attributes is not None
+    assert attributes.get("penstock.better_tier", "") == better
+
+
+async def test_only_the_answer_that_is_delivered_is_kept(router: Router) -> None:
+    """However many tiers a request visits, the tokens of at most two of its answers are held at a time."""
+    held = list[int]()
+    take = TierAnswer.take
+
+    def counted(answer: TierAnswer, frame: TokenFrame) -> None:
+        take(answer, frame)
+        held.append(sum(bool(each.frames) for each in router.answers))
+
+    tiers = (*(TierPlan(f"t{i}", "m", 90.0, 1) for i in range(5)), TierPlan("large", "m", None, 1))
+    names = [tier.name for tier in tiers]
+    scores: dict[str, Score] = dict(zip(names, (10.0, 50.0, 20.0, 50.0, 30.0, 40.0), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TierAnswer, "take", counted)
+        served = await router.serve(scores, Plan(1, tiers, best_answer=True), started=names)
+    assert served.answer.tier.name == "t3"
+    assert max(held) == 2
+    assert [bool(answer.frames) for answer in served.answers] == [name == "t3" for name in names]
+    assert [answer.usage().output_tokens for answer in served.answers] == [TOKENS] * 6, "counted all the same"
+
+
+async def test_without_it_rejected_answers_are_not_kept_and_the_last_tier_is_streamed(router: Router) -> None:
+    served = await router.serve({"small": 55.0, "medium": 40.0}, replace(PLAN, best_answer=False))
+    assert (served.answer.tier.name, served.judge.asked) == ("large", ["small", "medium"])
+    assert [(answer.held, bool(answer.frames)) for answer in served.answers] == [
+        (True, False),
+        (True, False),
+        (False, False),
+    ]
+
+
+@pytest.mark.parametrize(("medium", "best"), [(45.0, "small"), (55.0, "medium"), (58.0, "medium")])
+async def test_an_accepted_answer_is_compared_with_rejected_ones_before_it(
+    medium: float, best: str, router: Router
+) -> None:
+    """Thresholds may fall from tier to tier. The last tier is not asked."""
+    plan = replace(PLAN, tiers=(replace(TIERS[0], threshold=60.0), replace(TIERS[1], threshold=40.0), TIERS[2]))
+    served = await router.serve({"small": 55.0, "medium": medium}, plan)
+    assert served.answer.tier.name == best
+    assert served.verdicts[-1] == ("medium", medium, best == "medium", "small" if best == "small" else "")
+    assert served.output.tokens == all_tokens(best)
+    assert [event.to_tier for event in served.output.of(Escalated)] == ["medium"]
+
+
+async def test_a_last_tier_without_an_earlier_answer_streams_unjudged(router: Router) -> None:
+    """Where the tiers before it have no instance."""
+    served = await router.serve({}, started=["large"])
+    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("large", False, [])
+    assert served.output.tokens == all_tokens("large")
+    assert not served.verdicts
+
+
+@pytest.mark.parametrize("model", ["small", "large"])
+async def test_so_does_a_tier_that_the_request_names(model: str, router: Router) -> None:
+    served = await router.serve({}, model=model)
+    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == (model, False, [])
+
+
+async def test_an_answer_that_could_not_be_judged_is_no_earlier_answer(router: Router) -> None:
+    served = await router.serve({"small": None})
+    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("large", False, ["small"])
+    assert [event.reason for event in served.output.of(Escalated)] == [EscalationReason.JUDGE_UNAVAILABLE]
+
+
+async def test_nor_is_one_that_was_rejected_early(router: Router) -> None:
+    """It is not finished, so its score says nothing of it."""
+    small = replace(TIERS[0], early_checks=(EarlyCheck(5, 50.0),))
+    served = await router.serve(
+        {"small": 10.0, "medium": 90.0},
+        replace(PLAN, tiers=(small, TIERS[2])),
+        scripts={"small": (10, asyncio.Event())},
+    )
+    assert served.answers[0].rejected_early
+    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("large", False, ["small"])
+    assert not served.answers[0].frames
+
+
+@pytest.mark.parametrize(("small", "best"), [(10.0, "small"), (0.0, "large")])
+async def test_an_answer_that_a_guard_refuses_has_the_score_0(small: float, best: str, router: Router) -> None:
+    served = await router.serve(
+        {"small": small, "large": 0.0}, replace(PLAN, tiers=TIERS[::2]), reasons={"large": "repetition"}
+    )
+    assert served.answer.tier.name == best
+    assert served.output.of(Judged)[-1].reason == "repetition"
+
+
+async def test_without_a_judge_at_the_end_the_last_answer_is_delivered(router: Router) -> None:
+    async def leave() -> float:
+        router.scene.view.forget("judge")
+        return 55.0
+
+    served = await router.serve({"small": leave}, replace(PLAN, tiers=TIERS[::2]))
+    assert (served.answer.tier.name, served.judge.asked) == ("large", ["small"])
+    assert served.verdicts == [("small", 55.0, False, ""), ("large", None, True, "")]
+
+
+async def test_a_resumed_answer_goes_on_at_its_tier_and_is_not_judged_again(router: Router) -> None:
+    """Whatever came after it: its tier is that of the tokens that the client has."""
+    served = await router.serve({}, resume=Resume("small", (0, 1, 2)))
+    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("small", False, [])
+    assert served.output.tokens == all_tokens("small", 3)
+
+
+async def test_a_deadline_that_passes_while_the_last_answer_is_judged_is_an_error(router: Router) -> None:
+    async def never() -> float:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(DeadlineExceeded):
+        await router.serve({"small": 55.0, "large": never}, replace(PLAN, tiers=TIERS[::2]), within_s=2.0)
+    assert not router.output.tokens
+
+
+async def test_a_last_tier_that_fails_is_an_error_as_without_it(router: Router) -> None:
+    """A rejected answer is not delivered for want of another one."""
+    with pytest.raises(Unavailable):
+        await router.serve({"small": 55.0}, replace(PLAN, tiers=TIERS[::2]), started=["small"])
+    assert not router.output.tokens
+
+
+async def test_the_last_tier_is_waited_for_although_it_is_held(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tier after it could answer."""
+    gives_up: dict[str, bool] = {}
+    generate = TierGeneration.generate
+
+    async def recorded(self: TierGeneration, tier: str, *rest: Any, **options: Any) -> Any:
+        gives_up[tier] = options["may_give_up"]
+        return await generate(self, tier, *rest, **options)
+
+    monkeypatch.setattr(TierGeneration, "generate", recorded)
+    await router.serve({"small": 55.0, "large": 70.0}, replace(PLAN, tiers=TIERS[::2]))
+    assert gives_up == {"small": True, "large": False}
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "best", "flagged"),
+    [
+        (40.0, 30.0, "small", True),
+        (40.0, 45.0, "large", True),
+        (60.0, 30.0, "small", False),
+        (60.0, None, "large", False),
+    ],
+)
+async def test_the_delivered_answer_is_flagged_by_its_score(
+    small: float, large: float | None, best: str, flagged: bool, router: Router
+) -> None:
+    """The last answer is not judged a second time for it."""
+    plan = replace(PLAN, tiers=TIERS[::2])
+    served = await router.serve({"small": small, "large": large}, plan, flag_below=50.0)
+    assert served.judge.asked == ["small", "large"]
+    assert [(a.tier.name, a.flagged) for a in served.answers] == [
+        (tier, flagged and tier == best) for tier in ("small", "large")
+    ]
+    last = served.output.of(Judged)[-1]
+    assert (last.threshold, last.flagged) == (50.0, flagged and best == "large")
+
+
+async def test_calls_of_tools_are_read_from_the_answer_that_is_delivered(router: Router) -> None:
+    prompt = replace(PROMPT, tool_use=ToolUse((Tool("f"),)))
+    served = await router.serve({"small": 55.0, "large": 30.0}, replace(PLAN, tiers=TIERS[::2]), prompt=prompt)
+    assert (served.answer.tier.name, served.answer.content) == ("small", TEXT)
+
+
+def promise(left_s: float | None, fallback: SloFallback = SloFallback.BEST_EFFORT) -> Promise:
+    now_s = asyncio.get_running_loop().time()
+    return Promise(None if left_s is None else now_s + left_s, fallback=fallback)
+
+
+async def test_a_held_last_answer_has_an_slo_to_finish_by(router: Router) -> None:
+    """It is due before the request's first token is, and is never declined, since no tier comes after it."""
+    for tier in ("small", "large"):
+        await router.start(tier)
+        router.scene.workers[tier].keeps_slos = tier == "small"
+    served = await router.serve(
+        {"small": 55.0, "large": 70.0}, replace(PLAN, tiers=TIERS[::2]), started=[], promise=promise(1000.0)
+    )
+    assert (served.answer.tier.name, served.answer.held) == ("large", True)
+    (small,), (large,) = (router.scene.workers[tier].asked for tier in ("small", "large"))
+    assert (small.decline_unkept_slo, large.decline_unkept_slo) == (True, False)
+    assert large.slo.HasField("time_to_first_token")
+    result = served.answer.slo_result(asyncio.get_running_loop().time() + 900.0)
+    assert result is not None
+    assert result.attained
+
+
+async def test_one_that_is_to_be_declined_rather_than_late_streams(router: Router) -> None:
+    """No request is declined because its answer would be held."""
+    served = await router.serve(
+        {"small": 55.0}, replace(PLAN, tiers=TIERS[::2]), promise=promise(1000.0, SloFallback.DECLINE)
+    )
+    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("large", False, ["small"])
+
+
+async def test_a_last_tier_that_would_be_too_late_if_held_streams(router: Router) -> None:
+    """By measured times: the first token of a stream is in time, where the whole answer and the judge are not."""
+    times = TierTimes()
+    promises, large = TierPromises(times), TIERS[2]
+    request = RouterRequest("r", "cascade", PROMPT, SamplingParams(), 1e9)
+    for _ in range(20):
+        times.answered("large", 90.0, 90.5, 93.0)
+        times.judged(99.7, 100.0)
+    for due_s, held in ((103.4, True), (103.2, False), (None, True)):
+        with_slo = replace(request, promise=Promise(due_s))
+        assert promises.allows_holding_last(with_slo, large, 100.0) is held
+    assert promises.allows_holding_last(request, large, 100.0)
+    late = promises.of(replace(request, promise=Promise(100.1)), TIERS, 2, 100.0, held=True)
+    assert late is not None, "the last tier is never skipped"
+    assert late.fallback is SloFallback.BEST_EFFORT
+
+
+GREEDY: Any = {"temperature": 0.0, "max_tokens": 20}
+FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0}
+
+
+def content() -> dict[str, Any]:
+    """The small tier's answers are complete and never accepted; those of the large one are cut off, which a guard refuses."""
+    tiers: list[dict[str, Any]] = [
+        {"name": "small", "threshold": 100, "simulated": FAST | {"reply_tokens": 8}},
+        {"name": "large", "simulated": FAST | {"reply_tokens": 1_000_000}},
+    ]
+    scorer = {"name": "confidence", "kind": "confidence"}
+    return {
+        "name": "best-answer",
+        "tiers": [{"engine": "simulated", "model": f"sim-{tier['name']}"} | tier for tier in tiers],
+        "judge": {"scorers": [scorer]},
+        "planner": {"best_answer": True},
+        "router": {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60, "trace_share": 1.0},
+    }
+
+
+@pytest.fixture(scope="module")
+async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
+    path = tmp_path_factory.mktemp("mesh") / "mesh.yaml"
+    path.write_text(yaml.safe_dump(content()))
+    async with running_mesh(path, redis.url) as mesh:
+        yield mesh
+
+
+async def test_a_client_sees_which_answer_it_gets(mesh: TestMesh) -> None:
+    """Over gRPC: in the last verdict, in the tier of all tokens, and at the end; it is counted as that tier's."""
+    async with mesh.client() as client:
+        before = {tier.name: tier.answered for tier in (await client.status()).tiers}
+        events = [event async for event in client.stream("hello", **GREEDY)]
+        after = {tier.name: tier.answered for tier in (await client.status()).tiers}
+        kinds = (ClientJudged, ClientEscalated, ClientTokens, ClientFinished)
+        shown = [event for event in events if isinstance(event, kinds)]
+        first, last = (e for e in shown if isinstance(e, ClientJudged))
+        assert (first.tier, first.accepted, first.better_tier) == ("small", False, "")
+        assert first.score is not None
+        assert first.score > 0
+        assert (last.tier, last.score, last.reason) == ("large", 0.0, "truncated_answer")
+        assert (last.accepted, last.better_tier) == (False, "small")
+        tokens = [e for e in shown if isinstance(e, ClientTokens)]
+        assert {e.tier for e in tokens} == {"small"}
+        assert shown.index(tokens[0]) == 3
+        finished = shown[-1]
+        assert isinstance(finished, ClientFinished)
+        small, large = finished.tiers
+        assert (finished.tier, finished.usage) == ("small", small.usage)
+        assert [(t.tier, t.accepted) for t in (small, large)] == [("small", True), ("large", False)]
+        assert small.usage.output_tokens == sum(len(e.token_ids) for e in tokens) < large.usage.output_tokens
+        assert after == before | {"small": before["small"] + 1}
+        reply = await client.generate("hello", **GREEDY)
+    assert reply.text == "".join(e.text for e in tokens)
+    assert reply.tier == "small"
+
+
+async def test_openais_api_delivers_it_streamed_and_whole(mesh: TestMesh) -> None:
+    """Each of several choices is the best of its own answers."""
+    options: Any = {"model": "cascade", "messages": [{"role": "user", "content": "hello"}], **GREEDY}
+    async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="none", max_retries=0) as client:
+        whole = await client.chat.completions.create(**options, n=2)
+        done: Any = (whole.model_extra or {})["penstock"]
+        for choice in done:
+            assert choice["tier"] == "small"
+            assert [(t["tier"], t["accepted"]) for t in choice["tiers"]] == [("small", True), ("large", False)]
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == sum(choice["tiers"][0]["completion_tokens"] for choice in done)
+        stream = await client.chat.completions.create(**options, stream=True)
+        chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content == whole.choices[1].message.content
+
+
+async def test_a_stream_of_it_that_broke_off_is_resumed(mesh: TestMesh) -> None:
+    async with mesh.client() as client:
+        reply = await client.generate("hello", **GREEDY)
+    async with aio.insecure_channel(mesh.router.address) as channel:
+        stub: Any = router_pb2_grpc.RouterServiceStub(channel)
+        request = router_pb2.GenerateRequest(model="cascade")
+        request.prompt.chat.messages.add(role="user", content="hello")
+        request.sampling.temperature, request.sampling.max_output_tokens = 0.0, GREEDY["max_tokens"]
+        request.resume.tier, kept = reply.tier, reply.token_ids[:3]
+        request.resume.token_ids.extend(kept)
+        events = [event async for event in stub.Generate(request)]
+    assert not [event for event in events if event.HasField("judged")]
+    rest = [token for event in events for token in event.tokens.frame.token_ids]
+    assert (*kept, *rest) == reply.token_ids
+    assert (events[-1].finished.tier, len(events[-1].finished.tiers)) == ("small", 1)
+
+
+async def test_a_plan_may_be_set_to_deliver_it_or_not(mesh: TestMesh) -> None:
+    """Through SDK, planner, Redis and router."""
+    async with mesh.client() as client, AsyncPlannerClient(mesh.parts["planner-0"].admin_address) as planner:
+        plan = await planner.get_plan()
+        assert plan.best_answer, "as the mesh file says"
+        for best_answer, tier in ((False, "large"), (True, "small")):
+            published = await planner.set_plan(replace(plan, best_answer=best_answer))
+            assert published.best_answer is best_answer
+            while (await client.status()).plan_revision < published.revision:
+                await asyncio.sleep(0.01)
+            assert (await client.generate("hello", **GREEDY)).tier == tier
+
+
+def test_a_mesh_file_says_so_or_is_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.yaml"
+    for planner, best_answer in (({}, False), ({"best_answer": True}, True)):
+        path.write_text(yaml.safe_dump(content() | {"planner": planner}))
+        assert load_mesh_file(path).plan("").best_answer is best_answer
+    path.write_text(yaml.safe_dump(content() | {"planner": {"best_answer": "mostly"}}))
+    with pytest.raises(SettingsError, match=r"planner\.best_answer"):
+        load_mesh_file(path)
