@@ -24,9 +24,10 @@ Every split draws which prompts and which half of the trace are fitted. Figures 
 Sarathi-Serve does (table 4). `load_based_deployed` has the load-based cascade's thresholds and the deployment solver's
 replicas, solved for as many loads as `planned` is: so its gain over `load_based` is that of the deployment, and the gain of
 `planned` over it that of thresholds and deployment found together. `planned` is the planner's plan by thresholds alone.
-`planned_best` may also have the best answer of a request as its reply, and `planned_rules` rules for long answers besides:
-plans with these are made for the load and for the rate that `planned_best` reaches, as each takes a dozen plans. `ours` may
-also begin where another system ends: it is the best of these and of `load_based_deployed` on the half that is fitted.
+`planned_long` may also have rules for long answers: plans with them are made for the load and for the rate that `planned`
+reaches, as each takes a dozen plans. `planned_best` may also have replies that are the best answers of requests, in plans
+that are made likewise. `ours` may also begin where another system ends: it is the best of these and of `load_based_deployed`
+on the half that is fitted.
 """
 
 import dataclasses
@@ -71,7 +72,7 @@ STEPS, ROUGH_STEPS = 9, 7  # of a bisection over a factor of 128: to 1 %; to 4 %
 JUDGE_S = 0.1
 BASELINES = (
     *("largest", "largest_chunked", "single", "load_based", "load_based_deployed"),
-    *("planned", "planned_best", "planned_rules"),
+    *("planned", "planned_long", "planned_best"),
 )
 NO_WORSE = 0.98
 SCALES = (0.5, 0.75, *(float(x) for x in np.arange(1.0, 8.1, 0.5)))
@@ -289,17 +290,10 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
         deployed = selected(list(dict.fromkeys([*theirs, *start])), load)
         ours = partial(cascade_systems.ours, site, min_quality=target)
         planned = tuned(ours, load, deploy=True)
-        again = partial(under_rules, ours)
-        best = tuned(partial(ours, best_answer=True), load, deploy=True, others=planned.systems, again=again)
-        with_rules = tuned(
-            partial(ours, best_answer=True, long_answers=True),
-            load,
-            deploy=True,
-            others=best.systems,
-            loads=LOADS[:1],
-            again=again,
-        )
-        every = [*with_rules.systems, *deployed.systems]
+        with_rules = partial(tuned, base=load, deploy=True, loads=LOADS[:1], again=partial(under_rules, ours))
+        with_long = with_rules(partial(ours, long_answers=True), others=planned.systems)
+        with_best = with_rules(partial(ours, long_answers=True, best_answer=True), others=with_long.systems)
+        every = [*with_best.systems, *deployed.systems]
         systems = {
             "largest": models[last],
             "largest_chunked": largest_chunked,
@@ -307,8 +301,8 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
             "load_based": by_load,
             "load_based_deployed": deployed,
             "planned": planned,
-            "planned_best": best,
-            "planned_rules": with_rules,
+            "planned_long": with_long,
+            "planned_best": with_best,
             "ours": selected(list(dict.fromkeys(every)), load),
         }
         row: dict[str, Any] = {"family": family.name, "split": split, "min_quality": target, "share": share}
@@ -405,10 +399,8 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
             means = [one["over"][name][what]["mean"] for one in by_target]
             spread |= {"most": max(means), "least": min(means), "below_0.98": sum(mean < NO_WORSE for mean in means)}
     by_thresholds = {name: times_over(rows, name, "planned") for name in BASELINES if not name.startswith("planned")}
-    by_best, by_length = (
-        times_over(rows, "planned", "planned_best"),
-        times_over(rows, "planned_best", "planned_rules"),
-    )
+    by_length = times_over(rows, "planned", "planned_long")
+    by_best = times_over(rows, "planned_long", "planned_best")
     settings = {
         "splits": sorted({row["split"] for row in rows}),
         "scale": SCALE,
@@ -430,8 +422,8 @@ def publish(rows: Sequence[dict[str, Any]]) -> None:
                 **settings,
                 "summary": summary,
                 "planned_over": by_thresholds,
-                "planned_best_over_planned": by_best,
-                "planned_rules_over_planned_best": by_length,
+                "planned_long_over_planned": by_length,
+                "planned_best_over_planned_long": by_best,
                 "targets": by_target,
                 "rows": rows,
             },

@@ -11,6 +11,7 @@ escalate
    at random.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,16 +53,14 @@ def ours(
     long_answers: bool = False,
     rules: RoutingRules | None = None,
 ) -> System:
-    """The planner's, for the end-to-end p95. best_answer, long_answers: see Options. rules: that the routing has, whatever
-    these say; None: they say."""
+    """The planner's, for the end-to-end p95. best_answer: replies are the best answers. long_answers: see Options. rules:
+    that the routing has, whatever these say; None: they say."""
     options = Options(
-        min_quality=min_quality,
-        objective=Objective.END_TO_END,
-        best_answer=best_answer and rules is None,
-        long_answers=long_answers and rules is None,
+        min_quality=min_quality, objective=Objective.END_TO_END, long_answers=long_answers and rules is None
     )
-    plan = plan_cascade(site, demand if rules is None else demand.under(rules), options)
-    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), rules or plan.rules)
+    plan = plan_cascade(site, demand.under(rules or RoutingRules(best_answer=best_answer)), options)
+    found = rules or dataclasses.replace(plan.rules, best_answer=best_answer)
+    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), found)
 
 
 def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...], rules: RoutingRules = NO_RULES) -> System:

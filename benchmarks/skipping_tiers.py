@@ -1,4 +1,5 @@
-"""Answers that do not stand, on held-out prompts of the shipped family: with and without skip prediction and early checks.
+"""Answers that do not stand, on held-out prompts of the shipped family: with and without skip prediction and early checks;
+and what it brings to deliver the best answer of each prompt instead of the last one.
 
 Every tier answers every prompt, by the torch engine. Answers and their beginnings are scored as by the scorer of
 `mesh.yaml`: beginnings by the confidence of the tier itself, answers also by the judge's model where that is not sure. Then
@@ -32,6 +33,7 @@ from models.training.measure import CONFIDENCE, Calibrations, Costs, Verdicts, h
 from models.training.problems import Problem
 from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
 from planner_service.routing.quality import JudgedSample, route
+from planner_service.routing.rules import RoutingRules
 from planner_service.routing.skip_rule import cheapest_rule
 from planner_service.score_predictor import train
 from planner_service.simulator.workload import Bools, Floats, Ints
@@ -181,6 +183,7 @@ def _split(fitted: Data, held_out: Data, thresholds: tuple[float, ...], costs: C
         "skip (least tokens)": _outcome(held_out, test.skipping(in_vain_rule.limits), thresholds, costs),
         "early": _outcome(held_out, test, thresholds, costs, checks),
         "skip and early": _outcome(held_out, test.skipping(rule.limits), thresholds, costs, checks),
+        "best answer": _outcome(held_out, test.under(RoutingRules(best_answer=True)), thresholds, costs),
         "large alone": _alone(held_out, costs),
     }
     for name in ("skip (least compute)", "skip and early"):
@@ -211,7 +214,7 @@ def _outcome(
         tokens[:, t] = checked.tokens
         judged[:, t] = np.where(rejected, 0, judged[:, t])  # it is not scored once more
         scores[rejected, t] = 0.0
-    cut = JudgedSample(TIERS, sample.input_tokens, tokens, scores, sample.predicted, sample.passed_over)
+    cut = replace(sample, output_tokens=tokens, scores=scores)
     # a threshold of 0 lets an answer stand that scores 0; these have none
     routed = route(cut, thresholds)
     answered, everyone = routed.answered, np.arange(len(sample))
@@ -219,7 +222,7 @@ def _outcome(
     stands = np.zeros_like(used)
     stands[everyone, answered] = True
     other = {"error": wrong_rejections / accepted} if accepted else {}
-    judge_tokens = float((judged * used)[:, :-1].sum() / len(sample))
+    judge_tokens = float((judged * cut.judged_answers(routed.processed).T).sum() / len(sample))
     return Outcome(
         float(data.right[everyone, answered].mean()),
         float((tokens * (used & ~stands)).sum() / len(sample)),

@@ -17,13 +17,13 @@ TRIED = 30  # routings of a large grid that are tried for one point
 def frontiers(
     site: Site, demand: Demand, plan: CascadePlan, gpus: int | None, points: int, max_utilisation: float | None = None
 ) -> tuple[Points, Points]:
-    """Of the best plans for `points` targets between the first and the last tier's quality, and of the plan itself.
+    """Of the best plans for `points` targets between the first tier's quality and the most, and of the plan itself.
 
     First (quality, latency of the slowest tier in seconds); then (quality, cost) of those whose slowest tier is as fast
     as the plan's, in dollars per hour where the GPUs have prices, else in GPUs. gpus, max_utilisation: see Options.
     """
     deployer, _ = deployer_for(site, demand, gpus=gpus, dispatch=plan.dispatch, max_utilisation=max_utilisation)
-    targets = [float(target) for target in np.linspace(demand.judged.worst, demand.judged.best, points)]
+    targets = [float(target) for target in np.linspace(demand.judged.worst, demand.judged.most, points)]
     limit_s = plan.latency_p95_s * (1 + 1e-9)
 
     def cost(solution: Solution) -> float:

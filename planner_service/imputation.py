@@ -1,10 +1,10 @@
 """A judged sample of the present workload from requests that only some tiers have seen. No I/O.
 
-A request's record has tokens and scores of the tiers it visited, and the last tier's answers are never judged. What is
-missing is borrowed from a stored judged sample: from a prompt that is near in everything the record does have
-(nearest-neighbour hot deck; Andridge and Little, 2010). Whether a tier was visited depends on scores that the record has, so
-the borrowing is sound as long as, among requests alike in those, later tiers do as they did in the stored sample (missing at
-random; docs/adr/0013-what-sampled-requests-do-not-tell.md).
+A request's record has tokens and scores of the tiers it visited; the last tier's answers are judged only with
+`best_answer`, if there is another one. What is missing is borrowed from a stored judged sample: from a prompt that is near in
+everything the record does have (nearest-neighbour hot deck; Andridge and Little, 2010). Whether a tier was visited depends on
+scores that the record has, so the borrowing is sound as long as, among requests alike in those, later tiers do as they did in
+the stored sample (missing at random; docs/adr/0013-what-sampled-requests-do-not-tell.md).
 """
 
 from collections.abc import Sequence

@@ -56,7 +56,8 @@ class PlanInputs:
 class ReadPlan:
     """The part of a plan file that can be replayed. drafters, tiers: by tier. burst: the ladder; None without one.
 
-    early: of the tiers but the last; empty without early checks. long_answers: likewise.
+    early: of the tiers but the last; empty without early checks. long_answers: likewise. best_answer: whether replies are
+    the best of a request's answers.
     """
 
     inputs: PlanInputs
@@ -69,11 +70,12 @@ class ReadPlan:
     tiers: tuple[str, ...] = ()
     early: tuple[EarlyRule, ...] = ()
     long_answers: tuple[LongAnswers | None, ...] = ()
+    best_answer: bool = False
 
     @property
     def rules(self) -> RoutingRules:
         """What its routing has besides thresholds."""
-        return RoutingRules(self.skip_below, self.long_answers, self.early)
+        return RoutingRules(self.skip_below, self.long_answers, self.early, self.best_answer)
 
 
 def plan_json(
@@ -93,6 +95,7 @@ def plan_json(
         "burst_reason": plan.burst_reason,
         "skip_below": list(plan.skip_below or (None,) * len(plan.thresholds)),
         "long_answers": [None if rule is None else asdict(rule) for rule in plan.long_answers] or None,
+        "best_answer": plan.best_answer,
         "early_checks": [_early_json(one) for one in plan.early] or None,
         "early_reason": plan.early_reason,
         "tiers": [
@@ -317,6 +320,7 @@ def read_plan(path: Path) -> ReadPlan:
             tuple(str(tier["name"]) for tier in result["tiers"]),
             early_rules_of(result),
             long_answers_of(result),
+            best_answer_of(result),
         )
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from None
@@ -342,6 +346,18 @@ def long_answers_of(result: dict[str, Any]) -> tuple[LongAnswers | None, ...]:
             raise ValueError(f"long_answers[{i}].from_tokens: must be a whole number, not {rule.from_tokens!r}")
         _check_fields(long_answers_problems(rule, f"long_answers[{i}]"))
     return rules
+
+
+def best_answer_of(result: dict[str, Any]) -> bool:
+    """Whether replies are the best of a request's answers by a plan file; those that do not say have the last.
+
+    Raises:
+        ValueError: It is neither true nor false; names the field.
+    """
+    best_answer = result.get("best_answer", False)
+    if not isinstance(best_answer, bool):
+        raise ValueError(f"best_answer: must be true or false, not {best_answer!r}")
+    return best_answer
 
 
 def _check_tiers(name: str, rules: Sequence[object], result: dict[str, Any]) -> None:

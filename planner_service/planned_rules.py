@@ -79,32 +79,23 @@ def with_early_checks(
 
 
 def with_best_answer(plan: Plan, demand: Demand, runs: Sequence[Demand], options: Options) -> CascadePlan:
-    """The better of two plans by thresholds: replies are the last answers of requests, or their best ones. Other rules are
-    chosen after that.
+    """The better of two plans: replies are the last answers of requests, or their best ones. Each has its own other rules.
 
     Raises:
         Unreachable: Neither meets the targets; the error is that without best answers.
     """
     within = dataclasses.replace(_each_of(options, 2), best_answer=False)
-
-    def under(best_answer: bool, options: Options) -> CascadePlan:
-        rules = RoutingRules(best_answer=best_answer)
-        planned = plan(demand.under(rules), [run.under(rules) for run in runs], options)
-        return dataclasses.replace(planned, best_answer=best_answer)
-
     plans, failures = list[CascadePlan](), list[Unreachable]()
     for best_answer in (False, True):
+        rules = RoutingRules(best_answer=best_answer)
         try:
-            plans.append(under(best_answer, dataclasses.replace(within, skip=False, long_answers=False)))
+            planned = plan(demand.under(rules), [run.under(rules) for run in runs], within)
+            plans.append(dataclasses.replace(planned, best_answer=best_answer))
         except Unreachable as error:
             failures.append(error)
-    if not plans and not within.has_rules:
+    if not plans:
         raise failures[0]
-    chosen = min(plans, key=lambda one: one.rank(options.aim), default=None)
-    if within.has_rules:
-        chosen = under(chosen is None or chosen.best_answer, within)
-    assert chosen is not None
-    return _promising(chosen, options)
+    return _promising(min(plans, key=lambda one: one.rank(options.aim)), options)
 
 
 def with_skip_rule(plan: Plan, demand: Demand, runs: Sequence[Demand], options: Options) -> CascadePlan:

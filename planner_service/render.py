@@ -96,10 +96,12 @@ def mesh_file(
     shapes: Sequence[Sequence[tuple[ReplicaShape, int]]],
     thresholds: Sequence[float | None],
     long_answers: Sequence[LongAnswers | None] = (),
+    *,
+    best_answer: bool = False,
 ) -> Manifest:
     """The mesh file of the manifests. Where the models file does not state what judges, the largest tier grades.
 
-    thresholds, long_answers: of the tiers but the last; long_answers may be empty.
+    thresholds, long_answers: of the tiers but the last; long_answers may be empty. best_answer: of the whole plan.
 
     Raises:
         InvalidRequest: The plan has no replicas of the tier that grades.
@@ -119,7 +121,8 @@ def mesh_file(
         if i < len(long_answers) and (rule := long_answers[i]) is not None:
             entry["long_answers"] = asdict(rule)
         tiers.append(entry)
-    return {"name": name, "tiers": tiers, "judge": _judge(site, counts)}
+    planner = {"planner": {"best_answer": True}} if best_answer else {}
+    return {"name": name, "tiers": tiers, "judge": _judge(site, counts), **planner}
 
 
 def _judge(site: Site, counts: Sequence[int]) -> Manifest:

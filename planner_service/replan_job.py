@@ -12,9 +12,9 @@ from services.domain.workload import RequestRecord
 class ReplanJob:
     """Files as in MeshReplan, paths absolute. records: sampled requests; rate_per_s: of all that arrived.
 
-    staged: names of the tiers that have length stages. Of the current plan, which planning again does not change, for the
-    tiers but the last: skip_below, long_answers, and least_thresholds, those that early checks were fitted to (0 where there
-    are none).
+    staged: names of the tiers that have length stages. Of the current plan, which planning again does not change:
+    best_answer, and for the tiers but the last skip_below, long_answers, and least_thresholds, those that early checks were
+    fitted to (0 where there are none).
     """
 
     cluster: str
@@ -32,6 +32,7 @@ class ReplanJob:
     skip_below: tuple[float | None, ...] = ()
     least_thresholds: tuple[float, ...] = ()
     long_answers: tuple[LongAnswers | None, ...] = ()
+    best_answer: bool = False
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

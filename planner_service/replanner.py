@@ -180,6 +180,7 @@ def under_plan(job: ReplanJob, plan: Plan) -> ReplanJob:
         staged=tuple(tier.name for tier in plan.tiers if tier.stages),
         skip_below=tuple(tier.skip_below for tier in lower),
         long_answers=tuple(tier.long_answers for tier in lower),
+        best_answer=plan.best_answer,
         least_thresholds=tuple((tier.threshold or 0.0) if tier.early_checks else 0.0 for tier in lower),
     )
 

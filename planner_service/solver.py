@@ -108,7 +108,9 @@ def replan(payload: bytes, emit: Emit) -> None:
     requests = min(job.requests, len(trace))
     demand = demand_of(trace, judged, requests=requests, seed=job.seed, lengths="quality", rate=job.rate_per_s)
     predicts = judged.predicted is not None  # else routers cannot predict either, and ask every tier
-    demand = demand.under(RoutingRules(job.skip_below if predicts else (), job.long_answers))
+    demand = demand.under(
+        RoutingRules(job.skip_below if predicts else (), job.long_answers, best_answer=job.best_answer)
+    )
     began = time.monotonic()
     options = Options(gpus=job.gpus, min_quality=job.min_quality, max_latency_s=job.max_latency_s, seed=job.seed)
     staged = list[pb.PlanStagesRequest]()

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from penstock.cli.output import console, print_json, seconds
-from penstock.cli.plan_report import burst_table, long_answers_line
+from penstock.cli.plan_report import BEST_ANSWER, burst_table, long_answers_line
 from penstock.client.plans import Plan, Prediction
 
 
@@ -22,6 +22,8 @@ def show(plan: Plan, *, json: bool) -> None:
     console.print(table)
     if any(t.long_answers for t in plan.tiers):
         console.print(long_answers_line((t.name, t.long_answers) for t in plan.tiers), highlight=False)
+    if plan.best_answer:
+        console.print(BEST_ANSWER)
     if plan.burst is not None:
         console.print(burst_table(plan.burst, [t.name for t in plan.tiers]))
     if plan.prediction is not None:

@@ -137,6 +137,13 @@ def plan(
             help="Also choose below which predicted score a tier is passed over; --quality then needs predicted scores.",
         ),
     ] = False,
+    best_answer: Annotated[
+        bool,
+        typer.Option(
+            "--best-answer/--no-best-answer",
+            help="Also choose whether a request's reply is the best of its answers, instead of the last.",
+        ),
+    ] = False,
     long_answers: Annotated[
         bool,
         typer.Option(
@@ -271,6 +278,7 @@ def plan(
         rate=rate,
         dispatch=dispatch,
         skip=skip,
+        best_answer=best_answer,
         long_answers=long_answers,
         early_error=early_error,
         burst_floor=burst_floor,

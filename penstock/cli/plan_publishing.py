@@ -52,7 +52,14 @@ def apply(
 def publish(figures: dict[str, Any], note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish the tiers of a plan file. The scorer and the policy of the current plan stay."""
     from planner_service.mesh_tiers import mesh_ladder, mesh_tiers
-    from planner_service.plan_file import drafters_of, early_rules_of, instances_of, ladder_of, long_answers_of
+    from planner_service.plan_file import (
+        best_answer_of,
+        drafters_of,
+        early_rules_of,
+        instances_of,
+        ladder_of,
+        long_answers_of,
+    )
 
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
@@ -96,6 +103,7 @@ def publish(figures: dict[str, Any], note: str, admin: str | None, *, force: boo
             source="planned",
             note=note,
             prediction=prediction,
+            best_answer=best_answer_of(figures) if "best_answer" in figures else current.best_answer,
             burst=None if ladder is None else _published(mesh_ladder(ladder, instances)),
         )
         published = planner.set_plan(plan, expected_revision=current.revision)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from services.domain.long_answers import LongAnswers
 
 
+BEST_ANSWER = "delivered: the answer with the highest score of those that a request has got"
 LEFT_OUT = {
     "gpus": "with a model that fits nowhere",
     "judge": "without the tier that grades",
@@ -64,10 +65,12 @@ def show(
     console.print(table)
     lines = [
         ", ".join(f"{tier.name}: {tier.model}" for tier in plan.tiers),
-        f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f})",
+        f"quality {plan.quality:.2f} (first tier alone {demand.judged.worst:.2f}, last alone {demand.judged.best:.2f}"
+        + (f", best of all {demand.judged.most:.2f})" if plan.best_answer else ")"),
         f"p95 of the slowest tier {seconds(plan.latency_p95_s)}, end to end {seconds(plan.end_to_end_p95_s)}",
         felt_line(plan.felt),
         *_grading_lines(plan, site),
+        *([BEST_ANSWER] if plan.best_answer else []),
         *_skip_lines(plan),
         *_long_answers_lines(plan),
         *_early_lines(plan),

@@ -41,6 +41,7 @@ def plan(
     rate: float | None,
     dispatch: str,
     skip: bool,
+    best_answer: bool,
     long_answers: bool,
     early_error: float | None,
     burst_floor: float | None,
@@ -99,6 +100,7 @@ def plan(
             budget=Budget(budget),
             max_utilisation=max_utilisation,
             skip=skip,
+            best_answer=best_answer,
             long_answers=long_answers,
             early_error=early_error,
             burst_floor=burst_floor,
@@ -140,7 +142,7 @@ def plan(
             if planned.promise is not None:
                 progress.update(bar, description="planning without the guarantee, for comparison")
                 plain = dataclasses.replace(chosen, confidence=None, burst_floor=None, burst_mean=None)
-                plain = dataclasses.replace(plain, skip=False, long_answers=False)
+                plain = dataclasses.replace(plain, skip=False, long_answers=False, best_answer=False)
                 unguaranteed = plan_cascade(site, demand, plain, max_tiers=None, min_tiers=None)
             progress.update(bar, description="planning for more quality, for comparison")
             step = None

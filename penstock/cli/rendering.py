@@ -22,7 +22,8 @@ def render(plan: Path, form: str) -> list[Path]:
     with planner_error_handling():
         planned = read_plan(plan)
         site = read_planned_site(planned)
-        mesh = mesh_file("penstock", site, planned.shapes, planned.thresholds, planned.long_answers)
+        of_plan = (planned.shapes, planned.thresholds, planned.long_answers)
+        mesh = mesh_file("penstock", site, *of_plan, best_answer=planned.best_answer)
         mesh_text = _yaml(mesh)
         if form == "kubernetes":
             written = {

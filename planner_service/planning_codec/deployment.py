@@ -47,7 +47,8 @@ def rules_from_proto(request: pb.SimulateDeploymentRequest, site: Site, demand: 
         InvalidRequest: A rule is out of bounds, is of the last tier, or lacks what it is about; names the field.
     """
     early = _early_rules_from_proto(request, site, demand)
-    return RoutingRules(_skip_rule_from_proto(request), _long_answers_from_proto(request), early)
+    skip_below, long_answers = _skip_rule_from_proto(request), _long_answers_from_proto(request)
+    return RoutingRules(skip_below, long_answers, early, request.best_answer)
 
 
 def _skip_rule_from_proto(request: pb.SimulateDeploymentRequest) -> tuple[float | None, ...]:

@@ -35,6 +35,7 @@ def options_from_proto(request: pb.PlanCascadeRequest) -> Options:
         max_utilisation=request.max_utilisation if request.HasField("max_utilisation") else None,
         skip=request.skip,
         long_answers=request.long_answers,
+        best_answer=request.best_answer,
         burst_floor=request.burst_floor if request.HasField("burst_floor") else None,
         burst_mean=request.burst_mean if request.HasField("burst_mean") else None,
         max_tiers=request.max_tiers if request.HasField("max_tiers") else None,

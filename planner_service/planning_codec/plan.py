@@ -67,6 +67,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
         burst=None if plan.burst is None else ladder_to_proto(plan.burst),
         burst_reason=plan.burst_reason,
         early_reason=plan.early_reason,
+        best_answer=plan.best_answer,
         choice=None if plan.choice is None else _choice_to_proto(plan.choice),
         objective=next(value for value, objective in OBJECTIVES.items() if value and objective is plan.objective),
         percentile=plan.percentile,

@@ -77,7 +77,7 @@ def promised(
     half = len(judged) // 2
     chosen_on, tested_on = judged.subset(order[:half]), judged.subset(order[half:])
     result: Promise | None = None
-    top = max(chosen_on.best, min_quality)
+    top = max(chosen_on.most, min_quality)
     for target in np.linspace(top, min_quality, RUNGS).tolist():
         try:
             solution = solve(target, chosen_on)
@@ -88,11 +88,11 @@ def promised(
             break
         result = Promise(solution, confidence, target, float(scores.mean()), len(scores))
     if result is None:
-        best = float(tested_on.best)
+        most, answers = tested_on.most, "all tiers together have" if judged.best_answer else "the last tier alone has"
         raise Unreachable(
             f"quality {min_quality:g} cannot be promised with {confidence:.0%} on {len(judged)} judged prompts: "
-            f"the last tier alone has {best:.2f} on those that test it",
-            best,
+            f"{answers} {most:.2f} on those that test it",
+            most,
             Binds.MIN_QUALITY,
         )
     return result

@@ -81,9 +81,13 @@ class JudgedSample:
 
     @property
     def best(self) -> float:
-        """Mean quality where every request reaches the last tier: z1."""
-        everyone = np.ones(self.scores.T.shape, np.bool_)
-        return float(self._quality_of(self.delivered(everyone)).mean())
+        """Mean quality where the last tier answers all: z1."""
+        return float(self.quality[:, -1].mean())
+
+    @property
+    def most(self) -> float:
+        """Mean quality where every request reaches every tier: with `best_answer` over `best`."""
+        return float(self.quality_over(range(len(self.tiers))).mean())
 
     def subset(self, rows: Ints) -> "JudgedSample":
         return replace(
@@ -251,10 +255,11 @@ class JudgedSample:
         """Thresholds of `tier` that differ in what they do: 0, its distinct scores ascending, and SKIPPED.
 
         At a threshold an answer of just that score stands. Threshold 0 lets every finished answer stand. The first is
-        `least`, where that is given.
+        `least`, where that is given. With `best_answer`, 100 is one as well: only the best possible answer stands, and others
+        may be delivered all the same.
         """
         least = 0.0 if self.least is None else self.least[tier]
-        values = np.unique(self.scores[:, tier])
+        values = np.unique([*self.scores[:, tier], 100.0] if self.best_answer else self.scores[:, tier])
         return np.unique([least, *values[values > least], SKIPPED])
 
 

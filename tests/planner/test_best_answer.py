@@ -1,0 +1,364 @@
+"""The best answer of a request as its reply, where it is planned: routing, what users feel, plans, files, calls."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from penstock.client.messages import planning
+from penstock.client.plans import JudgedPrompt, PlanningInputs, ReplicaGroup
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service import planning_codec as codec
+from planner_service import solver
+from planner_service.burst_ladder import draws, expected
+from planner_service.burst_simulation import route_by_steps
+from planner_service.cascade_simulation import run_cascade
+from planner_service.demand import draw_demand
+from planner_service.deployment.search import Strategy
+from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+from planner_service.plan_cascade import plan_cascade
+from planner_service.plan_file import read_plan
+from planner_service.replan_job import ReplanJob
+from planner_service.replanner import under_plan
+from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
+from planner_service.routing.rules import RoutingRules
+from planner_service.routing.solution import Unreachable
+from planner_service.simulator import Dispatch
+from planner_service.simulator.felt import Objective
+from planner_service.site import Demand, Site
+from planner_service.sustained_load import load_of
+from services.domain import Plan, TierPlan
+from services.domain.best_answer import best_of
+from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
+from services.domain.hardware import ClusterSpec, ReplicaShape
+from services.domain.workload import RequestRecord, TierVisit
+from tests.conftest import ROOT
+
+TIERS = ("small", "medium", "large")
+BEST = RoutingRules(best_answer=True)
+
+
+def sample(seed: int, tiers: int = 3, count: int = 40) -> JudgedSample:
+    """Random scores, few of them distinct, so that many are equal; some tiers passed over, some answers cut."""
+    rng = np.random.default_rng(seed)
+    shape = (count, tiers)
+    scores = np.asarray(rng.integers(0, 6, shape) * 20.0, np.float64)
+    judged = JudgedSample(TIERS[:tiers], rng.integers(1, 50, count), rng.integers(1, 90, shape), scores)
+
+    def some(*, last: bool) -> Any:
+        mask = rng.random(shape) < 0.3
+        mask[:, -1] &= last
+        return mask
+
+    if seed % 2:
+        judged = dataclasses.replace(judged, known_quality=rng.integers(0, 101, shape).astype(np.float64))
+    if seed % 3 == 0:
+        judged = dataclasses.replace(judged, passed_over=some(last=False))
+    if seed % 4 == 0:
+        judged = dataclasses.replace(judged, rejected_early=some(last=False))
+    if seed % 5 == 0:
+        judged = dataclasses.replace(judged, long_enough=some(last=True))
+    return judged
+
+
+def reply_of(judged: JudgedSample, row: int, thresholds: tuple[float, ...]) -> tuple[list[int], int]:
+    """(the finished answers of a request by tier, the tier of its reply), one tier after another."""
+    finished, last = list[int](), len(judged.tiers) - 1
+    for tier in range(last + 1):
+        if tier < last and thresholds[tier] > 100:
+            continue
+        if judged.passed_over is not None and judged.passed_over[row, tier]:
+            continue
+        if judged.rejected_early is not None and judged.rejected_early[row, tier]:
+            continue
+        finished.append(tier)
+        long = judged.long_enough is not None and judged.long_enough[row, tier]
+        if tier < last and (long or judged.scores[row, tier] >= thresholds[tier]):
+            break
+    return finished, finished[best_of([float(judged.scores[row, tier]) for tier in finished])]
+
+
+@pytest.mark.parametrize(("seed", "tiers"), [*itertools.product(range(24), (1, 2, 3))])
+def test_replies_are_what_routers_deliver(seed: int, tiers: int) -> None:
+    """By the routers' own rule, one request after another; the grid of all thresholds, and what is judged and held."""
+    judged = sample(seed, tiers).under(BEST)
+    levels, qualities = all_qualities(judged)
+    for point in np.ndindex(qualities.shape):
+        thresholds = tuple(float(level[i]) for level, i in zip(levels, point, strict=True))
+        routed, total = route(judged, thresholds), 0.0
+        held, judgings = judged.held(routed.processed), judged.judged_answers(routed.processed)
+        for row in range(len(judged)):
+            finished, reply = reply_of(judged, row, thresholds)
+            assert routed.answered[row] == reply
+            total += judged.quality[row, reply]
+            streamed = finished == [tiers - 1]  # nothing to compare it with
+            assert held[row] == (not streamed)
+            assert np.flatnonzero(judgings[:, row]).tolist() == ([] if streamed else finished)
+        assert routed.quality == pytest.approx(total / len(judged))
+        assert qualities[point] == pytest.approx(total / len(judged))
+    everything = judged.quality_over(range(tiers)).mean()
+    assert judged.most == pytest.approx(everything)
+
+
+def test_the_best_answer_is_never_a_lower_score() -> None:
+    """By the judge's own scores, routings only gain; the last tier alone and a single tier stay what they are."""
+    for seed in range(0, 40, 2):
+        judged = sample(seed)
+        plain, best = all_qualities(judged)[1], all_qualities(judged.under(BEST))[1]
+        assert (best >= plain - 1e-9).all()
+        alone = (SKIPPED, SKIPPED)
+        assert route(judged.under(BEST), alone).quality == route(judged, alone).quality
+
+
+def test_parts_of_a_sample_keep_the_rule() -> None:
+    judged = sample(6).under(BEST)
+    assert judged.subset(np.array([3, 1])).best_answer
+    assert judged.only((0, 2)).best_answer
+    assert judged.under(RoutingRules()).best_answer  # of a plan for requests that have it already
+
+
+def last_answers_are_often_worse(seed: int, count: int = 400) -> tuple[Site, Demand]:
+    """Two tiers of which neither scores better, for requests that are all alike otherwise."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 101, (count, 2)).astype(np.float64)
+    judged = JudgedSample(("small", "large"), rng.integers(20, 60, count), np.full((count, 2), 80), scores)
+    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=1, gpus_per_node=4, node_link_bytes_per_s=25e9)
+    models = tuple(map(model_of_catalogue, ("llama-3.1-8b", "llama-3.1-70b")))
+    site = Site(cluster, ("small", "large"), models, judge_s=0.05)
+    return site, draw_demand(judged, np.cumsum(rng.exponential(1 / 30, count)), seed)
+
+
+def wanted_of(demand: Demand) -> float:
+    """A quality that last answers hardly reach."""
+    return float(all_qualities(demand.judged)[1].max()) - 0.1
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_a_plan_needs_fewer_escalations_for_the_same_quality(objective: Objective) -> None:
+    """The plan is what was simulated; where the goal is latency, it is no slower than the plan without."""
+    site, demand = last_answers_are_often_worse(1)
+    wanted = wanted_of(demand)
+    plain = plan_cascade(site, demand, min_quality=wanted, objective=objective)
+    plan = plan_cascade(site, demand, min_quality=wanted, objective=objective, best_answer=True)
+    assert not plain.best_answer
+    assert plan.rank(plan.goal) <= plain.rank(plan.goal)
+    assert plan.quality >= wanted
+    under = demand.under(plan.rules)
+    run = run_cascade(site, under, plan.thresholds, [t.strategy for t in plan.tiers], Dispatch.CAPACITY)
+    assert route(under.judged, plan.thresholds).quality == plan.quality
+    if objective is not Objective.LARGEST_TIER:
+        assert run.latency_s(objective, 95.0) == plan.felt_s
+    if objective is Objective.END_TO_END:
+        assert plan.best_answer
+        assert plan.tiers[1].share_processed < 0.9 * plain.tiers[1].share_processed
+    most = plan_cascade(site, demand, max_latency_s=60, objective=objective, goal=None, best_answer=True)
+    assert most.best_answer
+    assert most.quality > demand.judged.best + 5  # the most without it is about the better tier's
+
+
+def test_quality_that_no_tier_has_alone_can_be_had() -> None:
+    site, demand = last_answers_are_often_worse(2)
+    wanted = demand.under(BEST).judged.most - 0.5
+    with pytest.raises(Unreachable, match="min quality"):
+        plan_cascade(site, demand, min_quality=wanted)
+    plan = plan_cascade(site, demand, min_quality=wanted, best_answer=True)
+    assert plan.best_answer
+    with pytest.raises(Unreachable, match="min quality"):
+        plan_cascade(site, demand, min_quality=wanted + 2, best_answer=True)
+
+
+def test_a_promise_holds_for_the_plan_that_is_taken() -> None:
+    """Each of the two plans is tested at half of the error."""
+    site, demand = last_answers_are_often_worse(3)
+    plan = plan_cascade(site, demand, min_quality=40, confidence=0.9, best_answer=True)
+    plain = plan_cascade(site, demand, min_quality=40, confidence=0.95)
+    assert plan.promise is not None
+    assert plan.promise.confidence == 0.9
+    assert plan.felt_s <= plain.felt_s
+
+
+def test_other_rules_are_chosen_under_it() -> None:
+    site, demand = last_answers_are_often_worse(4)
+    how: dict[str, Any] = {"min_quality": wanted_of(demand), "objective": Objective.END_TO_END, "best_answer": True}
+    best = plan_cascade(site, demand, **how)
+    both = plan_cascade(site, demand, long_answers=True, **how)
+    assert both.best_answer
+    assert len(both.long_answers) == 1
+    assert both.felt_s <= best.felt_s
+    assert route(demand.under(both.rules).judged, both.thresholds).quality == both.quality
+
+
+def two_requests() -> tuple[Site, Demand, tuple[Strategy, Strategy]]:
+    """Far apart, so that neither waits: the first escalates and is answered best by the first tier, the other is accepted."""
+    site, _ = last_answers_are_often_worse(1)
+    scores = np.array([[40.0, 30.0], [80.0, 90.0]])
+    judged = JudgedSample(("small", "large"), np.full(2, 30), np.array([[50, 70], [50, 70]]), scores)
+    demand = Demand(judged, judged, np.array([0.0, 1000.0]))
+    replicas = [site.replica(tier, ReplicaShape(tp, 1), 4096)[0] for tier, tp in ((0, 1), (1, 2))]
+    assert replicas[0] is not None
+    assert replicas[1] is not None
+    return site, demand, (Strategy(((replicas[0], 1),), 0.0), Strategy(((replicas[1], 1),), 0.0))
+
+
+def test_who_escalates_waits_for_the_judge_twice_and_sees_the_reply_whole() -> None:
+    site, demand, strategies = two_requests()
+    plain = run_cascade(site, demand, (60.0,), strategies, Dispatch.CAPACITY)
+    best = run_cascade(site, demand.under(BEST), (60.0,), strategies, Dispatch.CAPACITY)
+    assert best.total_s - plain.total_s == pytest.approx([0.05, 0.0])
+    assert plain.felt_s(Objective.FIRST_TOKEN)[0] < plain.total_s[0]
+    assert best.felt_s(Objective.FIRST_TOKEN) == pytest.approx(best.total_s)
+    small, large = best.written_s[0, 0] / 49, plain.written_s[1, 0] / 69
+    assert best.felt_s(Objective.PACE)[0] == pytest.approx(small)  # the reply is the first tier's
+    assert plain.felt_s(Objective.PACE)[0] == pytest.approx(large)
+
+
+def test_answers_of_the_last_tier_are_grading_requests_too(tmp_path: Path) -> None:
+    """Where the last tier grades, it is sent its own answers, if there is another to compare them with."""
+    from tests.planner.test_grading import demand_at, planned_strategies, site_of
+
+    site = site_of(tmp_path, {"tier": "large"})
+    demand = demand_at(1.0, 100)
+    strategies, best = planned_strategies(site, demand), demand.under(BEST)
+    assert site.grading is not None
+    thresholds = (60.0,) * (len(site.tiers) - 1)
+    plain_run = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
+    best_run = run_cascade(site, best, thresholds, strategies, Dispatch.CAPACITY)
+    assert plain_run.grading is not None
+    assert best_run.grading is not None
+    processed = route(demand.requests, thresholds).processed
+    more = int((processed[-1] & processed[:-1].any(axis=0)).sum())
+    assert more > 0
+    assert best_run.grading.requests == plain_run.grading.requests + more
+    loads = [
+        load_of(one.requests, one.arrival_s, processed, strategies, Dispatch.CAPACITY, site.grading)
+        for one in (demand, best)
+    ]
+    assert loads[0] is not None
+    assert loads[1] is not None
+    assert loads[1].utilisation[-1] > loads[0].utilisation[-1]
+
+
+def test_steps_of_a_burst_ladder_know_the_best_answer() -> None:
+    """The expected quality of a step is the mean of many draws for ties, of replies by the routers' rule."""
+    judged = dataclasses.replace(sample(2), rejected_early=None, long_enough=None).under(BEST)
+    rules = (BurstThreshold(60.0, 0.5), BurstThreshold(40.0, 1.0))
+    ladder = BurstLadder(50.0, (BurstStep(rules, 50.0, 1.0, "large", 0.5),) * 2)
+    steps = np.zeros(len(judged), np.int64)
+    means = [float(route_by_steps(judged, ladder, steps, seed)[1].mean()) for seed in range(300)]
+    assert np.mean(means) == pytest.approx(expected(judged, rules)[1], abs=0.3)
+    assert len(set(means)) > 1
+    assert draws(2, 3).shape == (2, 3)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    _, demand = last_answers_are_often_worse(1)
+    judged, trace, models = folder / "judged.csv", folder / "trace.csv", folder / "models.yaml"
+    header = "input_tokens,small_output_tokens,small_judge_score,large_output_tokens,large_judge_score"
+    rows = zip(demand.judged.input_tokens, demand.judged.output_tokens, demand.judged.scores, strict=True)
+    lines = (f"{n},{tokens[0]},{scores[0]},{tokens[1]},{scores[1]}" for n, tokens, scores in rows)
+    judged.write_text("\n".join([header, *lines]))
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(f"{s},40,80" for s in demand.arrival_s))
+    tiers = [{"name": "small", "model": "llama-3.1-8b"}, {"name": "large", "model": "llama-3.1-70b"}]
+    models.write_text(yaml.safe_dump({"tiers": tiers, "judge_s": 0.05}))
+    return {"judged": judged, "trace": trace, "models": models}
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_a_plan_file_has_it_and_is_replayed_and_rendered_with_it(files: dict[str, Path], tmp_path: Path) -> None:
+    out, cluster = tmp_path / "plan.json", ROOT / "examples/cluster-1x8-h100.yaml"
+    site = ("--cluster", cluster, "--models", files["models"], "--gpus", 4)
+    work = ("--trace", files["trace"], "--quality", files["judged"], "--requests", 200, "--runs", 0)
+    wanted = wanted_of(last_answers_are_often_worse(1)[1])
+    result = run("plan", *site, *work, "--min-quality", wanted + 0.5, "--best-answer", "--no-plot", "--out", out)
+    assert result.exit_code == 0, result.output
+    figures = json.loads(out.read_text())
+    assert figures["best_answer"] is True
+    assert "delivered: the answer with the highest score" in result.output
+    assert "best of all" in result.output
+    assert read_plan(out).rules == RoutingRules((None,), (), (), best_answer=True)
+    replay = ("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json")
+    replayed = json.loads(run(*replay).stdout)
+    assert run("plan", "render", out, "--to", "compose").exit_code == 0
+    mesh = yaml.safe_load(out.with_suffix(".mesh.yaml").read_text())
+    assert mesh["planner"] == {"best_answer": True}
+    out.write_text(json.dumps(figures | {"best_answer": False}))
+    plain = json.loads(run(*replay).stdout)
+    escalated = replayed["tiers"][1]["requests"] / replayed["requests"]
+    assert replayed["end_to_end_s"]["mean"] - plain["end_to_end_s"]["mean"] == pytest.approx(0.05 * escalated, rel=1e-3)
+    assert run("plan", "render", out, "--to", "compose").exit_code == 0
+    assert "planner" not in yaml.safe_load(out.with_suffix(".mesh.yaml").read_text())
+    out.write_text(json.dumps({name: value for name, value in figures.items() if name != "best_answer"}))
+    assert not read_plan(out).best_answer  # of an earlier version
+    out.write_text(json.dumps(figures | {"best_answer": "yes"}))
+    with pytest.raises(FileError, match="best_answer: must be true or false, not 'yes'"):
+        read_plan(out)
+
+
+def inputs() -> PlanningInputs:
+    _, demand = last_answers_are_often_worse(1, 120)
+    rows = zip(demand.judged.input_tokens, demand.judged.output_tokens, demand.judged.scores, strict=True)
+    judged = [JudgedPrompt(int(n), tuple(map(int, tokens)), tuple(map(float, s))) for n, tokens, s in rows]
+    trace = [(float(at_s), 40, 80) for at_s in demand.arrival_s]
+    cluster = {"gpu": "a100-80gb", "nodes": 1, "gpus_per_node": 4}
+    models = {
+        "tiers": [{"name": "small", "model": "llama-3.1-8b"}, {"name": "large", "model": "llama-3.1-70b"}],
+        "judge_s": 0.05,
+    }
+    return PlanningInputs(cluster, models, trace, judged)
+
+
+def test_the_service_plans_and_simulates_with_it() -> None:
+    """`PlanCascade` answers with what the library plans; `SimulateDeployment` of it has the plan's p95."""
+    wanted = wanted_of(last_answers_are_often_worse(1, 120)[1])
+    request = planning.plan_request(inputs(), wanted, None, "end-to-end", None, None, "at-most", best_answer=True)
+    site, demand = codec.inputs_from_proto(request.inputs)
+    plan = plan_cascade(site, demand, codec.options_from_proto(request))
+    message = codec.plan_to_proto(plan, site, demand, 0.0)
+    assert plan.best_answer
+    assert message.best_answer
+    read: Any = planning.plan_event_from_proto(pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=message)))
+    assert read.best_answer
+    groups = [[ReplicaGroup(g.tp, g.pp, g.count) for g in t.replicas] for t in message.tiers]
+    simulated = planning.simulate_request(inputs(), groups, [plan.thresholds[0]], best_answer=True)
+    rules = codec.rules_from_proto(simulated, site, demand)
+    assert rules == RoutingRules((None,), (None,), (), best_answer=True)
+    strategies = [tier.strategy for tier in plan.tiers]
+    replayed = run_cascade(site, demand.under(rules), plan.thresholds, strategies, Dispatch.CAPACITY)
+    assert replayed.latency_s(Objective.END_TO_END, 95.0) == plan.felt_s
+
+
+def test_planning_again_keeps_it(tmp_path: Path) -> None:
+    """A plan for sampled requests is made for replies of the same kind as the current plan's."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
+    records = tuple(
+        RequestRecord(0.0, 400, (TierVisit("small", 200, 40.0), TierVisit("large", 200, large)))
+        for large in (60.0, 20.0)
+    )
+    models = ROOT / "tests" / "planner" / "two-tiers.yaml"
+    trace, judged = (str(ROOT / "examples" / name) for name in ("trace.csv", "judged.csv"))
+    job = ReplanJob(str(cluster), str(models), trace, judged, 45.0, None, None, 60, 1, 2.0, records * 25)
+    tiers = TierPlan("small", "s", 50.0, 1), TierPlan("large", "l", None, 1)
+
+    def planned(*, best_answer: bool) -> pb.PlanFinished:
+        of_plan = under_plan(job, Plan(1, tiers, best_answer=best_answer))
+        assert of_plan.best_answer == best_answer
+        responses = list[Any]()
+        solver.replan(of_plan.to_json(), responses.append)
+        finished: pb.PlanFinished = responses[0].finished
+        return finished
+
+    assert planned(best_answer=False).unreachable.binds == "min_quality"  # 40, whoever escalates
+    assert planned(best_answer=True).plan.quality == pytest.approx(50, abs=3)
