@@ -193,7 +193,10 @@ def _scales(limits: Sequence[float | None], load: SustainedLoad) -> list[float]:
 
 def _limits(sample: JudgedSample, processed: Floats, strategies: Sequence[Strategy]) -> list[float | None]:
     """By tier, the requests per second of the whole cascade that it sustains, by arithmetic on mean lengths; None where no
-    request reaches it, or it has no replicas. processed (C, N): as of `expected`."""
+    request reaches it, or it has no replicas. processed (C, N): as of `expected`.
+
+    Judged prompts have nothing cached; what the requests have is in the scales (`_scales`).
+    """
     rates: list[float | None] = []
     for tier, (reached, strategy) in enumerate(zip(processed, strategies, strict=True)):
         total = float(reached.sum())

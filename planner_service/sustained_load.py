@@ -107,11 +107,10 @@ def tier_sustains_per_s(strategy: Strategy, work: Workload, dispatch: Dispatch) 
     """Requests per second at which the first of a tier's replicas is given more than it serves, or a limit is reached."""
     if strategy.remote is not None:
         return strategy.remote.sustained_per_s(work)
-    means = float(np.mean(work.input_tokens)), float(np.mean(work.output_tokens))
     return together_per_s(
         [count for _, count in strategy.replicas],
         [saturated_per_s(replica, work) for replica, _ in strategy.replicas],
-        [replica.capacity_per_s(*means) for replica, _ in strategy.replicas],
+        [replica.capacity_per_s(*work.mean_tokens) for replica, _ in strategy.replicas],
         dispatch,
     )
 

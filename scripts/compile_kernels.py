@@ -51,11 +51,11 @@ def simulators() -> None:
     promises = Promises(np.full(4, 10.0), np.full(4, 1.0), endless, np.full(4, 5))
     PlainReplicas(replica, BatchPolicy.DECODE_FIRST).serve(work, promises)
     # a single replica, as the tests hold it against the scheduler that serves
-    ones, each, knots = np.ones(1, np.int64), np.zeros(1), np.array([0.0, 1.0])
+    ones, none, each, knots = np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1), np.array([0.0, 1.0])
     shape, limits, never = np.array([1, 1]), np.array([16, 1, 16, 0]), np.full(1, np.inf)
     tables = shape, limits, np.zeros(4), knots, knots
     outputs = each.copy(), each.copy(), np.zeros(COUNTERS)
-    kernel.simulate_replica(each, ones, ones, ones, *tables, True, never, 1, *outputs, LATENCY)
+    kernel.simulate_replica(each, ones, ones, none, ones, *tables, True, never, 1, *outputs, LATENCY)
 
 
 def torch_engine() -> None:

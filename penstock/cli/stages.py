@@ -96,7 +96,6 @@ def stages(
     import numpy as np
 
     from planner_service.files import read_replica, read_trace
-    from planner_service.simulator import Workload
     from planner_service.simulator.cluster import Moves
     from planner_service.stages import (
         Method,
@@ -121,7 +120,7 @@ def stages(
         if rate is not None:
             if not 0 < work.rate_per_s < np.inf:
                 fail(f"--rate: {trace} has only one arrival time and cannot be scaled to a rate", 2)
-            work = Workload(work.arrival_s * work.rate_per_s / rate, work.input_tokens, work.output_tokens)
+            work = dataclasses.replace(work, arrival_s=work.arrival_s * work.rate_per_s / rate)
         max_length = max_tokens if max_tokens is not None else work.longest_tokens + 1
         if max_length <= work.longest_tokens:
             fail(f"--max-tokens must exceed the trace's longest request, {work.longest_tokens} tokens", 2)

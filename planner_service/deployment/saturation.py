@@ -17,12 +17,14 @@ MOST_REQUESTS = 12_000
 
 
 def saturated_per_s(replica: Replica, work: Workload) -> float:
-    """Requests per second that one replica sustains, for requests of the lengths of `work` (at least one), in their order."""
+    """Requests per second that one replica sustains, for requests of the lengths of `work` (at least one), in their order,
+    with as much of their prompts cached."""
     inputs, outputs = work.input_tokens, work.output_tokens
     held = min(replica.limits.max_running, max(1.0, replica.lane_tokens / float((inputs + outputs).mean())))
     count = int(min(MOST_REQUESTS, max(TURNS * held * replica.shape.pp, 20)))
     rows = np.arange(count) % len(work)
-    served = serve(Workload(np.zeros(count), inputs[rows], outputs[rows]), [replica])
+    same = Workload(np.zeros(count), inputs[rows], outputs[rows], cached_tokens=work.cached_tokens[rows])
+    served = serve(same, [replica])
     ends = np.sort(served.finish_s)
     begin_s, end_s = float(ends[int(FILLED * count)]), float(served.first_s.max())  # the queue is empty then
     counted = int(((ends > begin_s) & (ends <= end_s)).sum())

@@ -139,7 +139,7 @@ class LatencyTable:
         self._each: dict[Parts, Times] = {}
         self._missed: tuple[float, int] = (0.0, 0)  # a limit, and the GPUs below which nothing is within it
         self.simulations = 0
-        means = (float(work.input_tokens.mean()), float(work.output_tokens.mean())) if len(work) else (1.0, 1.0)
+        means = work.mean_tokens if len(work) else (1.0, 1.0, 0.0)
         self._table = KindTable(self._kinds)
         self._alone_times = [alone_times(work, kind) for kind in self._kinds]
         self._alone = self._alone_of(measured) * (1 - ROUNDING)  # (K, N), under what simulation says of each
@@ -381,9 +381,9 @@ class LatencyTable:
         work, table = self._work, self._table
         kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
         owner = assign(work.priority, kind, self._capacity, self._dispatch)
-        arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
-        tables = (table.whole, table.rates, table.kx, table.ky, self._alone, self._counted)
-        latency: float = kernel.percentile_within(*arrays, *tables, self._percentile, limit_s, int(self._measured))
+        requests = (work.arrival_s, work.input_tokens, work.output_tokens, work.cached_tokens, work.priority)
+        tables = (owner, kind, table.whole, table.rates, table.kx, table.ky, self._alone, self._counted)
+        latency: float = kernel.percentile_within(*requests, *tables, self._percentile, limit_s, int(self._measured))
         if latency < INFEASIBLE:
             self._exact[parts] = latency
         else:

@@ -325,9 +325,7 @@ class Deployer:
         return table.alone_s(measured) if table.can_serve else np.full(len(everyone), INFEASIBLE)
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
-        return Workload(
-            self._arrival_s[chosen], self.sample.input_tokens[chosen], self.sample.output_tokens[chosen, tier]
-        )
+        return tier_load(self.sample, tier, Arrivals(np.flatnonzero(chosen), self._arrival_s[chosen])).work
 
     def _routed(self, thresholds: Sequence[float]) -> tuple[tuple[bytes, ...], list[LatencyTable]]:
         """(what tells this routing from others, the table of each tier)."""
@@ -415,7 +413,7 @@ class Deployer:
         if tier not in self._saturation:
             everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
             work = self._load(tier, everyone[tier], self._answers(tier, everyone)).work
-            means = float(work.input_tokens.mean()), float(work.output_tokens.mean())
+            means = work.mean_tokens
             self._saturation[tier] = {
                 kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]
             }

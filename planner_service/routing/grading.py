@@ -3,7 +3,8 @@
 The answer of every tier but the last is graded before it is accepted or escalates (with `best_answer`, that of the last as
 well if there is another), so how many grading requests there are follows from thresholds and skip rule. A tier that grades is
 sent prompt, answer and question, replies with a few tokens, and serves grading requests before all waiting ones. A judge
-model reads prompt and answer in one forward pass.
+model reads prompt and answer in one forward pass. Grading requests are computed whole: their prompts begin with the question,
+not like the request that they are about.
 """
 
 from collections.abc import Sequence
@@ -112,16 +113,18 @@ def tier_load(
     own: in order of arrival. answers: (the tier that gives them, when they are complete).
     """
     if grading is None or grading.tier != tier:
-        work = Workload(own.at_s, sample.input_tokens[own.row], sample.output_tokens[own.row, tier])
+        tokens = sample.input_tokens[own.row], sample.output_tokens[own.row, tier]
+        work = Workload(own.at_s, *tokens, cached_tokens=sample.cached[own.row])
         return TierLoad(work, own.row, np.full(len(own.row), OWN, np.int64))
     outputs = [sample.output_tokens[own.row, tier] if len(own.row) else np.zeros(0, np.int64)]
-    row, at_s, inputs = [own.row], [own.at_s], [sample.input_tokens[own.row]]
+    row, at_s, inputs, cached = [own.row], [own.at_s], [sample.input_tokens[own.row]], [sample.cached[own.row]]
     graded = [np.full(len(own.row), OWN, np.int64)]
     for of, complete in answers:
         row.append(complete.row)
         at_s.append(complete.at_s)
         inputs.append(grading.input_tokens(sample, of)[complete.row])
         outputs.append(np.full(len(complete.row), grading.reply_tokens, np.int64))
+        cached.append(np.zeros(len(complete.row), np.int64))
         graded.append(np.full(len(complete.row), of, np.int64))
     arrival_s, which = np.concatenate(at_s), np.concatenate(graded)
     order = np.argsort(arrival_s, kind="stable")
@@ -131,5 +134,6 @@ def tier_load(
         np.concatenate(inputs)[order],
         np.concatenate(outputs)[order],
         priority[order].astype(np.int64),
+        np.concatenate(cached)[order],
     )
     return TierLoad(work, np.concatenate(row)[order], which[order])

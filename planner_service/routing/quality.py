@@ -33,7 +33,8 @@ class JudgedSample:
     known apart from their scores, as by comparison with references; None if the scores are the quality. long_enough (N, C):
     answers that stand whatever the threshold, see `accepting`; None if none do. refused (N, C): answers that a guard of the
     judge has refused, which are never long ones; None if none are. best_answer: a request's reply is its best answer, see
-    `delivered`.
+    `delivered`. cached_tokens (N): of the prompts, the first tokens that a tier which the request reaches need not compute,
+    see Workload; None if all are computed.
     """
 
     tiers: tuple[str, ...]
@@ -49,6 +50,7 @@ class JudgedSample:
     long_enough: Bools | None = None
     refused: Bools | None = None
     best_answer: bool = False
+    cached_tokens: Ints | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
@@ -59,6 +61,8 @@ class JudgedSample:
                 raise invalid("quality", f"{name} must be of shape {shape}")
         if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
             raise invalid("quality", f"scores of parts must be of shape {(*shape, len(self.parts.after_tokens))}")
+        if self.cached_tokens is not None and len(self.cached_tokens) != len(self):
+            raise invalid("quality", f"cached tokens must be {len(self)} numbers")
         if not len(self):
             raise invalid("quality", "no prompts")
         if not ((self.scores >= 0) & (self.scores <= 100)).all():
@@ -73,6 +77,11 @@ class JudgedSample:
     def quality(self) -> Floats:
         """(N, C) what the answers are worth: `known_quality`, or the scores. Thresholds are compared with the scores."""
         return self.scores if self.known_quality is None else self.known_quality
+
+    @property
+    def cached(self) -> Ints:
+        """(N) `cached_tokens`, 0 where there are none."""
+        return np.zeros(len(self), np.int64) if self.cached_tokens is None else self.cached_tokens
 
     @property
     def worst(self) -> float:
@@ -95,6 +104,7 @@ class JudgedSample:
             input_tokens=self.input_tokens[rows],
             output_tokens=self.output_tokens[rows],
             scores=self.scores[rows],
+            cached_tokens=None if self.cached_tokens is None else self.cached_tokens[rows],
             parts=None if self.parts is None else self.parts.subset(rows),
             **{name: values[rows] for name, values in self._of_answers().items()},
         )

@@ -1,9 +1,10 @@
 """One step of the worker's batch scheduler, compiled: plan it, time it, commit it. No I/O.
 
-The twin of `worker_service.scheduling.BatchScheduler` without prefix reuse, with the policies `DecodeFirst` and
-`PrefillFirst`. Three kernels run it: `kernel` a replica from its first request to its last, `instance_kernel` an instance
-that can be stopped and relieved of sequences, `judged_replica` a replica whose tokens are judged by their SLOs.
-Property tests drive the original next to it. It keeps counts where the original keeps blocks and tokens.
+The twin of `worker_service.scheduling.BatchScheduler` with the policies `DecodeFirst` and `PrefillFirst`. Three kernels run
+it: `kernel` a replica from its first request to its last, `instance_kernel` an instance that can be stopped and relieved of
+sequences, `judged_replica` a replica whose tokens are judged by their SLOs. Property tests drive the original next to it. It
+keeps counts where the original keeps blocks and tokens. Of prefix reuse it has what a request finds in the cache when it
+first starts, which is given; what KV is shared and evicted is not simulated.
 """
 
 from typing import NamedTuple
@@ -40,7 +41,7 @@ class Requests(NamedTuple):
     """Requests of a simulation, by number: (R) each.
 
     rank: the lower goes first; of one priority the order of arrival. length: tokens of prompt and output so far; computed:
-    those whose KV is there. chunk: tokens in the current step.
+    those whose KV is there, of a request that waits those with which it will start. chunk: tokens in the current step.
     """
 
     prompt: N
@@ -176,7 +177,8 @@ def _continue_running(
 def _start_waiting(load: Load, counts: N, running: N, waiting: N, requests: Requests, limits: N) -> Load:
     """Start those that wait, by rank, while there is room; the load with their chunks.
 
-    A request may bring the KV of its first tokens (`computed`), as one whose prompt was computed elsewhere does.
+    A request may bring the KV of its first tokens (`computed`), as one does whose prompt was computed elsewhere, or begins
+    like one that was computed here. All of its KV counts as its own.
     """
     length, computed = requests.length, requests.computed
     budget = limits[MAX_STEP_TOKENS] - load.tokens

@@ -104,7 +104,8 @@ class Cluster:
         engines = {replica: _engine(replica, self.moves.mixed) for replica in dict.fromkeys(self.replicas)}
         self._engines = [engines[replica] for replica in self.replicas]
         self.length = self.work.input_tokens.copy()
-        self.computed, self.blocks, chunk, rank, self._ended = (np.zeros(n, np.int64) for _ in range(5))
+        self.computed = self.work.cached_tokens.copy()
+        self.blocks, chunk, rank, self._ended = (np.zeros(n, np.int64) for _ in range(4))
         self.first_s, self.finish_s = np.zeros(n), np.zeros(n)
         self._requests = Requests(
             self.work.input_tokens,

@@ -45,7 +45,8 @@ PREEMPTED = -1
 
 # Of a lane. DECODING: requests. COUNT: its steps with any of them so far. CONTEXT: their computed tokens, summed. LONGEST:
 # the most computed tokens of one, less COUNT. NEXT_END: the COUNT at which the first of them ends. HEAD: the next request to
-# start. UPCOMING: the next to arrive. DONE: computed tokens of HEAD's prompt. LEFT: quiet steps that may still follow.
+# start. UPCOMING: the next to arrive. DONE: computed tokens of HEAD's prompt, with those that were cached; 0 until it starts.
+# LEFT: quiet steps that may still follow.
 DECODING, COUNT, CONTEXT, LONGEST, NEXT_END, HEAD, UPCOMING, DONE, LEFT = range(9)
 LANE_COUNTS = 9
 NEVER = 1 << 60
@@ -72,6 +73,7 @@ def serve_in_order(
     arrival_s: F,  # (N) ascending; what follows as in kernel.simulate_replica
     prompt: N,
     output: N,
+    cached: N,
     shape: N,
     limits: N,
     rates: F,
@@ -97,7 +99,7 @@ def serve_in_order(
         counts[lane, NEXT_END] = NEVER
     before = counters.copy()
     engine = Engine(limits, rates, kx, ky)
-    requests = (arrival_s, prompt, output, due_s, first_s, finish_s)
+    requests = (arrival_s, prompt, output, cached, due_s, first_s, finish_s)
     late = _serve(*requests, shape[1], engine, batches, late_allowed, counters, measured)
     if late == PREEMPTED:
         counters[:] = before
@@ -109,6 +111,7 @@ def _serve(
     arrival_s: F,
     prompt: N,
     output: N,
+    cached: N,
     due_s: F,
     first_s: F,
     finish_s: F,
@@ -178,9 +181,8 @@ def _serve(
             if held + blocks_for(done, block) > blocks:
                 return PREEMPTED
         while budget > 0 and head < upcoming:
-            want = min(budget, prompt[head] - done)
             if done > 0:
-                needed = blocks_for(done + want, block)
+                needed = blocks_for(done + min(budget, prompt[head] - done), block)
             else:
                 needed = blocks_for(prompt[head], block)
                 if running >= max_running:
@@ -193,7 +195,10 @@ def _serve(
                     if done > 0:
                         return PREEMPTED
                     break
-            running += done == 0
+            if done == 0:
+                running += 1
+                done = cached[head]
+            want = min(budget, prompt[head] - done)
             held += blocks_for(done + want, block)
             budget -= want
             context += done + want

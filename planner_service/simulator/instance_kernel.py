@@ -87,17 +87,21 @@ def _let_in(
     priority: N,
     requests: Requests,
 ) -> None:
-    """Those that are here by now join the queue, or the batch if they bring their KV and there is a place."""
+    """Those that are here by now join the queue, or the batch if they have moved here with their KV and there is a place.
+
+    Those that moved hold blocks; those that have not started yet hold none, whatever of their prompts is cached.
+    """
     arrived = 0
     while arrived < counts[COMING] and coming_s[arrived] <= start_s:
         r = coming[arrived]
         requests.rank[r] = counts[ARRIVED] - priority[r] * PRIORITY_STEP
         counts[ARRIVED] += 1
-        if requests.computed[r] > 0 and counts[RUNNING] < engine.limits[MAX_RUNNING]:
+        if requests.blocks[r] > 0 and counts[RUNNING] < engine.limits[MAX_RUNNING]:
             insert(running, counts, RUNNING, r, requests.rank)
         else:
-            counts[FREE] += requests.blocks[r]
-            requests.computed[r] = requests.blocks[r] = 0
+            if requests.blocks[r] > 0:
+                counts[FREE] += requests.blocks[r]
+                requests.computed[r] = requests.blocks[r] = 0
             insert(waiting, counts, WAITING, r, requests.rank)
         arrived += 1
     for i in range(arrived, counts[COMING]):

@@ -9,6 +9,9 @@ Pipeline stages: a replica of `stages` stages runs as many batches at once, its 
 each lane has its share of the KV. A step enters the first stage when that is free, takes step_s in all, and leaves no
 sooner than one stage's time behind the step before it (the recurrence of a permutation flow shop).
 
+Prefix reuse: a request starts with the KV of its cached tokens. It counts as its own KV, whole, though others may share it;
+and after a preemption all of its tokens are computed again.
+
 Where all requests have one priority, `in_order` takes the same steps in less time, unless a request would be preempted.
 """
 
@@ -86,6 +89,7 @@ def simulate_replica(
     arrival_s: F,  # (N) ascending
     prompt: N,  # (N) tokens
     output: N,  # (N) tokens, at least 1
+    cached: N,  # (N) of the prompt, tokens whose KV is there when the request comes, less than all of them
     priority: N,  # (N) the higher goes first
     shape: N,  # (2): stages, blocks of a lane
     limits: N,  # (4), see batch_step; of a lane
@@ -107,12 +111,12 @@ def simulate_replica(
     in_order = (priority == priority[0]).all() if len(priority) else True
     has_room = limits[POLICY] == DECODE_FIRST and limits[MAX_RUNNING] < limits[MAX_STEP_TOKENS]
     if jump and in_order and has_room:
-        arguments = (arrival_s, prompt, output, shape, limits, rates, kx, ky, due_s)
+        arguments = (arrival_s, prompt, output, cached, shape, limits, rates, kx, ky, due_s)
         late = serve_in_order(*arguments, late_allowed, first_s, finish_s, counters, measured)
         if late != PREEMPTED:
             return late
         first_s[:] = finish_s[:] = 0.0
-    requests = (arrival_s, prompt, output, priority)
+    requests = (arrival_s, prompt, output, cached, priority)
     engine = (shape, limits, rates, kx, ky)
     return simulate_any(*requests, *engine, jump, due_s, late_allowed, first_s, finish_s, counters, measured)
 
@@ -122,6 +126,7 @@ def simulate_any(
     arrival_s: F,
     prompt: N,
     output: N,
+    cached: N,
     priority: N,
     shape: N,
     limits: N,
@@ -142,8 +147,8 @@ def simulate_any(
     for r in range(count):
         rank[r] -= priority[r] * PRIORITY_STEP
         in_order = in_order and priority[r] == priority[0]
-    zeros = np.zeros((3, count), np.int64)
-    requests = Requests(prompt, output, rank, prompt.copy(), zeros[0], zeros[1], zeros[2], first_s, finish_s)
+    blocks, chunk = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    requests = Requests(prompt, output, rank, prompt.copy(), cached.copy(), blocks, chunk, first_s, finish_s)
     lanes = Lanes(
         np.zeros((stages, BATCH_COUNTS), np.int64),
         np.zeros((stages, count), np.int64),
@@ -257,6 +262,7 @@ def simulate_tier(
     arrival_s: F,  # (N) ascending
     prompt: N,  # (N)
     output: N,  # (N)
+    cached: N,  # (N)
     priority: N,  # (N)
     owner: N,  # (N) the replica of each request
     kind: N,  # (R) the kind of each replica
@@ -295,6 +301,7 @@ def simulate_tier(
             arrival_s[own],
             prompt[own],
             output[own],
+            cached[own],
             priority[own],
             whole[k, :2],
             whole[k, 2:],
@@ -321,6 +328,7 @@ def percentile_within(
     arrival_s: F,  # (N) ascending; what follows as in simulate_tier
     prompt: N,
     output: N,
+    cached: N,
     priority: N,
     owner: N,
     kind: N,
@@ -358,6 +366,7 @@ def percentile_within(
         arrival_s,
         prompt,
         output,
+        cached,
         priority,
         owner,
         kind,
@@ -389,6 +398,7 @@ def percentile_within(
 def alone_s(
     prompt: N,
     output: N,
+    cached: N,
     max_step_tokens: int,
     kx: F,
     ky: F,
@@ -399,11 +409,11 @@ def alone_s(
 ) -> None:
     """Seconds from arrival to first and to last token of each request with a replica for itself.
 
-    It computes its prompt by chunks, then decodes.
+    It computes its prompt by chunks, but for the tokens that are cached, then decodes.
     """
     one = base_s(1.0, kx, ky)
     for r in range(len(prompt)):
-        total, done = 0.0, 0
+        total, done = 0.0, cached[r]
         while done < prompt[r]:
             c = min(max_step_tokens, prompt[r] - done)
             done += c

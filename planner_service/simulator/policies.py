@@ -61,7 +61,9 @@ class Dispatch:
         for i in range(self._cluster.instances):
             requests = np.concatenate([self._cluster.running(i), self._cluster.waiting(i)])
             lengths = self._cluster.length[requests]
-            pending = lengths - self._cluster.computed[requests]
+            # as in workers, whose requests find what is cached only when they start
+            started = self._cluster.blocks[requests] > 0
+            pending = lengths - np.where(started, self._cluster.computed[requests], 0)
             self._work[i] = PublishedWork(int(pending[pending > 1].sum()), len(requests), int(lengths.sum()))
             self._sent[i] = NOTHING_SENT
 

@@ -59,15 +59,18 @@ class Replica:
         """The longest request that a lane can hold, in whole blocks: with data-parallel attention, on one group of GPUs."""
         return self.lane_blocks // self.shape.attn_dp * self.limits.block_tokens
 
-    def capacity_per_s(self, input_tokens: float, output_tokens: float) -> float:
-        """Requests per second, all lanes full of requests of one length: the steady state of prompts mixed with decodes."""
+    def capacity_per_s(self, input_tokens: float, output_tokens: float, cached_tokens: float = 0.0) -> float:
+        """Requests per second, all lanes full of requests of one length: the steady state of prompts mixed with decodes.
+
+        cached_tokens: of the prompt, those that are not computed; their KV takes its room all the same.
+        """
         limits = self.limits
         batch = min(limits.max_running, max(1.0, self.lane_tokens / (input_tokens + output_tokens)))
-        per_request = input_tokens + output_tokens  # tokens computed
+        per_request = input_tokens - cached_tokens + output_tokens  # tokens computed
         batch = min(batch, limits.max_step_tokens * output_tokens / per_request)
         tokens = batch * per_request / output_tokens
         context = batch * (input_tokens + output_tokens / 2)
-        pairs = batch / output_tokens * input_tokens**2 / 2
+        pairs = batch / output_tokens * (input_tokens**2 - cached_tokens**2) / 2
         step_s = self.latency.step_s(StepLoad(max(1, round(tokens)), round(context), pairs))
         return batch / output_tokens / (step_s / self.shape.pp)
 
@@ -125,8 +128,7 @@ def serve(work: Workload, replicas: Sequence[Replica], dispatch: Dispatch = Disp
         raise invalid("replicas", "at least one is needed")
     kinds = list(dict.fromkeys(replicas))
     number = {kind: i for i, kind in enumerate(kinds)}
-    means = float(work.input_tokens.mean()), float(work.output_tokens.mean())
-    capacity = np.array([kind.capacity_per_s(*means) for kind in kinds])
+    capacity = np.array([kind.capacity_per_s(*work.mean_tokens) for kind in kinds])
     kind = np.array([number[replica] for replica in replicas], np.int64)
     return serve_kinds(work, KindTable(kinds), kind, capacity, dispatch)
 
@@ -136,10 +138,12 @@ def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats
     owner = assign(work.priority, kind, capacity, dispatch)
     _check_room(work, owner, kind, table)
     first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(COUNTERS)
-    arrays = (work.arrival_s, work.input_tokens, work.output_tokens, work.priority, owner, kind)
+    requests = (work.arrival_s, work.input_tokens, work.output_tokens, work.cached_tokens, work.priority)
     never_late = np.full(len(work), np.inf)
     kernel.simulate_tier(
-        *arrays,
+        *requests,
+        owner,
+        kind,
         table.whole,
         table.rates,
         table.kx,
@@ -220,6 +224,7 @@ def alone_times(work: Workload, replica: Replica) -> Times:
     kernel.alone_s(
         work.input_tokens,
         work.output_tokens,
+        work.cached_tokens,
         replica.limits.max_step_tokens,
         np.array(latency.knot_tokens),
         np.array(latency.knot_s),

@@ -21,17 +21,22 @@ class Workload:
 
     arrival_s (N), from any origin, ascending. input_tokens (N), at least 1. output_tokens (N), at least 1.
     priority (N): the higher goes first; of one priority the earlier. All equal where it is not given.
+    cached_tokens (N): of the prompt, the first tokens whose KV the engine has when the request comes, so that they are not
+    computed (prefix reuse); less than input_tokens. All 0 where it is not given.
     """
 
     arrival_s: Floats
     input_tokens: Ints
     output_tokens: Ints
     priority: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    cached_tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
         if not len(self.priority):
             object.__setattr__(self, "priority", np.zeros(n, np.int64))
+        if not len(self.cached_tokens):
+            object.__setattr__(self, "cached_tokens", np.zeros(n, np.int64))
         if len(self.priority) != n or (n and np.abs(self.priority).max() > MAX_PRIORITY):
             raise invalid("workload.priority", f"must be {n} numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if len(self.input_tokens) != n or len(self.output_tokens) != n:
@@ -40,6 +45,9 @@ class Workload:
             raise invalid("workload.arrival_s", "must ascend")
         if n and (self.input_tokens.min() < 1 or self.output_tokens.min() < 1):
             raise invalid("workload", "a request has at least one input and one output token")
+        cached = self.cached_tokens
+        if len(cached) != n or (n and (cached.min() < 0 or (cached >= self.input_tokens).any())):
+            raise invalid("workload.cached_tokens", f"must be {n} numbers from 0 to less than input_tokens")
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -57,7 +65,16 @@ class Workload:
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span if span > 0 else float("inf")
 
+    @property
+    def mean_tokens(self) -> tuple[float, float, float]:
+        """(input, output, cached) of a request, on average; there is at least one."""
+        return float(self.input_tokens.mean()), float(self.output_tokens.mean()), float(self.cached_tokens.mean())
+
     def subset(self, chosen: Bools | Ints) -> "Workload":
         return Workload(
-            self.arrival_s[chosen], self.input_tokens[chosen], self.output_tokens[chosen], self.priority[chosen]
+            self.arrival_s[chosen],
+            self.input_tokens[chosen],
+            self.output_tokens[chosen],
+            self.priority[chosen],
+            self.cached_tokens[chosen],
         )

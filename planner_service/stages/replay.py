@@ -138,8 +138,7 @@ class Replayer:
 
         0 if not even the least rate that is tried is sustained.
         """
-        means = float(self.work.input_tokens.mean()), float(self.work.output_tokens.mean())
-        first = FIRST_SHARE * self.instances * self.replica.capacity_per_s(*means)
+        first = FIRST_SHARE * self.instances * self.replica.capacity_per_s(*self.work.mean_tokens)
         low, high = 0.0, first
         while high <= RATE_SPAN * first and self._sustains(high, policy):
             low, high = high, RATE_STEP * high
@@ -191,7 +190,8 @@ def lasting(work: Workload, rate_per_s: float, requests: int) -> Workload:
     order = np.concatenate([rng.permutation(len(work)) for _ in range(times)])[:requests]
     gap_order = np.concatenate([rng.permutation(len(work)) for _ in range(times)])[:requests]
     arrival = np.cumsum(gaps[gap_order]) * (work.rate_per_s / rate_per_s)
-    return Workload(arrival - arrival[0], work.input_tokens[order], work.output_tokens[order])
+    tokens = work.input_tokens[order], work.output_tokens[order]
+    return Workload(arrival - arrival[0], *tokens, cached_tokens=work.cached_tokens[order])
 
 
 def is_stable(arrival_s: Floats, finish_s: Floats) -> bool:

@@ -31,10 +31,12 @@ def workload(seed: int, count: int = 150) -> Workload:
     return Workload(arrival_s, *lengths, rng.integers(0, 2, count))
 
 
+@pytest.mark.parametrize("cached_share", [0.0, 0.7])
 @pytest.mark.parametrize("seed", range(8))
-def test_one_replica_serves_as_in_turns(seed: int) -> None:
-    """Where there is no choice, the same steps at the same times."""
+def test_one_replica_serves_as_in_turns(seed: int, cached_share: float) -> None:
+    """Where there is no choice, the same steps at the same times; cached prompt tokens are computed by neither."""
     work = workload(seed)
+    work = dataclasses.replace(work, cached_tokens=(cached_share * work.input_tokens).astype(np.int64))
     turns, placed = serve(work, [replica()]), serve_placed(work, [replica()])
     np.testing.assert_allclose(placed.first_s, turns.first_s, rtol=0, atol=1e-9)
     np.testing.assert_allclose(placed.finish_s, turns.finish_s, rtol=0, atol=1e-9)

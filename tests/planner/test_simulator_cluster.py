@@ -1,6 +1,7 @@
 """The cluster in virtual time: its instances are the scheduler that serves, nothing is lost on the way, moves pay off."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from planner_service.simulator.staged import Refinement, Staged
 from services.domain import FinishReason, InvalidRequest, SamplingParams, StepLatencyModel, StepLoad
 from services.domain.hardware import ReplicaShape
 from services.domain.stages import QoeModel, Stage, StageLayout
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool
+from tests.support.known_prefixes import KnowsPrefixes
+from worker_service.scheduling import BatchLimits, BlockPool
 from worker_service.scheduling import Sequence as WorkerSequence
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
@@ -33,10 +35,21 @@ def workload(seed: int, requests: int, rate: float) -> Workload:
     return Workload(arrivals - arrivals[0], rng.integers(10, 900, requests), rng.integers(1, 250, requests))
 
 
+def reusing(work: Workload, seed: int) -> Workload:
+    """The workload with random parts of its prompts cached, of every third request all but a token, of every third none."""
+    count = len(work)
+    share = np.where(np.arange(count) % 3 == 0, 1.0, np.random.default_rng(seed).random(count)) * (
+        np.arange(count) % 3 < 2
+    )
+    return replace(work, cached_tokens=(share * (work.input_tokens - 1)).astype(np.int64))
+
+
+@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_an_instance_takes_the_steps_of_the_replica_kernel(seed: int) -> None:
+def test_an_instance_takes_the_steps_of_the_replica_kernel(seed: int, reuse: bool) -> None:
     """Preemptions included: KV is scarce."""
     work = workload(seed, 250, 14.0)
+    work = reusing(work, seed) if reuse else work
     alone = serve(work, [replica(3000 + 600 * seed)])
     here = serve_cluster(work, replica(3000 + 600 * seed), 1, Moves(1e5, 1e9, 0.0), RoundRobin)
     assert alone.preemptions > 0
@@ -50,7 +63,9 @@ def replayed_by_workers(
     """(N) finish times by the worker's own scheduler, one per instance, in turn; 0 for what was cancelled."""
     limits = BatchLimits(one.limits.max_running, one.limits.max_step_tokens)
     workers = [
-        BatchScheduler(limits, BlockPool(one.lane_blocks, one.limits.block_tokens, reuse=False))
+        KnowsPrefixes(
+            limits, BlockPool(one.lane_blocks, one.limits.block_tokens, reuse=False), work.cached_tokens.tolist()
+        )
         for _ in range(instances)
     ]
     upcoming = [list(range(i, len(work), instances)) for i in range(instances)]
@@ -91,12 +106,14 @@ def replayed_by_workers(
     return finish
 
 
+@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_several_instances_are_as_many_workers(seed: int) -> None:
+def test_several_instances_are_as_many_workers(seed: int, reuse: bool) -> None:
     """Three instances, priorities, requests that stop early and some that are cancelled, wherever they are by then."""
     rng = np.random.default_rng(seed)
     plain = workload(seed, 240, 34.0)
     work = Workload(plain.arrival_s, plain.input_tokens, plain.output_tokens, rng.choice([0, 0, 2, -1], len(plain)))
+    work = reusing(work, seed) if reuse else work
     cancel_s = np.where(rng.random(len(work)) < 0.25, work.arrival_s + rng.exponential(2.0, len(work)), np.inf)
     still, one = Moves(1e5, 1e9, 0.0), replica(3000)
     served = serve_cluster(work, one, 3, still, RoundRobin, cancel_s)
@@ -136,9 +153,11 @@ class Watched(Staged):
         assert all(cluster.finish_s[r] > 0 for r in ended)
 
 
+@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("refinement", Refinement)
-def test_nothing_is_lost_or_doubled_while_requests_move(refinement: Refinement) -> None:
+def test_nothing_is_lost_or_doubled_while_requests_move(refinement: Refinement, reuse: bool) -> None:
     work = workload(3, 500, 25.0)
+    work = reusing(work, 3) if reuse else work
 
     def run() -> ClusterServed:
         return serve_cluster(work, replica(), 4, MOVES, lambda c: Watched(c, LAYOUT, QOE, refinement))

@@ -1,6 +1,6 @@
 """The compiled scheduler takes the same steps as the one that serves, over random workloads, to the last token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from planner_service.simulator import Workload as TierWorkload
 from planner_service.simulator.batch_step import COUNTERS, FIRST_TOKEN, LATENCY, PACE, PREEMPTIONS, STEPS, TOKENS
 from planner_service.simulator.in_order import PREEMPTED, serve_in_order
 from planner_service.simulator.judged import BatchPolicy
-from planner_service.simulator.tier import KindTable, alone_latency, assign, serve_kinds
+from planner_service.simulator.tier import KindTable, alone_latency, alone_times, assign, serve_kinds
 from services.domain import FinishReason, SamplingParams, StepLatencyModel, StepLoad
 from services.domain.hardware import ReplicaShape
+from tests.support.known_prefixes import KnowsPrefixes
 from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, DecodeFirst, PrefillFirst, Sequence
 
 POLICIES = {BatchPolicy.DECODE_FIRST: DecodeFirst, BatchPolicy.PREFILL_FIRST: PrefillFirst}
@@ -32,6 +33,7 @@ class Workload:
     prompts: list[int]
     outputs: list[int]
     priorities: list[int]
+    cached: list[int]
 
 
 @dataclass
@@ -63,7 +65,7 @@ def replay(
     """The worker's own scheduler in virtual time, a lane per stage."""
     count = len(work.arrivals)
     pools = [BlockPool(blocks, block_tokens, reuse=False) for _ in range(stages)]
-    lanes = [BatchScheduler(limits, pool, POLICIES[policy]()) for pool in pools]
+    lanes = [KnowsPrefixes(limits, pool, work.cached, POLICIES[policy]()) for pool in pools]
     upcoming = [list(range(lane, count, stages)) for lane in range(stages)]
     ready = [0.0] * stages
     out = Replayed([0.0] * count, [0.0] * count, 0, 0, 0)
@@ -124,6 +126,7 @@ def compiled(
         np.array(work.arrivals),
         np.array(work.prompts, np.int64),
         np.array(work.outputs, np.int64),
+        np.array(work.cached, np.int64),
         np.array(work.priorities, np.int64),
         np.array([stages, blocks], np.int64),
         np.array([block_tokens, limits.max_running, limits.max_step_tokens, policy.number], np.int64),
@@ -142,6 +145,11 @@ def compiled(
     return Replayed(first.tolist(), finish.tolist(), steps, preemptions, tokens)
 
 
+def tier_workload(work: Workload) -> TierWorkload:
+    columns = (work.prompts, work.outputs, work.priorities, work.cached)
+    return TierWorkload(np.array(work.arrivals), *(np.array(column) for column in columns))
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     count = draw(st.integers(1, 14))
@@ -149,8 +157,10 @@ def workloads(draw: st.DrawFn) -> Workload:
     prompts = draw(st.lists(st.integers(1, 60), min_size=count, max_size=count))
     outputs = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
     priorities = draw(st.lists(st.sampled_from([0, 0, 0, 1, -2]), min_size=count, max_size=count))
+    shares = draw(st.lists(st.sampled_from([0.0, 0.0, 0.3, 0.8, 1.0]), min_size=count, max_size=count))
+    cached = [int(share * (prompt - 1)) for share, prompt in zip(shares, prompts, strict=True)]
     # by an irrational number: an arrival just when a step ends would make the last bit of a sum decide
-    return Workload((np.cumsum(gaps) * np.pi / 3).tolist(), prompts, outputs, priorities)
+    return Workload((np.cumsum(gaps) * np.pi / 3).tolist(), prompts, outputs, priorities, cached)
 
 
 @pytest.mark.slow
@@ -221,7 +231,7 @@ def test_requests_in_order_are_served_as_any_to_the_last_bit(
     tables = shape, limits, rates, np.array(latency.knot_tokens), np.array(latency.knot_s)
     due = np.full(count, due_after_s / 10) if measured == PACE else arrivals + due_after_s
     outputs_of_any, outputs_of_in_order = ((np.zeros(count), np.zeros(count), np.zeros(COUNTERS)) for _ in range(2))
-    requests, priorities = (arrivals, prompts, outputs), np.zeros(count, np.int64)
+    requests, priorities = (arrivals, prompts, outputs, np.array(work.cached)), np.zeros(count, np.int64)
     late = kernel.simulate_any(*requests, priorities, *tables, True, due, late_allowed, *outputs_of_any, measured)
     late_in_order = serve_in_order(*requests, *tables, due, late_allowed, *outputs_of_in_order, measured)
     if late_in_order == PREEMPTED:
@@ -235,7 +245,7 @@ def test_requests_in_order_are_served_as_any_to_the_last_bit(
 
 def test_the_cases_that_matter_are_reached() -> None:
     """Preemption, waiting for room, chunked prompts and quiet steps all happen; and with prompts first, decodes wait."""
-    work = Workload([0.0, 0.0, 0.0, 0.1, 0.2], [30, 40, 50, 20, 100], [60, 50, 40, 30, 5], [0] * 5)
+    work = Workload([0.0, 0.0, 0.0, 0.1, 0.2], [30, 40, 50, 20, 100], [60, 50, 40, 30, 5], [0] * 5, [0] * 5)
     setting = (1, 11, 16, BatchLimits(4, 32))
     found = compiled(work, LATENCIES[1], *setting)
     assert found.preemptions > 0
@@ -248,16 +258,98 @@ def test_the_cases_that_matter_are_reached() -> None:
     assert prompts_first.first[1] < found.first[1]
 
 
+def test_a_cached_prefix_saves_its_computation_once() -> None:
+    """500 of 520 tokens are cached: the first token comes after a step of 20. After a preemption all is computed again."""
+    latency, cached = LATENCIES[2], Workload([0.0], [520], [10], [0], [500])
+    setting = (1, 40, 16, BatchLimits(4, 1000))
+    found = compiled(cached, latency, *setting)
+    assert found.first[0] == pytest.approx(0.02)
+    assert found.tokens == 29
+    assert compiled(replace(cached, cached=[0]), latency, *setting).first[0] == pytest.approx(0.52)
+    # the second has the higher priority, and takes the blocks of the first when it needs them
+    both = Workload([0.0, 0.0253], [520, 100], [60, 40], [0, 1], [500, 0])
+    setting = (1, 41, 16, BatchLimits(4, 1000))
+    found = compiled(both, latency, *setting)
+    served = replay(both, latency, *setting)
+    assert (found.preemptions, found.tokens) == (served.preemptions, served.tokens)
+    assert found.preemptions > 0
+    assert found.tokens > 520 + 100
+    assert found.finish == pytest.approx(served.finish, rel=1e-12)
+
+
+def test_what_the_workers_cache_finds_is_what_the_kernel_saves() -> None:
+    """Chats on the scheduler that serves, with its prefix cache and KV for all of them: with the tokens that it found cached
+    the kernel takes the same steps."""
+    rng, latency, limits, block_tokens = np.random.default_rng(5), LATENCIES[1], BatchLimits(8, 64), 4
+    scheduler = BatchScheduler(limits, BlockPool(4000, block_tokens), DecodeFirst())
+    chats: list[list[int]] = [list(range(100 * c, 100 * c + 30)) for c in range(5)]
+    prompts, arrivals, outputs, at = [], [], [], 0.0
+    for turn in range(40):
+        chat = chats[turn % 5]
+        chat += rng.integers(1000, 2000, int(rng.integers(1, 40))).tolist()
+        at += float(rng.exponential(0.3))
+        prompts.append(list(chat))
+        arrivals.append(at)
+        outputs.append(int(rng.integers(1, 30)))
+    now, upcoming, finish = 0.0, 0, [0.0] * len(prompts)
+    cached = [0] * len(prompts)
+    while upcoming < len(prompts) or not scheduler.idle:
+        if scheduler.idle:
+            now = max(now, arrivals[upcoming])
+        while upcoming < len(prompts) and arrivals[upcoming] <= now:
+            params = SamplingParams()
+            scheduler.add(Sequence(str(upcoming), prompts[upcoming], params, max_output_tokens=outputs[upcoming]))
+            upcoming += 1
+        plan = scheduler.plan_step()
+        ends = [chunk.start + chunk.count for chunk in plan.chunks if chunk.sequence.pending == 1]
+        pairs = sum(c.count * (c.start + 0.5 * (c.count + 1)) for c in plan.chunks if c.sequence.pending != 1)
+        gap = max(ends, default=0) * len(ends) - sum(ends)
+        context = sum(chunk.start + chunk.count for chunk in plan.chunks)
+        now += latency.step_s(StepLoad(plan.tokens, context, pairs, gap))
+        scheduler.commit(plan, {c.sequence.request_id: [0] for c in plan.chunks if c.logits})
+        for chunk in plan.chunks:
+            r = int(chunk.sequence.request_id)
+            cached[r] = chunk.sequence.cached_prompt_tokens
+            if chunk.sequence.output_tokens >= outputs[r]:
+                finish[r] = now
+                scheduler.finish(str(r), FinishReason.LENGTH)
+    assert np.mean(np.array(cached) > 0) > 0.7
+    work = Workload(arrivals, [len(prompt) for prompt in prompts], outputs, [0] * len(prompts), cached)
+    found = compiled(work, latency, 1, 4000, block_tokens, limits)
+    assert found.finish == pytest.approx(finish, rel=1e-12)
+    whole = compiled(replace(work, cached=[0] * len(prompts)), latency, 1, 4000, block_tokens, limits)
+    assert sum(whole.finish) > sum(finish)
+
+
+@settings(deadline=None, max_examples=100)
+@given(workloads(), st.sampled_from(LATENCIES), st.integers(1, 3), st.sampled_from([7, 32, 512]))
+def test_nothing_is_faster_than_a_request_alone_with_its_cached_prefix(
+    work: Workload, latency: StepLatencyModel, stages: int, max_step_tokens: int
+) -> None:
+    """What proofs rest on. Alone, and with room in each step for whole prompts, a request takes exactly that long."""
+    whole = tier_workload(work)
+    one = Replica(ReplicaShape(1, stages), latency, 512 * stages, EngineLimits(4, max_step_tokens))
+    alone = alone_times(whole, one)
+    served = serve_kinds(whole, KindTable([one]), np.zeros(1, np.int64), np.ones(1), Dispatch.ROUND_ROBIN)
+    assert (served.first_s - whole.arrival_s >= alone.first_s * (1 - 1e-9)).all()
+    assert (served.finish_s - whole.arrival_s >= alone.finish_s * (1 - 1e-9)).all()
+    for r in range(len(whole)):
+        single = serve_kinds(
+            whole.subset(np.array([r])), KindTable([one]), np.zeros(1, np.int64), np.ones(1), Dispatch.ROUND_ROBIN
+        )
+        assert single.finish_s[0] - whole.arrival_s[r] == pytest.approx(alone.finish_s[r], rel=1e-9)
+
+
 def test_a_higher_priority_overtakes_in_the_queue_and_is_preempted_last() -> None:
     """One place: the important request, last to come, is served second; and the order of the others stays."""
     setting = (1, 20, 16, BatchLimits(1, 64))
-    work = Workload([0.0, 0.1, 0.2, 0.3], [20] * 4, [50] * 4, [0, 0, 0, 5])
+    work = Workload([0.0, 0.1, 0.2, 0.3], [20] * 4, [50] * 4, [0, 0, 0, 5], [0] * 4)
     finish = compiled(work, LATENCIES[0], *setting).finish
     assert np.argsort(finish).tolist() == [0, 3, 1, 2]
     assert finish == pytest.approx(replay(work, LATENCIES[0], *setting).finish, rel=1e-12)
     # KV for one and a half of two: the one that is not important gives way, though it came first
     setting = (1, 9, 16, BatchLimits(2, 64))
-    work = Workload([0.0, 0.0], [40, 40], [50, 50], [0, 1])
+    work = Workload([0.0, 0.0], [40, 40], [50, 50], [0, 1], [0, 0])
     found = compiled(work, LATENCIES[0], *setting)
     assert found.preemptions > 0
     assert found.finish[1] < found.finish[0]
@@ -280,17 +372,15 @@ def test_giving_up_early_loses_nothing(
     kinds = [
         Replica(ReplicaShape(1, pp), LATENCIES[k], 512 * pp, EngineLimits(3, 32)) for k, pp in enumerate((1, 2, 1))
     ]
-    whole = TierWorkload(
-        np.array(work.arrivals), np.array(work.prompts), np.array(work.outputs), np.array(work.priorities)
-    )
+    whole = tier_workload(work)
     table, places = KindTable(kinds), np.array(kind)
     owners = assign(whole.priority, places, np.ones(3), Dispatch.ROUND_ROBIN)
     served = serve_kinds(whole, table, np.array(kind), np.ones(3), Dispatch.ROUND_ROBIN)
     counted = np.arange(len(whole)) % every == 0
     exact = float(np.percentile((served.finish_s - whole.arrival_s)[counted], percentile))
     alone = np.array([alone_latency(whole, one) for one in kinds])
-    arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, whole.priority, owners, np.array(kind))
-    tables = (table.whole, table.rates, table.kx, table.ky, alone, counted)
+    arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, whole.cached_tokens, whole.priority)
+    tables = (owners, np.array(kind), table.whole, table.rates, table.kx, table.ky, alone, counted)
     assert kernel.percentile_within(*arrays, *tables, percentile, np.inf, LATENCY) == pytest.approx(exact, rel=1e-12)
     limit = exact * share
     found = kernel.percentile_within(*arrays, *tables, percentile, limit, LATENCY)
