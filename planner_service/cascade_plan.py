@@ -114,7 +114,7 @@ class CascadePlan:
     burst: the burst ladder,
     where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
     grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
-    from candidates; None where they were given.
+    from candidates; None where they were given. cached_share: of all prompt tokens, those that are cached and not computed.
     """
 
     tiers: tuple[TierOutcome, ...]
@@ -151,6 +151,7 @@ class CascadePlan:
     burst_reason: str = ""
     grading: GradingReport | None = None
     choice: CascadeChoice | None = None
+    cached_share: float = 0.0
 
     @property
     def rules(self) -> RoutingRules:
@@ -253,6 +254,7 @@ def outcome(
         rate_per_s=demand.rate_per_s,
         dollars_per_hour=dollars_per_hour(site, strategies),
         grading=run.grading,
+        cached_share=demand.cached_share,
     )
 
 

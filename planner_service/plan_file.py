@@ -35,7 +35,10 @@ from services.domain.long_answers import LongAnswers, long_answers_problems
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What a plan was made from: paths, and how requests were drawn. max_tiers, min_tiers: see Options."""
+    """What a plan was made from: paths, and how requests were drawn. max_tiers, min_tiers: see Options.
+
+    ignore_cached: whether prompts were computed whole, whatever the trace has cached.
+    """
 
     cluster: str
     models: str
@@ -50,6 +53,7 @@ class PlanInputs:
     runs: int = 0
     max_tiers: int | None = None
     min_tiers: int | None = None
+    ignore_cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ def plan_json(
         "objective": plan.objective.value,
         "target": target,
         "workload_digest": digest,
+        "cached_share": plan.cached_share,
         "budget": plan.budget.value,
         "feasible": True,
         "optimality": {

@@ -202,6 +202,11 @@ class Demand:
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self.arrival_s) else 0.0
 
     @property
+    def cached_share(self) -> float:
+        """Of all prompt tokens that arrive, those that are cached."""
+        return float(self.requests.cached.sum() / self.requests.input_tokens.sum())
+
+    @property
     def rate_per_s(self) -> float | None:
         """Arrivals per second; None where they come all at once."""
         return (len(self.arrival_s) - 1) / self.seconds if self.seconds > 0 else None

@@ -87,6 +87,7 @@ def simulate(payload: bytes, emit: Emit) -> None:
             quality=route(demand.requests, thresholds).quality,
             requests=len(run.total_s),
             user_latency=codec.user_latency_to_proto(felt),
+            cached_share=demand.cached_share,
         )
     )
 

@@ -60,7 +60,7 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
 
 def verdict(site: Site, plan: CascadePlan, step: NextStep | None = None) -> str:
     """`31 of 32 GPUs; medium breaks first, at 1.2x the rate; one point more quality costs 4 GPUs`."""
-    return "; ".join([*_chosen(plan), _taken(site, plan), *_breaks(plan), *_more(plan, step)])
+    return "; ".join([*_chosen(plan), _taken(site, plan), *_breaks(plan), *_more(plan, step), *_assumed(plan)])
 
 
 def _chosen(plan: CascadePlan) -> Sequence[str]:
@@ -95,6 +95,10 @@ def _breaks(plan: CascadePlan) -> Sequence[str]:
             f"overloaded: {plan.load.tier} keeps up with {plan.load.sustained_per_s / plan.load.offered_per_s:.2f}x the rate"
         ]
     return [f"{plan.load.tier} breaks first, at {plan.load.sustained_per_s / plan.load.offered_per_s:.2g}x the rate"]
+
+
+def _assumed(plan: CascadePlan) -> Sequence[str]:
+    return [f"{plan.cached_share:.0%} of the prompt tokens count as cached"] if plan.cached_share > 0 else []
 
 
 def _more(plan: CascadePlan, step: NextStep | None) -> Sequence[str]:

@@ -257,6 +257,7 @@ def served_request_to_proto(request: ServedRequest) -> pb.ServedRequest:
         prompt_token_count=request.input_tokens,
         output_token_count=request.output_tokens,
         tier=request.tier,
+        cached_prompt_token_count=request.cached_tokens,
     )
 
 

@@ -166,6 +166,14 @@ ReplayedRequests = Annotated[
     ),
 ]
 Lengths = Annotated[str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")]
+TRACE_COLUMNS = "CSV file, may be gzipped: arrival_s, input_tokens, output_tokens; optionally cached_tokens."
+IgnoreCached = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-cached/--no-ignore-cached",
+        help="Compute all prompts whole, whatever the trace's cached_tokens say.",
+    ),
+]
 Dispatch = Annotated[
     str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
 ]

@@ -35,9 +35,7 @@ def plan(
     context: typer.Context,
     cluster: Annotated[Path | None, typer.Option("--cluster", help="YAML file: GPUs and nodes.")] = None,
     models: Annotated[Path | None, typer.Option("--models", help="YAML file: the tiers and their models.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help=options.TRACE_COLUMNS)] = None,
     quality: Annotated[
         Path | None,
         typer.Option(
@@ -129,6 +127,7 @@ def plan(
     seed: options.SelectionSeed = 1,
     lengths: options.Lengths = "quality",
     rate: options.TraceRate = None,
+    ignore_cached: options.IgnoreCached = False,
     dispatch: options.Dispatch = "capacity",
     skip: Annotated[
         bool,
@@ -276,6 +275,7 @@ def plan(
         seed=seed,
         lengths=lengths,
         rate=rate,
+        ignore_cached=ignore_cached,
         dispatch=dispatch,
         skip=skip,
         best_answer=best_answer,

@@ -78,6 +78,7 @@ def show(
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
         f"step times: {_step_times_words(plan, site)}",
+        *([cached_line(plan.cached_share)] if plan.cached_share > 0 else []),
         f"{_proof(plan)}; {plan.solution.evaluations} routings, {plan.simulations} simulations, {took_s:.1f} s",
         *_promise_lines(plan, unguaranteed),
         *_choice_lines(plan),
@@ -99,6 +100,11 @@ def felt_line(felt: "Felt") -> str:
     )
     figures = [f"{name} {', '.join(seconds(value) for value in (p.p50, p.p95, p.p99))}" for name, p in kinds]
     return f"p50, p95 and p99: {'; '.join(figures)}"
+
+
+def cached_line(share: float) -> str:
+    """What was assumed of prefix reuse."""
+    return f"prefix reuse: {share:.1%} of the prompt tokens are cached, as in the trace; --ignore-cached computes all"
 
 
 def burst_table(ladder: "BurstLadder | ClientLadder", tiers: Sequence[str]) -> Table:

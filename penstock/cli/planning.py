@@ -39,6 +39,7 @@ def plan(
     seed: int,
     lengths: str,
     rate: float | None,
+    ignore_cached: bool,
     dispatch: str,
     skip: bool,
     best_answer: bool,
@@ -83,6 +84,7 @@ def plan(
         classes = slo_attainment.read_classes(slo)
         site = read_site(cluster, models)
         judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
+        arrivals = arrivals.uncached() if ignore_cached else arrivals
         if objective is None:
             most = len(site.tiers) if max_tiers is None else max_tiers
             simple = confidence is None and budget == Budget.AT_MOST.value and most <= MOST_TIERS
@@ -162,6 +164,7 @@ def plan(
                 runs=runs,
                 max_tiers=max_tiers,
                 min_tiers=min_tiers,
+                ignore_cached=ignore_cached,
             )
             figures = plan_json(planned, inputs, took_s, _target(chosen), digest, site)
             figures["verdict"] = verdict(site, planned, step)

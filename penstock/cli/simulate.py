@@ -1,7 +1,7 @@
 """`penstock simulate`: replay a trace under a plan, without a mesh."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -11,20 +11,16 @@ from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json, seconds
 from penstock.cli.planner_errors import planner_error_handling
 
-if TYPE_CHECKING:
-    from planner_service.site import Demand, Site
-
 
 @needs_extra("simulate", "planner")
 def simulate(
     plan: Annotated[Path, typer.Option("--plan", help="A plan file of `penstock plan`.")],
-    trace: Annotated[
-        Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
-    ],
+    trace: Annotated[Path, typer.Option("--trace", help=options.TRACE_COLUMNS)],
     requests: options.ReplayedRequests = None,
     seed: options.SelectionSeed = 1,
     lengths: options.Lengths = "quality",
     rate: options.TraceRate = None,
+    ignore_cached: options.IgnoreCached = False,
     dispatch: Annotated[
         str | None,
         typer.Option(
@@ -55,6 +51,8 @@ def simulate(
     from planner_service.burst_simulation import simulate_bursts
     from planner_service.cascade_plan import Felt
     from planner_service.cascade_simulation import run_cascade
+    from planner_service.demand import demand_of
+    from planner_service.files import read_quality, read_trace
     from planner_service.plan_file import felt_json, read_plan, read_planned_site, report_json, strategies_of
     from planner_service.simulator import Dispatch
 
@@ -65,8 +63,10 @@ def simulate(
         if any(planned.long_answers) and lengths == "trace":
             fail(options.LENGTHS_OF_ANSWERS, 2)
         site = read_planned_site(planned)
-        files = (trace, Path(planned.inputs.quality))
-        demand = _read_demand(site, *files, requests or options.DEFAULT_REPLAY, seed, lengths, rate, requests is None)
+        judged, arrivals = read_quality(Path(planned.inputs.quality), site.tiers), read_trace(trace)
+        arrivals = arrivals.uncached() if ignore_cached else arrivals
+        count = requests or min(options.DEFAULT_REPLAY, len(arrivals))
+        demand = demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)
         demand = demand.under(planned.rules)
         how = planned.dispatch if dispatch is None else Dispatch(dispatch)
         strategies = strategies_of(planned.shapes, site)
@@ -86,6 +86,7 @@ def simulate(
     spread = felt_json(felt)
     figures = {
         "requests": len(cascade.total_s),
+        "cached_share": demand.cached_share,
         "end_to_end_s": spread["end_to_end"],
         "user_latency_s": spread,
         "tiers": [{"name": name, **report_json(report)} for name, report in zip(site.tiers, reports, strict=True)],
@@ -114,6 +115,8 @@ def simulate(
         )
     console.print(table)
     console.print(plan_report.felt_line(felt), highlight=False, soft_wrap=True)
+    if demand.cached_share > 0:
+        console.print(plan_report.cached_line(demand.cached_share), highlight=False, soft_wrap=True)
     if bursts is not None:
         shares = ", ".join(f"{i}: {count}" for i, count in enumerate(bursts["steps"]))
         console.print(
@@ -122,22 +125,3 @@ def simulate(
             soft_wrap=True,
         )
     slo_attainment.show(attainments)
-
-
-def _read_demand(
-    site: "Site",
-    trace: Path,
-    quality: Path,
-    requests: int,
-    seed: int,
-    lengths: str,
-    rate: float | None,
-    fewer: bool,
-) -> "Demand":
-    """Read what a site is to serve. fewer: use all of a trace that has fewer than `requests`."""
-    from planner_service.demand import demand_of
-    from planner_service.files import read_quality, read_trace
-
-    judged, arrivals = read_quality(quality, site.tiers), read_trace(trace)
-    count = min(requests, len(arrivals)) if fewer else requests
-    return demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)

@@ -60,7 +60,7 @@ def show(attainments: "Sequence[ClassAttainment]") -> None:
     """Print a table; nothing without classes."""
     if not attainments:
         return
-    table = Table(title="SLOs, with the SLO batch policy; reply lengths known")
+    table = Table(title="SLOs, with the SLO batch policy; reply lengths known, prompts computed whole")
     for column in ("class", "requests", "admitted", "attainment"):
         table.add_column(column, justify="left" if column == "class" else "right")
     for one in attainments:

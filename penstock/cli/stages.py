@@ -29,9 +29,7 @@ def stages(
         int,
         options.number("--instances", help="Instances of one model.", least=1, most=options.MAX_INSTANCES),
     ],
-    trace: Annotated[
-        Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
-    ],
+    trace: Annotated[Path, typer.Option("--trace", help=options.TRACE_COLUMNS)],
     profile: Annotated[
         Path | None, typer.Option("--profile", help="A profile of `penstock profile`; default: --model on --gpu.")
     ] = None,

@@ -4,7 +4,7 @@ import csv
 import enum
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from penstock.cli.output import cli_error_handling, console, fail, print_json, p
 from penstock.client.mesh_status import ServedRequest
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+CACHED = "cached_tokens"
+MAX_CACHE_TOKENS = 10**15
+MAX_BLOCK_TOKENS = 1_000_000
 
 
 class Source(enum.Enum):
@@ -22,6 +25,7 @@ class Source(enum.Enum):
     VLLM = "vllm"
     LITELLM = "litellm"
     OPENAI = "openai"
+    MOONCAKE = "mooncake"
 
 
 def export_trace(
@@ -44,12 +48,8 @@ def export_trace(
         fail("the mesh has kept no requests yet")
     requests.sort(key=lambda request: request.arrival_s)
     first_s = requests[0].arrival_s
-    rows = [
-        # an empty prompt or answer counts as one token, as in the planner's files
-        (each.arrival_s - first_s, max(1, each.prompt_tokens), max(1, each.output_tokens), each.tier)
-        for each in requests
-    ]
-    _write(out, (*COLUMNS, "tier"), rows)
+    rows = [(each.arrival_s - first_s, *_token_counts(each), each.tier) for each in requests]
+    _write(out, (*COLUMNS, CACHED, "tier"), rows)
     seconds = requests[-1].arrival_s - first_s
     if json:
         print_json({"requests": len(rows), "seconds": seconds, "out": str(out)})
@@ -61,28 +61,56 @@ def export_trace(
 @needs_extra("import-trace", "planner")
 def import_trace(
     file: Annotated[Path, typer.Argument(help="The log; may be gzipped.")],
-    source: Annotated[Source, typer.Option("--from", help="What wrote the log.")],
+    source: Annotated[Source, typer.Option("--from", help="What wrote the log, or whose format the trace has.")],
+    cache_tokens: Annotated[
+        int | None,
+        options.number(
+            "--cache-tokens",
+            help="mooncake: the tokens whose KV a prefix cache holds, over all replicas.",
+            least=1,
+            most=MAX_CACHE_TOKENS,
+        ),
+    ] = None,
+    block_tokens: Annotated[
+        int | None,
+        options.number(
+            "--block-tokens", help="mooncake: tokens of a block; default: 512.", least=1, most=MAX_BLOCK_TOKENS
+        ),
+    ] = None,
     out: Annotated[Path, options.new_file("--out", help="The trace to write, CSV.")] = Path("trace.csv"),
     json: targets.Json = False,
 ) -> None:
-    """Convert a log of vLLM, LiteLLM or OpenAI to a trace: arrivals and token counts. Needs no mesh."""
+    """Convert a log of vLLM, LiteLLM or OpenAI, or a Mooncake trace, to a trace: arrivals and token counts. Needs no mesh."""
     from planner_service.files import FileError
-    from planner_service.trace_importers import from_litellm, from_openai, from_vllm
+    from planner_service.prefix_reuse import BLOCK_TOKENS
+    from planner_service.trace_importers import from_litellm, from_mooncake, from_openai, from_vllm
+    from services.domain.errors import InvalidRequest
 
-    read = {Source.VLLM: from_vllm, Source.LITELLM: from_litellm, Source.OPENAI: from_openai}[source]
+    if source is Source.MOONCAKE and cache_tokens is None:
+        fail("--from mooncake needs --cache-tokens, the tokens whose KV a prefix cache holds", 2)
+    if source is not Source.MOONCAKE and (cache_tokens is not None or block_tokens is not None):
+        fail("--cache-tokens and --block-tokens are for --from mooncake", 2)
     try:
-        imported = read(file)
-    except FileError as error:
+        if source is Source.MOONCAKE:
+            imported = from_mooncake(file, cache_tokens or 0, block_tokens or BLOCK_TOKENS)
+        else:
+            read = {Source.VLLM: from_vllm, Source.LITELLM: from_litellm, Source.OPENAI: from_openai}[source]
+            imported = read(file)
+    except (FileError, InvalidRequest) as error:
         fail(str(error), 2)
     work = imported.requests
-    rows = zip(work.arrival_s.tolist(), work.input_tokens.tolist(), work.output_tokens.tolist(), strict=True)
-    _write(out, COLUMNS, rows)
+    columns = [work.input_tokens.tolist(), work.output_tokens.tolist()]
+    share = float(work.cached_tokens.sum() / work.input_tokens.sum())
+    if share > 0:
+        columns.append(work.cached_tokens.tolist())
+    _write(out, (*COLUMNS, CACHED) if share > 0 else COLUMNS, zip(work.arrival_s.tolist(), *columns, strict=True))
     seconds = float(work.arrival_s[-1])
     if json:
         print_json(
             {
                 "requests": len(work),
                 "seconds": seconds,
+                "cached_share": share,
                 "left_out": imported.left_out,
                 "spread": imported.spread,
                 "out": str(out),
@@ -90,6 +118,8 @@ def import_trace(
         )
         return
     console.print(f"{len(work):,} requests in {seconds:,.1f} s", highlight=False)
+    if share > 0:
+        console.print(f"{share:.1%} of the prompt tokens are cached", highlight=False)
     if imported.left_out:
         console.print(
             f"{imported.left_out:,} entries left out: they have no prompt or no output tokens", highlight=False
@@ -99,9 +129,13 @@ def import_trace(
     print_written(out)
 
 
-def _write(
-    out: Path, columns: Iterable[str], rows: Iterable[tuple[float, int, int] | tuple[float, int, int, str]]
-) -> None:
+def _token_counts(request: ServedRequest) -> tuple[int, int, int]:
+    """Input, output and cached; an empty prompt or answer counts as one token, as in the planner's files."""
+    input_tokens = max(1, request.prompt_tokens)
+    return input_tokens, max(1, request.output_tokens), min(request.cached_prompt_tokens, input_tokens - 1)
+
+
+def _write(out: Path, columns: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> None:
     """Write a trace. The first of each row is the arrival, in seconds since the first request."""
     with out.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

@@ -425,7 +425,7 @@ class AsyncPlannerClient:
         qoe: Sequence[float] = (),
         sequences: Iterable[plans.SequenceInFlight] = (),
         max_tokens: int | None = None,
-        trace: Sequence[tuple[float, int, int]] = (),
+        trace: Sequence[plans.TraceRow] = (),
         replica: Mapping[str, Any] | None = None,
         against: Sequence[plans.Stage] = (),
         publish: bool = False,
@@ -435,7 +435,7 @@ class AsyncPlannerClient:
         Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, their
         context length as max_tokens, the KV of their model, and the bandwidth that they measured.
 
-        trace: (arrival_s, input_tokens, output_tokens) of requests of the tier, of which the last 3,000 are replayed on
+        trace: of requests of the tier, see plans.TraceRow, of which the last 3,000 are replayed on
         instances like `replica`, the fields of the message MeasuredReplica; what they favour also on the 3,000 before.
         against: the layout that a change has to pay against; empty: one stage. publish: as a plan revision; needs a
         trace, and publishes nothing if no change pays.

@@ -93,13 +93,15 @@ class TenantUsage:
 class ServedRequest:
     """A finished request of the cascade, without text and tenant. arrival_s: Unix time.
 
-    output_tokens: of the accepted answer. tier: the one that gave it.
+    output_tokens: of the accepted answer. tier: the one that gave it. cached_prompt_tokens: of the prompt, those that this
+    tier found in its prefix cache.
     """
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     tier: str
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,19 +136,23 @@ class JudgedPrompt:
     refused: tuple[bool, ...] = ()
 
 
+TraceRow = tuple[float, int, int] | tuple[float, int, int, int]
+"""A request of a trace: arrival_s, input_tokens, output_tokens, and of the prompt the tokens that are cached; default: 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanningInputs:
     """The inputs of planning.
 
     cluster, cascade: the content of the YAML files of `penstock plan` (`--cluster`, `--models`), without `profiles`.
-    trace: (arrival_s, input_tokens, output_tokens) of each request. requests: number of requests to use, selected by `seed`;
-    None: 500. lengths: source of the token counts, `quality` (the judged prompts) or `trace`. rate: requests per second;
-    None: the rate of the trace. early_after_tokens: after which unfinished answers were scored, ascending.
+    trace: the requests, see TraceRow. requests: number of requests to use, selected by `seed`; None: 500. lengths: source of
+    the token counts, `quality` (the judged prompts) or `trace`. rate: requests per second; None: the rate of the trace.
+    early_after_tokens: after which unfinished answers were scored, ascending.
     """
 
     cluster: Mapping[str, Any]
     cascade: Mapping[str, Any]
-    trace: Sequence[tuple[float, int, int]]
+    trace: Sequence[TraceRow]
     judged: Sequence[JudgedPrompt]
     requests: int | None = None
     seed: int = 1
@@ -338,7 +342,8 @@ class CascadePlan:
     dollars_per_hour: None if the cluster has no price. burst: None if none was asked for, or for burst_reason.
     grading: None if what judges was not stated. choice: how `tiers` were chosen from candidates; None if they were given.
     early_reason: why there are no early checks, where they were asked for. latency_s: that `objective` means, at
-    `percentile`. user_latency: None from a planner of an earlier version. best_answer: as in Plan.
+    `percentile`. user_latency: None from a planner of an earlier version. best_answer: as in Plan. cached_share: of all
+    prompt tokens, those that the plan does not count as computed.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -367,6 +372,7 @@ class CascadePlan:
     latency_s: float = 0.0
     user_latency: UserLatency | None = None
     best_answer: bool = False
+    cached_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,13 +403,14 @@ class SimulatedTier:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The result of a simulation, by tier and end to end."""
+    """The result of a simulation, by tier and end to end. cached_share: see CascadePlan."""
 
     tiers: tuple[SimulatedTier, ...]
     end_to_end: Percentiles
     quality: float
     requests: int
     user_latency: UserLatency | None = None
+    cached_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ def plan_to_proto(plan: CascadePlan, site: Site, demand: Demand, took_s: float) 
         percentile=plan.percentile,
         latency_s=plan.felt_s,
         user_latency=user_latency_to_proto(plan.felt),
+        cached_share=plan.cached_share,
     )
     created.goal = next(value for value, goal in GOALS.items() if goal is plan.goal)
     if plan.load is not None:

@@ -4,6 +4,7 @@ import numpy as np
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.simulator import Workload
+from planner_service.simulator.workload import Ints
 from services.domain.errors import invalid
 
 
@@ -22,8 +23,20 @@ def trace_from_proto(trace: pb.Trace, at: str) -> Workload:
         if values.min() < 1:
             raise invalid(f"{at}.{name}[{int(values.argmin())}]", "must be at least 1")
         arrays.append(values)
+    cached = _cached_tokens(trace, arrays[0], f"{at}.cached_tokens")
     order = np.argsort(arrival_s, kind="stable")
-    return Workload(arrival_s[order], arrays[0][order], arrays[1][order])
+    return Workload(arrival_s[order], arrays[0][order], arrays[1][order], cached_tokens=cached[order])
+
+
+def _cached_tokens(trace: pb.Trace, input_tokens: Ints, at: str) -> Ints:
+    """(N), all 0 where the trace has none."""
+    cached = np.array(trace.cached_tokens or [0] * len(input_tokens), np.int64)
+    if len(cached) != len(input_tokens):
+        raise invalid(at, f"{len(input_tokens)} requests arrive, {len(cached)} have it")
+    if len(whole := np.flatnonzero(cached >= input_tokens)):
+        first = int(whole[0])
+        raise invalid(f"{at}[{first}]", f"must be less than input_tokens, {input_tokens[first]}, not {cached[first]}")
+    return cached
 
 
 def trace_to_proto(work: Workload) -> pb.Trace:
@@ -31,4 +44,5 @@ def trace_to_proto(work: Workload) -> pb.Trace:
         arrival_s=work.arrival_s.tolist(),
         input_tokens=work.input_tokens.tolist(),
         output_tokens=work.output_tokens.tolist(),
+        cached_tokens=work.cached_tokens.tolist() if work.cached_tokens.any() else (),
     )

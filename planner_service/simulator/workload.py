@@ -1,6 +1,6 @@
 """Requests to be served, as arrays. No I/O."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,10 @@ class Workload:
     def mean_tokens(self) -> tuple[float, float, float]:
         """(input, output, cached) of a request, on average; there is at least one."""
         return float(self.input_tokens.mean()), float(self.output_tokens.mean()), float(self.cached_tokens.mean())
+
+    def uncached(self) -> "Workload":
+        """The same requests with nothing cached: all prompts are computed whole."""
+        return replace(self, cached_tokens=np.zeros(len(self), np.int64))
 
     def subset(self, chosen: Bools | Ints) -> "Workload":
         return Workload(

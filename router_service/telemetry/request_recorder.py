@@ -22,5 +22,7 @@ class RequestRecorder(BatchedWrites[ServedRequest]):
         if not is_cascade_workload(request, event):
             return
         arrival_s = self._clock.wall() - event.total_s
-        prompt_tokens = event.tiers[0].usage.prompt_tokens
-        self.add(ServedRequest(arrival_s, prompt_tokens, event.usage.output_tokens, event.tier))
+        prompt_tokens, usage = event.tiers[0].usage.prompt_tokens, event.usage
+        # models of other families count other tokens: the share is the same
+        cached_tokens = usage.cached_prompt_tokens * prompt_tokens // max(1, usage.prompt_tokens)
+        self.add(ServedRequest(arrival_s, prompt_tokens, usage.output_tokens, event.tier, cached_tokens))

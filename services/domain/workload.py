@@ -11,13 +11,15 @@ PARTS = 10  # of a window; arrivals are counted per part to measure burstiness
 class ServedRequest:
     """What is kept of a finished request of the cascade: no text, no tenant.
 
-    arrival_s: Unix time. output_tokens: of the accepted answer. tier: the one that gave it.
+    arrival_s: Unix time. output_tokens: of the accepted answer. tier: the one that gave it. cached_tokens: of the prompt,
+    those that this tier found in its prefix cache.
     """
 
     arrival_s: float
     input_tokens: int
     output_tokens: int
     tier: str
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class ServedRequestStore:
         with state_errors():
             async with self._redis.pipeline(transaction=False) as pipe:
                 for each in requests:
-                    row = json.dumps([round(each.arrival_s, 6), each.input_tokens, each.output_tokens, each.tier])
+                    tokens = each.input_tokens, each.output_tokens
+                    row = json.dumps([round(each.arrival_s, 6), *tokens, each.tier, each.cached_tokens])
                     pipe.xadd(self._keys.requests, {"r": row}, maxlen=self._stored, approximate=True)
                 await pipe.execute()
 

@@ -1,17 +1,29 @@
-"""Prompt tokens that an engine has already: what plans count on, and what they compute all the same."""
+"""Prompt tokens that are cached: what plans count on, what they compute all the same, and what they say of it."""
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from benchmarks.brute_force import brute_force, instance, kinds, wanted_quality
+from penstock.cli.main import app
+from penstock.client.messages import planning
+from penstock.client.messages.served_plan import trace_to_proto as sdk_trace_to_proto
+from penstock.client.plans import CascadePlan, TraceRow
+from penstock.proto.planner.v1 import planner_pb2 as pb
+from planner_service import solver
 from planner_service.demand import demand_of, draw_demand, workload_digest
 from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import LatencyTable, exhaustive_latency
+from planner_service.files import FileError, read_trace
+from planner_service.planning_codec.trace import trace_from_proto, trace_to_proto
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.goals import least_latency
 from planner_service.routing.grading import Arrivals, Grading, tier_load
@@ -19,8 +31,15 @@ from planner_service.routing.quality import JudgedSample
 from planner_service.routing.solution import Proof
 from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
 from planner_service.site import Demand
+from planner_service.slo_simulation import fewest_gpus, simulate_slos
 from services.domain import InvalidRequest, StepLatencyModel
 from services.domain.hardware import ReplicaShape
+from tests.conftest import ROOT
+from tests.planner.test_slo_simulation import CHAT, strategies
+from tests.planner.test_slo_simulation import demand as slo_demand
+from tests.planner.test_slo_simulation import site as slo_site
+from tests.planner.test_slo_simulation import trace as slo_trace
+from tests.planner.test_solver_rpcs import inputs
 
 REPLICA = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.005, 1e-4, 1e-7), 60_000, EngineLimits(64, 512))
 
@@ -165,3 +184,125 @@ def test_other_cached_tokens_are_another_workload() -> None:
 
     assert len({workload_digest(drawn(cached)) for cached in (0, 400, 800)}) == 3
     assert workload_digest(drawn(0)) == workload_digest(draw_demand(judged, drawn(0).arrival_s, 1))
+
+
+def traced(path: Path, rows: list[str], header: str = "arrival_s,input_tokens,output_tokens,cached_tokens") -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_trace_files_may_say_what_is_cached(tmp_path: Path) -> None:
+    trace = read_trace(traced(tmp_path / "trace.csv", ["2,30,5,29", "1,20,5,0"]))
+    assert trace.cached_tokens.tolist() == [0, 29]
+    bare = read_trace(traced(tmp_path / "bare.csv", ["2,30,5"], "arrival_s,input_tokens,output_tokens"))
+    assert bare.cached_tokens.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("3,30,5,30", "line 3: cached_tokens must be less than input_tokens, 30, not 30"),
+        ("3,30,5,-1", "line 3: cached_tokens must be from 0 to inf, not -1"),
+        ("3,30,5,1.5", "line 3: cached_tokens must be a whole number, not 1.5"),
+        ("3,30,5,", "line 3: cached_tokens is missing"),
+    ],
+)
+def test_cached_tokens_of_a_file_that_cannot_be_are_named(tmp_path: Path, row: str, problem: str) -> None:
+    with pytest.raises(FileError, match=problem):
+        read_trace(traced(tmp_path / "trace.csv", ["2,30,5,29", row]))
+
+
+def test_messages_carry_what_is_cached(tmp_path: Path) -> None:
+    """From the SDK's rows, with and without it, to the planner and back; and what the plan assumed to the SDK."""
+    rows: list[TraceRow] = [(0.0, 20, 3), (2.0, 40, 4, 39), (1.0, 30, 5, 7)]
+    work = trace_from_proto(sdk_trace_to_proto(rows), "trace")
+    assert work.cached_tokens.tolist() == [0, 7, 39]
+    assert trace_from_proto(trace_to_proto(work), "trace").cached_tokens.tolist() == [0, 7, 39]
+    assert not trace_to_proto(work.uncached()).cached_tokens
+    assert not sdk_trace_to_proto([(0.0, 20, 3), (1.0, 20, 3, 0)]).cached_tokens
+    planned = pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=pb.CascadePlan(cached_share=0.25)))
+    plan = planning.plan_event_from_proto(planned)
+    assert isinstance(plan, CascadePlan)
+    assert plan.cached_share == 0.25
+    assert planning.simulation_from_proto(pb.SimulateDeploymentResponse(cached_share=0.5)).cached_share == 0.5
+
+
+def test_solvers_say_what_is_cached() -> None:
+    """A plan and a simulation of it, for half of each prompt cached: both are faster than without, and say so."""
+
+    def answers(cached: int) -> tuple[pb.CascadePlan, pb.SimulateDeploymentResponse]:
+        wanted, responses = inputs(), list[Any]()
+        wanted.workload.trace.cached_tokens.extend([cached] * 300 if cached else [])
+        solver.plan(pb.PlanCascadeRequest(inputs=wanted, min_quality=80).SerializeToString(), responses.append)
+        plan = responses.pop().finished.plan
+        tiers = [
+            pb.SimulatedTier(replicas=t.replicas, threshold=t.threshold if t.HasField("threshold") else None)
+            for t in plan.tiers
+        ]
+        request = pb.SimulateDeploymentRequest(inputs=wanted, tiers=tiers)
+        solver.simulate(request.SerializeToString(), responses.append)
+        return plan, responses.pop()
+
+    plan, simulated = answers(50)
+    whole, _ = answers(0)
+    assert plan.cached_share == simulated.cached_share == pytest.approx(0.5, abs=0.01)
+    assert simulated.end_to_end.p95 == plan.end_to_end_p95_s
+    assert plan.latency_p95_s < whole.latency_p95_s
+    assert plan.workload_digest != whole.workload_digest
+    assert whole.cached_share == 0
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(a) for a in arguments])
+
+
+def test_the_command_says_what_it_assumed_and_can_leave_it_out(tmp_path: Path) -> None:
+    """`--ignore-cached` plans and simulates what the trace without the column does."""
+    examples, out = ROOT / "examples", tmp_path / "plan.json"
+    lines = (examples / "trace.csv").read_text().splitlines()[1:]
+    rows = [f"{line},{int(line.split(',')[1]) * 3 // 4}" for line in lines]
+    trace = traced(tmp_path / "cached.csv", rows)
+    site = ("--cluster", examples / "cluster-1x8-h100.yaml", "--models", examples / "qwen2.5-cascade.yaml")
+    how = ("--quality", examples / "judged.csv", "--requests", 40, "--runs", 0, "--min-quality", 75, "--rate", 20,
+           "--objective", "largest-tier", "--gpus", 4)  # fmt: skip
+
+    def planned(trace: Path, *more: object) -> dict[str, Any]:
+        done = run("plan", *site, *how, "--trace", trace, "--out", out, "--json", *more)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    plan, bare, ignoring = planned(trace), planned(examples / "trace.csv"), planned(trace, "--ignore-cached")
+    assert plan["cached_share"] == pytest.approx(0.745, abs=0.006)
+    assert f"{plan['cached_share']:.0%} of the prompt tokens count as cached" in plan["verdict"]
+    assert plan["latency"]["seconds"] < bare["latency"]["seconds"]
+    assert (bare["cached_share"], bare["inputs"]["ignore_cached"]) == (0, False)
+    assert (ignoring["cached_share"], ignoring["inputs"]["ignore_cached"]) == (0, True)
+    assert "cached" not in ignoring["verdict"]
+    same = [{k: v for k, v in each.items() if k not in ("inputs", "seconds")} for each in (bare, ignoring)]
+    assert same[0] == same[1]
+    shown = run("plan", *site, *how, "--trace", trace)
+    line = f"prefix reuse: {plan['cached_share']:.1%} of the prompt tokens are cached, as in the trace"
+    assert line in shown.output
+
+    def simulated(trace: Path, *more: object) -> dict[str, Any]:
+        done = run("simulate", "--plan", out, "--trace", trace, "--requests", 40, "--rate", 20, "--json", *more)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    found, without = simulated(trace), simulated(trace, "--ignore-cached")
+    assert found["cached_share"] == plan["cached_share"]
+    assert found["end_to_end_s"]["p95"] < without["end_to_end_s"]["p95"]
+    assert without == simulated(examples / "trace.csv")
+    text = run("simulate", "--plan", out, "--trace", trace, "--requests", 40, "--rate", 20).output
+    assert line in text
+
+
+def test_slos_are_simulated_without_reuse() -> None:
+    """The attainment of a plan's classes, and the GPUs that a trace needs, are those of prompts computed whole."""
+    work = slo_trace(60, 8.0)
+    cached = replace(work, cached_tokens=work.input_tokens // 2)
+    whole = slo_demand(work, 0.3)
+    reusing = replace(whole, requests=replace(whole.requests, cached_tokens=cached.cached_tokens))
+    results = [simulate_slos(slo_site(), each, (50.0,), strategies(1), [CHAT], 1) for each in (whole, reusing)]
+    assert results[0] == results[1]
+    assert fewest_gpus(slo_site(), 1, work, [CHAT], 0.5, 1) == fewest_gpus(slo_site(), 1, cached, [CHAT], 0.5, 1)

@@ -454,6 +454,8 @@ def _break(path: str, value: Any) -> pb.PlanningInputs:
         ("workload.trace.arrival_s[3]", float("inf"), "inputs.workload.trace.arrival_s"),
         ("workload.trace.input_tokens.pop()", None, "inputs.workload.trace.input_tokens"),
         ("workload.trace.output_tokens[7]", 0, "inputs.workload.trace.output_tokens[7]"),
+        ("workload.trace.cached_tokens.append(5)", None, "inputs.workload.trace.cached_tokens"),
+        ("workload.trace.cached_tokens.extend([99] * 9 + [100] * 291)", None, "inputs.workload.trace.cached_tokens[9]"),
         ("workload.ClearField('trace')", None, "inputs.workload.trace.arrival_s"),
         ("workload.ClearField('judged')", None, "inputs.workload.judged"),
         ("workload.judged[2].judge_scores[1]", 101, "inputs.workload.judged[2].judge_scores"),

@@ -119,6 +119,31 @@ def test_litellm_logs_are_read_in_each_form(tmp_path: Path) -> None:
         assert (trace.left_out, trace.spread) == (1, "")
 
 
+def test_litellm_logs_say_what_providers_had_cached(tmp_path: Path) -> None:
+    """In either place of the metadata, as an object or as JSON; some providers do not count it among the prompt tokens."""
+
+    def entry(metadata: Any) -> dict[str, Any]:
+        return {"startTime": "2026-05-01T12:00:00Z", "prompt_tokens": 30, "completion_tokens": 4, "metadata": metadata}
+
+    def usage(name: str, cached: Any) -> dict[str, Any]:
+        return {name: {"prompt_tokens_details": {"cached_tokens": cached}}, "status": "success"}
+
+    first, second = usage("additional_usage_values", 20), usage("usage_object", 12)
+    others: tuple[Any, ...] = (
+        None,
+        {},
+        "no JSON",
+        {"usage_object": {"prompt_tokens_details": None}},
+        usage("usage_object", 100),
+    )
+    log = [entry(each) for each in (first, json.dumps(second), *others)]
+    found = from_litellm(written(tmp_path / "spend.json", json.dumps(log))).requests
+    assert found.cached_tokens.tolist() == [20, 12, 0, 0, 0, 0, 29]
+    wrong = [entry(usage("usage_object", -1))]
+    with pytest.raises(FileError, match=r"\[0\]: metadata.usage_object.prompt_tokens_details: cached_tokens must be"):
+        from_litellm(written(tmp_path / "wrong.json", json.dumps(wrong)))
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -164,6 +189,21 @@ def test_the_requests_of_openai_buckets_are_spread_over_them(tmp_path: Path) -> 
     table = "start_time,end_time,start_time_iso,num_model_requests,input_tokens,output_tokens\n"
     table += "60,120,x,3,300,31\n120,180,x,,,\n180,240,x,1,300,31\n"
     assert rows(from_openai(written(tmp_path / "usage.csv", table))) == wanted
+
+
+def test_openai_buckets_have_the_mean_of_what_was_cached(tmp_path: Path) -> None:
+    usage = {"num_model_requests": 3, "input_tokens": 300, "output_tokens": 31}
+    for cached, expected in ((None, 0), (0, 0), (100, 33), (300, 99)):
+        trace = from_openai(
+            written(tmp_path / "usage.json", json.dumps(page({**usage, "input_cached_tokens": cached})))
+        )
+        assert trace.requests.cached_tokens.tolist() == [expected] * 3
+    table = (
+        "start_time,end_time,num_model_requests,input_tokens,input_cached_tokens,output_tokens\n60,120,3,300,100,31\n"
+    )
+    assert from_openai(written(tmp_path / "usage.csv", table)).requests.cached_tokens.tolist() == [33] * 3
+    with pytest.raises(FileError, match="input_cached_tokens must be a whole number from 0 to 300"):
+        from_openai(written(tmp_path / "wrong.json", json.dumps(page({**usage, "input_cached_tokens": 301}))))
 
 
 @pytest.mark.parametrize(

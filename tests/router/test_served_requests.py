@@ -28,14 +28,17 @@ SECRET = "a secret of nobody"
 async def test_a_mesh_exports_the_trace_of_what_it_served(
     redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
 ) -> None:
-    """Over gRPC and Redis: every request of the cascade with its arrival, lengths and tier, and nothing of its text."""
+    """Over gRPC and Redis: every request of the cascade with its arrival, lengths and tier, and nothing of its text.
+
+    Prompts that begin alike find what the answering tier has cached.
+    """
     file = mesh_file(router={"kept_requests": 1000})
     name, out = yaml.safe_load(file.read_text())["name"], tmp_path / "trace.csv"
     async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         began = time.time()
         replies = []
         for i in range(6):
-            replies.append(await client.generate(f"{SECRET} {'x' * i}"))
+            replies.append(await client.generate(f"{SECRET * 9} {'x' * i}"))
             await asyncio.sleep(0.05)
         await client.generate(SECRET, model="large")
         async with asyncio.timeout(120):
@@ -47,6 +50,8 @@ async def test_a_mesh_exports_the_trace_of_what_it_served(
         assert [r.tier for r in kept] == [reply.tier for reply in replies]
         assert [r.output_tokens for r in kept] == [reply.usage.output_tokens for reply in replies]
         assert [r.prompt_tokens for r in kept] == [reply.tiers[0].usage.prompt_tokens for reply in replies]
+        assert [r.cached_prompt_tokens for r in kept] == [reply.usage.cached_prompt_tokens for reply in replies]
+        assert any(r.cached_prompt_tokens for r in kept)
         assert all(began - 1 < r.arrival_s < time.time() for r in kept)
         assert sorted(kept, key=lambda r: r.arrival_s) == kept
         call = ["export-trace", "--out", str(out), "--admin", mesh.router.admin_address]
@@ -55,6 +60,7 @@ async def test_a_mesh_exports_the_trace_of_what_it_served(
         trace = read_trace(out)
         assert len(trace) == 6
         assert trace.arrival_s[0] == 0
+        assert trace.cached_tokens.tolist() == [r.cached_prompt_tokens for r in kept]
         assert trace.arrival_s[-1] == pytest.approx(kept[-1].arrival_s - kept[0].arrival_s, abs=1e-4)
         raw = repr(await mesh.router.redis.xrange(f"{name}:requests")) + out.read_text()
         assert "secret" not in raw
@@ -104,6 +110,21 @@ class _Unreachable(ServedRequestStore):
             self.failed.set()
             raise StateUnavailable("down")
         self.written += requests
+
+
+async def test_cached_tokens_are_a_share_of_the_first_tiers_prompt() -> None:
+    """The tier that answers counts other tokens than the first one; entries of an earlier version have none."""
+    store, first, answering = _Unreachable(), TokenUsage(100, 0, 7), TokenUsage(60, 45, 9)
+    store.up = True
+    tiers = (
+        TierSummary("small", "m", "i", 10.0, 50.0, False, first, 0.1),
+        TierSummary("large", "m", "i", None, None, True, answering, 0.1),
+    )
+    done = Finished(FinishReason.STOP, "large", answering, tiers, 0.1, 2.0, "t")
+    async with RequestRecorder(store, VirtualClock(100.0)) as recorder:
+        recorder.finished(RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0), done)  # type: ignore[arg-type]
+    assert store.written == [ServedRequest(98.0, 100, 9, "large", 75)]
+    assert ServedRequest(98.0, 100, 9, "large").cached_tokens == 0
 
 
 async def test_what_redis_cannot_take_yet_is_held_up_to_a_limit() -> None:

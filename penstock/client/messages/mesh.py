@@ -119,7 +119,11 @@ def trace_from_proto(trace: pb.Trace) -> mesh_status.Trace:
 
 def served_request_from_proto(request: pb.ServedRequest) -> mesh_status.ServedRequest:
     return mesh_status.ServedRequest(
-        request.arrival_seconds, request.prompt_token_count, request.output_token_count, request.tier
+        request.arrival_seconds,
+        request.prompt_token_count,
+        request.output_token_count,
+        request.tier,
+        request.cached_prompt_token_count,
     )
 
 

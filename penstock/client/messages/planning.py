@@ -177,6 +177,7 @@ def plan_event_from_proto(
         plan.latency_s,
         _user_latency(plan.user_latency) if plan.HasField("user_latency") else None,
         plan.best_answer,
+        cached_share=plan.cached_share,
     )
 
 
@@ -236,7 +237,8 @@ def simulation_from_proto(response: planner_pb2.SimulateDeploymentResponse) -> p
         for t in response.tiers
     )
     felt = _user_latency(response.user_latency) if response.HasField("user_latency") else None
-    return plans.Simulation(tiers, _percentiles(response.end_to_end), response.quality, response.requests, felt)
+    counts = response.requests, felt, response.cached_share
+    return plans.Simulation(tiers, _percentiles(response.end_to_end), response.quality, *counts)
 
 
 def _cascade_tier(tier: Mapping[str, Any]) -> dict[str, Any]:

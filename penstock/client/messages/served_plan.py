@@ -129,7 +129,7 @@ def stages_request(
 
 def add_replay(
     request: planner_pb2.PlanStagesRequest,
-    trace: Sequence[tuple[float, int, int]],
+    trace: Sequence[plans.TraceRow],
     replica: Mapping[str, Any] | None,
     against: Sequence[plans.Stage],
 ) -> None:
@@ -162,9 +162,14 @@ def stage_layout_from_proto(response: planner_pb2.PlanStagesResponse) -> plans.S
     )
 
 
-def trace_to_proto(trace: Sequence[tuple[float, int, int]]) -> planner_pb2.Trace:
-    arrivals, inputs, outputs = tuple(zip(*trace, strict=True)) or ((), (), ())
-    return planner_pb2.Trace(arrival_s=arrivals, input_tokens=inputs, output_tokens=outputs)
+def trace_to_proto(trace: Sequence[plans.TraceRow]) -> planner_pb2.Trace:
+    cached = [row[3] if len(row) == 4 else 0 for row in trace]
+    return planner_pb2.Trace(
+        arrival_s=[row[0] for row in trace],
+        input_tokens=[row[1] for row in trace],
+        output_tokens=[row[2] for row in trace],
+        cached_tokens=cached if any(cached) else (),
+    )
 
 
 def ladder_from_proto(ladder: planner_pb2.BurstLadder) -> plans.BurstLadder:

@@ -1605,22 +1605,30 @@ class Trace(_message.Message):
     ARRIVAL_S_FIELD_NUMBER: _builtins.int
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def arrival_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
     def input_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def output_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def cached_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each prompt, the first tokens whose KV an engine has when the request comes, so that they are not computed; less than
+        input_tokens. Empty: none.
+        """
+
     def __init__(
         self,
         *,
         arrival_s: _abc.Iterable[_builtins.float] | None = ...,
         input_tokens: _abc.Iterable[_builtins.int] | None = ...,
         output_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        cached_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_s", b"arrival_s", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_s", b"arrival_s", "cached_tokens", b"cached_tokens", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1988,6 +1996,7 @@ class CascadePlan(_message.Message):
     LATENCY_S_FIELD_NUMBER: _builtins.int
     USER_LATENCY_FIELD_NUMBER: _builtins.int
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
+    CACHED_SHARE_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
@@ -2025,6 +2034,8 @@ class CascadePlan(_message.Message):
     """That `objective` means, at `percentile`."""
     best_answer: _builtins.bool
     """Whether the plan delivers the best answer of a request instead of the last one; see Plan."""
+    cached_share: _builtins.float
+    """Of all prompt tokens of the requests that were planned for, the share that is cached and not computed."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
     @_builtins.property
@@ -2074,10 +2085,11 @@ class CascadePlan(_message.Message):
         latency_s: _builtins.float = ...,
         user_latency: Global___UserLatency | None = ...,
         best_answer: _builtins.bool = ...,
+        cached_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took", "user_latency", b"user_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "latency_s", b"latency_s", "objective", b"objective", "percentile", b"percentile", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "user_latency", b"user_latency", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "cached_share", b"cached_share", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "latency_s", b"latency_s", "objective", b"objective", "percentile", b"percentile", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "user_latency", b"user_latency", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
@@ -2755,8 +2767,11 @@ class SimulateDeploymentResponse(_message.Message):
     QUALITY_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     USER_LATENCY_FIELD_NUMBER: _builtins.int
+    CACHED_SHARE_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     requests: _builtins.int
+    cached_share: _builtins.float
+    """Of all prompt tokens of these requests, the share that is cached and not computed."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierReport]: ...
     @_builtins.property
@@ -2771,10 +2786,11 @@ class SimulateDeploymentResponse(_message.Message):
         quality: _builtins.float = ...,
         requests: _builtins.int = ...,
         user_latency: Global___UserLatency | None = ...,
+        cached_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "user_latency", b"user_latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers", "user_latency", b"user_latency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_share", b"cached_share", "end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers", "user_latency", b"user_latency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

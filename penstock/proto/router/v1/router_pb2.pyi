@@ -1655,6 +1655,7 @@ class ServedRequest(_message.Message):
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     arrival_seconds: _builtins.float
     """Unix time in seconds."""
     prompt_token_count: _builtins.int
@@ -1662,6 +1663,8 @@ class ServedRequest(_message.Message):
     """Of the accepted answer."""
     tier: _builtins.str
     """The tier that gave the accepted answer."""
+    cached_prompt_token_count: _builtins.int
+    """Of the prompt tokens, those that this tier found in its prefix cache, in proportion where it counts them otherwise."""
     def __init__(
         self,
         *,
@@ -1669,10 +1672,11 @@ class ServedRequest(_message.Message):
         prompt_token_count: _builtins.int = ...,
         output_token_count: _builtins.int = ...,
         tier: _builtins.str = ...,
+        cached_prompt_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_seconds", b"arrival_seconds", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_seconds", b"arrival_seconds", "cached_prompt_token_count", b"cached_prompt_token_count", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

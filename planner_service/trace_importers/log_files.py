@@ -1,0 +1,79 @@
+"""Files of logs: lines, JSON, and the numbers in their fields. FileError names the place and the field."""
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from planner_service.files import FileError
+from planner_service.trace_importers.imported import MAX_TOKENS
+
+
+def is_csv(path: Path) -> bool:
+    """Whether the file is CSV by its name."""
+    return path.name.removesuffix(".gz").endswith(".csv")
+
+
+def opened(path: Path) -> TextIO:
+    try:
+        if path.suffix == ".gz":
+            return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+        return path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from None
+
+
+def numbered(path: Path, file: TextIO) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line."""
+    try:
+        yield from enumerate(file, 1)
+    except (OSError, EOFError) as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """A JSON list or object."""
+    with opened(path) as file:
+        text = "".join(line for _, line in numbered(path, file))
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileError(f"{path}: line {error.lineno}: no JSON: {error.msg}") from None
+    except RecursionError:
+        raise FileError(f"{path}: no JSON: nested too deeply") from None
+    if not isinstance(content, dict | list):
+        raise FileError(f"{path}: must be a JSON list or object")
+    return content
+
+
+def list_of(place: str, owner: Any, name: str) -> list[Any]:
+    value = owner.get(name) if isinstance(owner, dict) else None
+    if not isinstance(value, list):
+        raise FileError(f"{place}: {'is missing' if value is None else 'must be a list'}")
+    return value
+
+
+def number_of(at: str, entry: Mapping[str, Any], name: str) -> float:
+    value = entry.get(name)
+    if value is None or value == "":
+        raise FileError(f"{at}: {name} is missing")
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise FileError(f"{at}: {name} '{str(value)[:80]}' is not a number")
+    return number
+
+
+def whole_number(at: str, entry: Mapping[str, Any], name: str, most: int) -> int:
+    number = number_of(at, entry, name)
+    if not 0 <= number <= most or number != int(number):
+        raise FileError(f"{at}: {name} must be a whole number from 0 to {most:,}, not {number:g}")
+    return int(number)
+
+
+def token_count(at: str, entry: Mapping[str, Any], name: str) -> int:
+    return whole_number(at, entry, name, MAX_TOKENS)
