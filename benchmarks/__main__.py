@@ -38,6 +38,7 @@ BENCHMARKS = (
     "table2",
     "cascade",
     "public_routing",
+    "prefix_reuse",
     "end_to_end",
     "drift",
     "qoe",

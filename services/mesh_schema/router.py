@@ -98,8 +98,8 @@ class MeshRouter(BaseModel):
     trace_slow_s: float = Field(default=30.0, gt=0)
     """An untraced request that took longer than this is slow."""
     kept_requests: int = Field(default=0, ge=0, le=1_000_000)
-    """Of how many last requests of the mesh Redis keeps arrival time, prompt tokens, output tokens and answering tier, for
-    `penstock export-trace`: no text, no tenant. About 100 bytes each. 0: of none."""
+    """Of how many last requests of the mesh Redis keeps arrival time, prompt tokens and how many of them were cached, output
+    tokens and answering tier, for `penstock export-trace`: no text, no tenant. About 100 bytes each. 0: of none."""
     sample_prompts: MeshPromptSamples = MeshPromptSamples()
     """Storing a share of the prompts of users, for `penstock measure --live`: see below. Off."""
 
