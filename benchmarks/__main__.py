@@ -39,6 +39,7 @@ BENCHMARKS = (
     "cascade",
     "public_routing",
     "prefix_reuse",
+    "best_answer",
     "end_to_end",
     "drift",
     "qoe",

@@ -59,8 +59,8 @@ def ours(
         min_quality=min_quality, objective=Objective.END_TO_END, long_answers=long_answers and rules is None
     )
     plan = plan_cascade(site, demand.under(rules or RoutingRules(best_answer=best_answer)), options)
-    found = rules or dataclasses.replace(plan.rules, best_answer=best_answer)
-    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), found)
+    chosen = rules or dataclasses.replace(plan.rules, best_answer=best_answer)
+    return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), chosen)
 
 
 def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...], rules: RoutingRules = NO_RULES) -> System:
