@@ -25,6 +25,7 @@ from planner_service.routing.deployer import Deployer
 from planner_service.routing.end_to_end import least_felt_s
 from planner_service.routing.goals import rounded_down
 from planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid
+from planner_service.routing.rules import RoutingRules
 from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from planner_service.simulator.felt import Objective, measured_at
 from planner_service.simulator.workload import Floats
@@ -175,8 +176,8 @@ class _Choice:
     def _bound(self, tiers: Tiers) -> None:
         """Compute the bounds of a cascade, and leave it out where they show that it misses a target.
 
-        Under a guarantee prompts are split, and under a skip rule or one for long answers requests visit fewer tiers: the
-        bounds hold for neither.
+        Under a guarantee prompts are split, under a skip rule or one for long answers requests visit fewer tiers, and best
+        answers have another quality: the bounds hold for none of these.
         """
         options, judged = self.options, self.demand.judged.only(tiers)
         free = options.confidence is not None
@@ -185,6 +186,8 @@ class _Choice:
         if free or options.has_rules or len(tiers) > MOST_TIERS:
             most = 100.0 if free else float(judged.quality.max(axis=1).mean())
             reached = float(judged.quality.mean(axis=0).max())
+            if options.best_answer:
+                reached = max(reached, judged.under(RoutingRules(best_answer=True)).most)
             self.bounds[tiers] = _Bounds(most, reached, 0.0, least_cost, False)
             if most < target - EPSILON:
                 self.left_out[tiers] = LeftOut.MIN_QUALITY
@@ -303,7 +306,7 @@ class _Choice:
     def _unreachable(self) -> Unreachable:
         """What binds for the cascade that comes nearest to the targets."""
         if self.failures and any(error.binds is not Binds.MIN_QUALITY for error in self.failures.values()):
-            tiers, error = min(self.failures.items(), key=lambda one: (*_distance(one[1]), len(one[0]), one[0]))
+            tiers, error = min(self.failures.items(), key=lambda one: (*one[1].distance, len(one[0]), one[0]))
             of = f"the nearest of {len(self.all)} cascades is {self._words(tiers)}"
             return Unreachable(f"{error} ({of})", error.best, error.binds)
         if not self.bounds:
@@ -336,18 +339,6 @@ def _least(plan: CascadePlan, goal: Goal) -> float:
     if gap is None:
         return -math.inf
     return value - gap if goal is Goal.QUALITY else value * (1 - gap)
-
-
-def _distance(error: Unreachable) -> tuple[int, float]:
-    """How near a plan is: first where only the latency has to give way, then the rate, then where nothing is known."""
-    match error.binds:
-        case Binds.MAX_LATENCY:
-            return 0, error.best
-        case Binds.RATE:
-            return 1, -error.best
-        case Binds.GPUS:
-            return 2, 0.0
-    return 3, -error.best
 
 
 def _runner_up(plan: CascadePlan) -> RunnerUp:

@@ -70,7 +70,7 @@ def with_early_checks(
         return dataclasses.replace(plain, early_reason="the plan is no better with them")
     return dataclasses.replace(
         checked,
-        solution=dataclasses.replace(checked.solution, proof=Proof.SEARCHED, gap=None),  # other checks may be better
+        solution=_unproved(checked).solution,  # other checks may be better
         skip_below=plain.skip_below,
         long_answers=plain.long_answers,
         best_answer=plain.best_answer,
@@ -81,9 +81,14 @@ def with_early_checks(
 def with_best_answer(plan: Plan, demand: Demand, runs: Sequence[Demand], options: Options) -> CascadePlan:
     """The better of two plans: replies are the last answers of requests, or their best ones. Each has its own other rules.
 
+    Nothing is proved of the one that is taken: the other kind may have a better plan than the one that it was compared with.
+    A single tier has one answer, which is both.
+
     Raises:
-        Unreachable: Neither meets the targets; the error is that without best answers.
+        Unreachable: Neither meets the targets; the error is that of the one that comes nearer.
     """
+    if len(demand.judged.tiers) == 1:
+        return plan(demand, runs, dataclasses.replace(options, best_answer=False))
     within = dataclasses.replace(_each_of(options, 2), best_answer=False)
     plans, failures = list[CascadePlan](), list[Unreachable]()
     for best_answer in (False, True):
@@ -94,8 +99,8 @@ def with_best_answer(plan: Plan, demand: Demand, runs: Sequence[Demand], options
         except Unreachable as error:
             failures.append(error)
     if not plans:
-        raise failures[0]
-    return _promising(min(plans, key=lambda one: one.rank(options.aim)), options)
+        raise min(failures, key=lambda error: error.distance)
+    return _unproved(_promising(min(plans, key=lambda one: one.rank(options.aim)), options))
 
 
 def with_skip_rule(plan: Plan, demand: Demand, runs: Sequence[Demand], options: Options) -> CascadePlan:
@@ -159,4 +164,9 @@ def _taken(best: CascadePlan, rules: Sequence[object], options: Options) -> Casc
     best = _promising(best, options)
     if all(rule is None for rule in rules):
         return best
-    return dataclasses.replace(best, solution=dataclasses.replace(best.solution, proof=Proof.SEARCHED, gap=None))
+    return _unproved(best)
+
+
+def _unproved(plan: CascadePlan) -> CascadePlan:
+    """The plan, of which nothing is proved."""
+    return dataclasses.replace(plan, solution=dataclasses.replace(plan.solution, proof=Proof.SEARCHED, gap=None))

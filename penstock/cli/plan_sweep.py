@@ -38,6 +38,7 @@ def run(text: str, swept: Swept, *, out: Path | None, plot: bool, json: bool) ->
     """Compute and show the plans of `--sweep TEXT`; returns what is written as JSON."""
     from planner_service.horizon import plan_over_horizon
     from planner_service.plan_cascade import plan_cascade
+    from planner_service.routing.rules import RoutingRules
     from planner_service.sweep import Axis, sweep, sweep_values
 
     axis_name, _, listed = text.partition("=")
@@ -53,7 +54,8 @@ def run(text: str, swept: Swept, *, out: Path | None, plot: bool, json: bool) ->
     else:
         trace_rate = swept.arrivals.rate_per_s
         rate = swept.rate or (trace_rate if 0 < trace_rate < float("inf") else None)
-        values = sweep_values(axis, chosen_options, rate, (judged.worst, judged.best), site.gpus)
+        delivered = judged.under(RoutingRules(best_answer=chosen_options.best_answer))
+        values = sweep_values(axis, chosen_options, rate, (judged.worst, delivered.most), site.gpus)
     to_stdout = out == options.STDOUT
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=json or to_stdout) as progress:

@@ -88,7 +88,9 @@ def promised(
             break
         result = Promise(solution, confidence, target, float(scores.mean()), len(scores))
     if result is None:
-        most, answers = tested_on.most, "all tiers together have" if judged.best_answer else "the last tier alone has"
+        most, answers = tested_on.most, "the last tier alone has"
+        if most > tested_on.best:
+            answers = "all tiers together have"
         raise Unreachable(
             f"quality {min_quality:g} cannot be promised with {confidence:.0%} on {len(judged)} judged prompts: "
             f"{answers} {most:.2f} on those that test it",

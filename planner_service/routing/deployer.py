@@ -389,7 +389,8 @@ class Deployer:
         return self.table(load.work, self.kinds[tier], *how)
 
     def _measured(self, tier: int, load: TierLoad) -> Measured:
-        """What a tier is measured by; of one that only grades, the whole latency."""
+        """What a tier is measured by; of one that only grades, the whole latency. With best answers, the last tier's count as
+        held, although those of requests without another answer are streamed."""
         if not load.own.any():
             return Measured.LATENCY
         is_last = tier == len(self.sample.tiers) - 1

@@ -337,6 +337,6 @@ def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSa
 
 def _check_alone(judged: JudgedSample, min_quality: float) -> None:
     best = max(judged.most, float(judged.quality.mean(axis=0).max()))
-    if judged.most < min_quality and judged.worst < min_quality:
+    if best < min_quality:
         reason = f"no tier alone reaches quality {min_quality:g}: the best has {rounded_down(best)}"
         raise Unreachable(f"min quality binds: {reason}", best, Binds.MIN_QUALITY)

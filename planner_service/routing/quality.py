@@ -95,8 +95,11 @@ class JudgedSample:
 
     @property
     def most(self) -> float:
-        """Mean quality where every request reaches every tier: with `best_answer` over `best`."""
-        return float(self.quality_over(range(len(self.tiers))).mean())
+        """Mean quality where the last tier answers all, or with `best_answer` where all tiers do, whichever is more.
+
+        With a judge that errs, the answers that it scores highest may be worth less than the last tier's.
+        """
+        return max(self.best, float(self.quality_over(range(len(self.tiers))).mean()))
 
     def subset(self, rows: Ints) -> "JudgedSample":
         return replace(

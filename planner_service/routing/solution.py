@@ -61,3 +61,15 @@ class Unreachable(Exception):
     def __init__(self, message: str, best: float, binds: Binds = Binds.GPUS) -> None:
         super().__init__(message)
         self.best, self.binds = best, binds
+
+    @property
+    def distance(self) -> tuple[int, float]:
+        """How near a plan is: first where only the latency has to give way, then the rate, then where nothing is known."""
+        match self.binds:
+            case Binds.MAX_LATENCY:
+                return 0, self.best
+            case Binds.RATE:
+                return 1, -self.best
+            case Binds.GPUS:
+                return 2, 0.0
+        return 3, -self.best
