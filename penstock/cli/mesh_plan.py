@@ -29,8 +29,6 @@ def show(plan: Plan, *, json: bool) -> None:
     if plan.prediction is not None:
         console.print(f"predicted: {predicted_words(plan.prediction)}; workload {plan.prediction.workload_digest}")
     console.print(f"scorer {plan.scorer or '(the default)'}, judge unavailable: {plan.judge_unavailable}")
-    if plan.best_answer:
-        console.print("delivered: the answer with the highest score of those that a request has got")
 
 
 def predicted_words(prediction: Prediction) -> str:

@@ -174,6 +174,13 @@ IgnoreCached = Annotated[
         help="Compute all prompts whole, whatever the trace's cached_tokens say.",
     ),
 ]
+PlansIgnoreCached = Annotated[
+    bool | None,
+    typer.Option(
+        "--ignore-cached/--no-ignore-cached",
+        help="Compute all prompts whole, whatever the trace's cached_tokens say. Default: as the plan was made.",
+    ),
+]
 Dispatch = Annotated[
     str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
 ]

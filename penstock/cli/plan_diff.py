@@ -73,6 +73,8 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
     names = ("quality", "latency_p95_s", "end_to_end_p95_s", "cost", "rate_per_s", "breaks_at_rate", "burst")
     return {
         "tiers": tiers,
+        "best_answer": _best_answers(figures),
+        "cached_share": _cached_shares(figures),
         **{name: [each.get(name) for each in figures] for name in names},
         "move": {
             "seconds": move.seconds,
@@ -104,6 +106,17 @@ def _thresholds(figures: list[dict[str, Any]]) -> list[list[float | None]]:
     return [list(pair) for pair in zip(*([*each["thresholds"], None] for each in figures), strict=True)]
 
 
+def _best_answers(figures: list[dict[str, Any]]) -> list[bool]:
+    from planner_service.plan_file import best_answer_of
+
+    return list(map(best_answer_of, figures))
+
+
+def _cached_shares(figures: list[dict[str, Any]]) -> list[float]:
+    """Of the prompt tokens; plan files of earlier versions count on none."""
+    return [each.get("cached_share", 0.0) for each in figures]
+
+
 def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -> None:
     table = Table(title=f"From {old} to {new}")
     for column in ("", old, new):
@@ -118,6 +131,11 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
             table.add_row(f"{name}: drafts", *drafts)
         if thresholds[0] != thresholds[1]:
             table.add_row(f"{name}: threshold", *("not used" if h is None else f"{h:.4g}" for h in thresholds))
+    best_answers, shares = _best_answers(figures), _cached_shares(figures)
+    if any(best_answers):
+        table.add_row("delivered answer", *("highest score" if best else "last" for best in best_answers))
+    if any(shares):
+        table.add_row("cached prompt tokens", *(f"{share:.1%}" for share in shares))
     for field, words in FIGURES:
         table.add_row(
             words, *(f"{each[field]:.2f}" if field == "quality" else seconds(each[field]) for each in figures)
@@ -132,8 +150,14 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
         for i in range(max(len(one["steps"]) for one in ladders if one)):
             table.add_row(f"burst: step {i}", *(_step(one, i) for one in ladders))
     console.print(table)
+    if shares[0] != shares[1]:
+        console.print(
+            "The plans count on different shares of cached prompt tokens: their times are not of the same work.",
+            highlight=False,
+            soft_wrap=True,
+        )
     if not move.steps:
-        console.print("No replica starts or stops: only thresholds change, at once.")
+        console.print(f"No replica starts or stops: only {_changed_words(figures)}, at once.")
         return
     for number, step in enumerate(move.steps, 1):
         console.print(f"{number}. {step}", highlight=False, soft_wrap=True)
@@ -144,6 +168,16 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _changed_words(figures: list[dict[str, Any]]) -> str:
+    """What changes where all replicas stay."""
+    before, after = _best_answers(figures)
+    if before == after:
+        return "thresholds change"
+    if all(old == new for old, new in _thresholds(figures)):
+        return "the answer that is delivered changes"
+    return "thresholds and the answer that is delivered change"
 
 
 def _groups(tier: dict[str, Any]) -> str:

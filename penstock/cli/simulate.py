@@ -20,7 +20,7 @@ def simulate(
     seed: options.SelectionSeed = 1,
     lengths: options.Lengths = "quality",
     rate: options.TraceRate = None,
-    ignore_cached: options.IgnoreCached = False,
+    ignore_cached: options.PlansIgnoreCached = None,
     dispatch: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +64,8 @@ def simulate(
             fail(options.LENGTHS_OF_ANSWERS, 2)
         site = read_planned_site(planned)
         judged, arrivals = read_quality(Path(planned.inputs.quality), site.tiers), read_trace(trace)
-        arrivals = arrivals.uncached() if ignore_cached else arrivals
+        if planned.inputs.ignore_cached if ignore_cached is None else ignore_cached:
+            arrivals = arrivals.uncached()
         count = requests or min(options.DEFAULT_REPLAY, len(arrivals))
         demand = demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)
         demand = demand.under(planned.rules)

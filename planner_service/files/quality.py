@@ -10,6 +10,7 @@ from planner_service.early_checks import PartScores
 from planner_service.files.csv_files import csv_count, csv_number, csv_rows
 from planner_service.files.errors import FileError
 from planner_service.routing.quality import JudgedSample
+from planner_service.simulator.workload import MAX_TOKENS
 from services.domain.early_checks import MAX_EARLY_CHECKS
 
 SCORE_AFTER = "score_after_"  # tokens: the column of parts of a tier's answers
@@ -36,8 +37,8 @@ def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
     refusals = [f"{tier}_refused" for tier in tiers]
     for line, row in csv_rows(path, expected):
         after = after or _after_tokens(path, row, tiers)
-        inputs.append(csv_count(path, line, row, "input_tokens", 0))
-        outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0) for tier in tiers])
+        inputs.append(csv_count(path, line, row, "input_tokens", 0, MAX_TOKENS))
+        outputs.append([csv_count(path, line, row, f"{tier}_output_tokens", 0, MAX_TOKENS) for tier in tiers])
         parts.append([_part_scores(path, line, row, tier, after) for tier in tiers])
         scores.append([csv_number(path, line, row, f"{tier}_judge_score", 0, 100) for tier in tiers])
         if all(column in row for column in predictions):
@@ -63,7 +64,11 @@ def _after_tokens(path: Path, row: dict[str, str], tiers: tuple[str, ...]) -> li
     """After how many tokens parts of any tier's answers were scored, ascending."""
     starts = [f"{tier}_{SCORE_AFTER}" for tier in tiers]
     ends = {name.removeprefix(start) for name in row if name for start in starts if name.startswith(start)}
-    after = sorted(int(end) for end in ends if end.isdecimal() and int(end) > 0)
+    ends = {end for end in ends if end.isdecimal()}
+    if too_long := [end for end in ends if len(end) > len(str(MAX_TOKENS)) or int(end) > MAX_TOKENS]:
+        problem = f"{SCORE_AFTER}N of a tier must be of at most {MAX_TOKENS:,} tokens, not {too_long[0][:80]}"
+        raise FileError(f"{path}: line 1: {problem}")
+    after = sorted(int(end) for end in ends if int(end) > 0)
     if len(after) > MAX_EARLY_CHECKS:
         raise FileError(f"{path}: line 1: {len(after)} columns {SCORE_AFTER}N of a tier, at most {MAX_EARLY_CHECKS}")
     return after

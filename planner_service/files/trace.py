@@ -7,6 +7,7 @@ import numpy as np
 from planner_service.files.csv_files import csv_count, csv_number, csv_rows
 from planner_service.files.errors import FileError
 from planner_service.simulator import Workload
+from planner_service.simulator.workload import MAX_TOKENS
 
 
 def read_trace(path: Path) -> Workload:
@@ -17,8 +18,8 @@ def read_trace(path: Path) -> Workload:
     rows = [
         (
             csv_number(path, line, row, "arrival_s"),
-            csv_count(path, line, row, "input_tokens", 1),
-            csv_count(path, line, row, "output_tokens", 1),
+            csv_count(path, line, row, "input_tokens", 1, MAX_TOKENS),
+            csv_count(path, line, row, "output_tokens", 1, MAX_TOKENS),
             _cached_tokens(path, line, row),
         )
         for line, row in csv_rows(path, ("arrival_s", "input_tokens", "output_tokens"))

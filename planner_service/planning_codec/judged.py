@@ -8,7 +8,7 @@ import numpy as np
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.early_checks import PartScores
 from planner_service.routing.quality import JudgedSample
-from planner_service.simulator.workload import Floats
+from planner_service.simulator.workload import MAX_TOKENS, Floats
 from services.domain.early_checks import MAX_EARLY_CHECKS
 from services.domain.errors import invalid
 
@@ -22,6 +22,11 @@ def judged_from_proto(workload: pb.Workload, tiers: tuple[str, ...], at: str) ->
                 raise invalid(f"{at}[{i}].{name}", f"the cascade has {len(tiers)} tiers, not {len(values)}")
         if not all(0 <= score <= 100 for score in prompt.judge_scores):
             raise invalid(f"{at}[{i}].judge_scores", "must be from 0 to 100")
+        counts = {"input_tokens": prompt.input_tokens}
+        counts |= {f"output_tokens[{tier}]": count for tier, count in enumerate(prompt.output_tokens)}
+        for name, count in counts.items():
+            if count > MAX_TOKENS:
+                raise invalid(f"{at}[{i}].{name}", f"must be at most {MAX_TOKENS:,}, not {count:,}")
     parts = _unfinished(workload, len(tiers), at)
     refused = _of_all_or_none([p.refused for p in workload.judged], len(tiers), at, "refused")
     # an empty prompt or answer counts as one token, as in files

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.simulator import Workload
-from planner_service.simulator.workload import Ints
+from planner_service.simulator.workload import MAX_TOKENS, Ints
 from services.domain.errors import invalid
 
 
@@ -22,6 +22,10 @@ def trace_from_proto(trace: pb.Trace, at: str) -> Workload:
             raise invalid(f"{at}.{name}", f"{len(arrival_s)} requests arrive, {len(values)} have it")
         if values.min() < 1:
             raise invalid(f"{at}.{name}[{int(values.argmin())}]", "must be at least 1")
+        if values.max() > MAX_TOKENS:
+            raise invalid(
+                f"{at}.{name}[{int(values.argmax())}]", f"must be at most {MAX_TOKENS:,}, not {values.max():,}"
+            )
         arrays.append(values)
     cached = _cached_tokens(trace, arrays[0], f"{at}.cached_tokens")
     order = np.argsort(arrival_s, kind="stable")

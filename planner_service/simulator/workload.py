@@ -13,6 +13,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 MAX_PRIORITY = 1_000_000  # either way: ranks stay within 64 bits
+MAX_TOKENS = 2**31 - 1  # of one request: products of two counts stay within 64 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,6 @@ from planner_service.files import FileError
 from planner_service.simulator import Workload
 
 EVENLY = "arrivals are known to {width} only; those of the same {width} are spread evenly over it"
-MAX_TOKENS = 2**31 - 1  # of one request
 
 
 @dataclass(frozen=True, slots=True)

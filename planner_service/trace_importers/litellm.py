@@ -44,7 +44,7 @@ def _cached_tokens(at: str, entry: Mapping[str, Any]) -> int:
     if isinstance(metadata, str):
         try:
             metadata = json.loads(metadata)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # also for an int of more digits than Python reads
             return 0
     for name in ("additional_usage_values", "usage_object"):
         usage = metadata.get(name) if isinstance(metadata, dict) else None

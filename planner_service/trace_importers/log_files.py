@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from planner_service.files import FileError
-from planner_service.trace_importers.imported import MAX_TOKENS
+from planner_service.simulator.workload import MAX_TOKENS
+
+TOO_MANY_DIGITS = "a whole number has too many digits"
 
 
 def is_csv(path: Path) -> bool:
@@ -43,6 +45,8 @@ def read_json(path: Path) -> Any:
         raise FileError(f"{path}: line {error.lineno}: no JSON: {error.msg}") from None
     except RecursionError:
         raise FileError(f"{path}: no JSON: nested too deeply") from None
+    except ValueError:  # Python limits the digits of an int
+        raise FileError(f"{path}: no usable JSON: {TOO_MANY_DIGITS}") from None
     if not isinstance(content, dict | list):
         raise FileError(f"{path}: must be a JSON list or object")
     return content

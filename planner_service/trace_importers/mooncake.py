@@ -10,7 +10,14 @@ import numpy as np
 from planner_service.files import FileError, csv_rows
 from planner_service.prefix_reuse import BLOCK_TOKENS, block_problem, cached_tokens
 from planner_service.trace_importers.imported import ImportedTrace, trace_of
-from planner_service.trace_importers.log_files import is_csv, number_of, numbered, opened, token_count
+from planner_service.trace_importers.log_files import (
+    TOO_MANY_DIGITS,
+    is_csv,
+    number_of,
+    numbered,
+    opened,
+    token_count,
+)
 
 
 def from_mooncake(path: Path, cache_tokens: int, block_tokens: int = BLOCK_TOKENS) -> ImportedTrace:
@@ -60,6 +67,8 @@ def _hashed(path: Path) -> Iterator[tuple[str, float, tuple[str, str], Mapping[s
                 entry = json.loads(text)
             except (json.JSONDecodeError, RecursionError) as error:
                 raise FileError(f"{place}: no JSON: {error}") from None
+            except ValueError:  # Python limits the digits of an int
+                raise FileError(f"{place}: no usable JSON: {TOO_MANY_DIGITS}") from None
             if not isinstance(entry, dict):
                 raise FileError(f"{place}: must be an object")
             yield place, number_of(place, entry, "timestamp") / 1000, ("input_length", "output_length"), entry

@@ -104,6 +104,21 @@ class CascadeGeneration:
         plan = self._view.plan
         if plan is None:
             raise Unavailable("no plan has been published yet")
+        rejected = RejectedAnswers(keeps_best=plan.best_answer)
+        try:
+            return await self._generate(request, plan, output, answers, rejected)
+        finally:
+            rejected.end()
+
+    async def _generate(
+        self,
+        request: RouterRequest,
+        plan: Plan,
+        output: RequestOutput,
+        answers: list[TierAnswer],
+        rejected: RejectedAnswers,
+    ) -> TierAnswer:
+        """The accepted answer, as in `generate`. rejected: keeps those that are not accepted."""
         route = cascade.route(plan, request.model)
         sampling = request.sampling.with_seed(random_bits.below(63))
         assert sampling.seed is not None
@@ -115,7 +130,6 @@ class CascadeGeneration:
         output.event(Accepted(request.request_id, plan.revision, sampling.seed, step))
         history = FailureHistory()
         prediction = Draft(request.prediction) if request.prediction else None
-        rejected = RejectedAnswers(keeps_best=plan.best_answer)
         predicted = self._predicted(plan, route, request)
         loop = asyncio.get_running_loop()
         while True:
@@ -413,6 +427,7 @@ def _delivered(answer: TierAnswer, rejected: RejectedAnswers) -> TierAnswer:
         answer = answer.better
     elif rejected.best is not None:
         rejected.best.drop()
+    answer.end_span()
     answer.release()
     return answer
 

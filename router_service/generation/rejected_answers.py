@@ -27,6 +27,11 @@ class RejectedAnswers:
             self.best.drop()
         self.best = answer
 
+    def end(self) -> None:
+        """The request has ended, also with an error: end the span of the answer that was kept."""
+        if self.best is not None:
+            self.best.end_span()
+
     def better_than(self, answer: TierAnswer) -> TierAnswer | None:
         """The answer to deliver instead of a later one, which is accepted; None if that one is the best."""
         if self.best is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -42,7 +43,7 @@ class TierAnswer:
     tier's reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began
     it. reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst ladder, if
     any. predicted: as in Finished. better: an earlier answer of the request, delivered instead of this one, which would have
-    been accepted.
+    been accepted. ended_ns: Unix time at which it ended; its span ends then, too.
     """
 
     tier: TierPlan
@@ -74,6 +75,7 @@ class TierAnswer:
     output_tokens: int = 0
     failure: str = ""
     ended_at: float = 0.0
+    ended_ns: int = 0
 
     @property
     def text(self) -> str:
@@ -131,8 +133,9 @@ class TierAnswer:
             self._pass(frame)
 
     def drop(self) -> None:
-        """Free the tokens that were held: the answer is not delivered."""
+        """Free the tokens that were held, and end the span: the answer is not delivered."""
         self.frames = []
+        self.end_span()
 
     def _pass(self, frame: TokenFrame) -> None:
         """Pass tokens on, without logprobs that only the judge needs."""
@@ -143,16 +146,23 @@ class TierAnswer:
         self.on_answer(self.tier.name, frame)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The tier has completed its answer, or failed."""
-        self.ended_at = asyncio.get_running_loop().time()
+        """The tier has completed its answer, or failed.
+
+        The span of a complete answer ends when it is dropped or delivered: only then is known whether it is accepted.
+        """
+        self.ended_at, self.ended_ns = asyncio.get_running_loop().time(), time.time_ns()
         if error is not None:
             self.failure = str(error) if isinstance(error, PenstockError) else "cancelled"
+            self.end_span()
+
+    def end_span(self) -> None:
+        """End the span at the time at which the answer ended. Has no effect on a span that has ended."""
         if not self.span.is_recording():
             return
         if self.failure:
             self.span.set_status(StatusCode.ERROR, self.failure)
         self.span.set_attributes(self._attributes())
-        self.span.end()
+        self.span.end(self.ended_ns)
 
     @property
     def declined(self) -> bool:

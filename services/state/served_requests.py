@@ -1,7 +1,8 @@
 """Arrivals and token counts of the last requests in Redis: written by routers, read for `penstock export-trace`, capped."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -12,7 +13,10 @@ from services.state.stream_pages import page_of
 
 
 class ServedRequestStore:
-    """The last `stored` requests of the mesh, about: Redis trims whole nodes of the stream."""
+    """The last `stored` requests of the mesh, about: Redis trims whole nodes of the stream.
+
+    Fields of an entry: `r`, a list of exactly the four values that earlier versions read, and what came later by its name.
+    """
 
     def __init__(self, redis: Redis, keys: Keys, stored: int) -> None:
         self._redis, self._keys, self._stored = redis, keys, stored
@@ -26,9 +30,9 @@ class ServedRequestStore:
         with state_errors():
             async with self._redis.pipeline(transaction=False) as pipe:
                 for each in requests:
-                    tokens = each.input_tokens, each.output_tokens
-                    row = json.dumps([round(each.arrival_s, 6), *tokens, each.tier, each.cached_tokens])
-                    pipe.xadd(self._keys.requests, {"r": row}, maxlen=self._stored, approximate=True)
+                    row = json.dumps([round(each.arrival_s, 6), each.input_tokens, each.output_tokens, each.tier])
+                    cached = str(each.cached_tokens)
+                    pipe.xadd(self._keys.requests, {"r": row, "cached": cached}, maxlen=self._stored, approximate=True)
                 await pipe.execute()
 
     async def page(self, before: str, size: int) -> tuple[list[ServedRequest], str]:
@@ -41,4 +45,14 @@ class ServedRequestStore:
             StateUnavailable: Redis cannot be reached.
         """
         rows, next_token = await page_of(self._redis, self._keys.requests, before, size)
-        return [ServedRequest(*json.loads(as_bytes(fields[b"r"]))) for fields in rows], next_token
+        requests = [request for fields in rows if (request := _read(fields)) is not None]
+        return requests, next_token
+
+
+def _read(fields: Mapping[Any, Any]) -> ServedRequest | None:
+    """A request of this version or another one, with the values that this version knows; None where some are missing."""
+    row = json.loads(as_bytes(fields.get(b"r", b"[]")))
+    if len(row) < 4:
+        return None
+    arrival_s, input_tokens, output_tokens, tier = row[:4]
+    return ServedRequest(arrival_s, input_tokens, output_tokens, tier, int(as_bytes(fields.get(b"cached", b"0"))))

@@ -339,6 +339,12 @@ def test_parts_are_read_from_the_quality_file(files: dict[str, Path], tmp_path: 
     bad.write_text(f"{base},{many}\n10,80,50{',40' * 17}\n")
     with pytest.raises(FileError, match="17 columns score_after_N of a tier, at most 16"):
         read_quality(bad, ("small",))
+    for tokens in ("9" * 5000, "2147483648"):
+        bad.write_text(f"{base},small_score_after_{tokens}\n10,80,50,40\n")
+        with pytest.raises(
+            FileError, match=r"bad.csv: line 1: score_after_N of a tier must be of at most 2,147,483,647"
+        ):
+            read_quality(bad, ("small",))
     lines = files["judged.csv"].read_text().splitlines()
     cells = lines[1].split(",")
     cells[4] = "101"

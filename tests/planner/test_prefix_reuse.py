@@ -137,7 +137,12 @@ def test_faults_of_a_trace_are_named(tmp_path: Path, change: dict[str, Any], pro
     with pytest.raises(FileError, match=problem):
         from_mooncake(json_lines(tmp_path / "trace.jsonl", [ENTRIES[0] | change, *ENTRIES[1:]]), 10_000)
     bad = tmp_path / "bad.jsonl"
-    for text, what in (("[1]", "line 1: must be an object"), ("{", "line 1: no JSON"), ("", "no requests")):
+    for text, what in (
+        ("[1]", "line 1: must be an object"),
+        ("{", "line 1: no JSON"),
+        (f'\n{{"timestamp": {"9" * 5000}}}', "bad.jsonl: line 2: no usable JSON: a whole number has too many digits"),
+        ("", "no requests"),
+    ):
         bad.write_text(text)
         with pytest.raises(FileError, match=what):
             from_mooncake(bad, 10_000)

@@ -23,6 +23,7 @@ from planner_service.demand import demand_of, draw_demand, workload_digest
 from planner_service.deployment.saturation import saturated_per_s
 from planner_service.deployment.search import LatencyTable, exhaustive_latency
 from planner_service.files import FileError, read_trace
+from planner_service.planning_codec import inputs_from_proto
 from planner_service.planning_codec.trace import trace_from_proto, trace_to_proto
 from planner_service.routing.deployer import Deployer
 from planner_service.routing.goals import least_latency
@@ -205,11 +206,48 @@ def test_trace_files_may_say_what_is_cached(tmp_path: Path) -> None:
         ("3,30,5,-1", "line 3: cached_tokens must be from 0 to inf, not -1"),
         ("3,30,5,1.5", "line 3: cached_tokens must be a whole number, not 1.5"),
         ("3,30,5,", "line 3: cached_tokens is missing"),
+        ("3,30,5,1e30", "line 3: cached_tokens must be less than input_tokens, 30, not 1e30"),
+        ("3,1e30,5,0", r"trace.csv: line 3: input_tokens must be at most 2,147,483,647, not 1e\+30"),
+        ("3,30,1e19,0", r"trace.csv: line 3: output_tokens must be at most 2,147,483,647, not 1e\+19"),
     ],
 )
-def test_cached_tokens_of_a_file_that_cannot_be_are_named(tmp_path: Path, row: str, problem: str) -> None:
+def test_token_counts_of_a_file_that_cannot_be_are_named(tmp_path: Path, row: str, problem: str) -> None:
     with pytest.raises(FileError, match=problem):
         read_trace(traced(tmp_path / "trace.csv", ["2,30,5,29", row]))
+
+
+@pytest.mark.parametrize("field", ["trace.input_tokens[7]", "trace.output_tokens[7]", "judged[4].input_tokens",
+                                   "judged[4].output_tokens[1]"])  # fmt: skip
+def test_counts_of_messages_whose_products_would_overflow_are_named(field: str) -> None:
+    """Messages hold 32 bits without a sign."""
+    made = inputs()
+    made.workload.trace.cached_tokens[:] = [99] * 300
+    rows, count = made.workload, 2**32 - 1
+    match field.partition("[")[0], field.rpartition(".")[2]:
+        case "trace.input_tokens", _:
+            rows.trace.input_tokens[7], rows.trace.cached_tokens[7] = count, count - 1
+        case "trace.output_tokens", _:
+            rows.trace.output_tokens[7] = count
+        case _, "input_tokens":
+            rows.judged[4].input_tokens = count
+        case _:
+            rows.judged[4].output_tokens[1] = count
+    with pytest.raises(InvalidRequest) as caught:
+        inputs_from_proto(made)
+    (problem,) = caught.value.problems
+    assert problem.field == f"inputs.workload.{field}"
+    assert problem.problem == "must be at most 2,147,483,647, not 4,294,967,295"
+
+
+def test_the_largest_counts_of_messages_have_their_share_cached() -> None:
+    most, made = 2**31 - 1, inputs()
+    rows = made.workload
+    rows.trace.input_tokens[:] = [most] * 300
+    rows.trace.cached_tokens[:] = [most - 1] * 300
+    for prompt in rows.judged:
+        prompt.input_tokens = most
+    _, demand = inputs_from_proto(made)
+    assert demand.requests.cached.tolist() == [most - 1] * len(demand.requests)
 
 
 def test_messages_carry_what_is_cached(tmp_path: Path) -> None:
@@ -257,7 +295,7 @@ def run(*arguments: object) -> Any:
 
 
 def test_the_command_says_what_it_assumed_and_can_leave_it_out(tmp_path: Path) -> None:
-    """`--ignore-cached` plans and simulates what the trace without the column does."""
+    """`--ignore-cached` plans and simulates what the trace without the column does. Simulations do as the plan was made."""
     examples, out = ROOT / "examples", tmp_path / "plan.json"
     lines = (examples / "trace.csv").read_text().splitlines()[1:]
     rows = [f"{line},{int(line.split(',')[1]) * 3 // 4}" for line in lines]
@@ -289,7 +327,12 @@ def test_the_command_says_what_it_assumed_and_can_leave_it_out(tmp_path: Path) -
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
-    found, without = simulated(trace), simulated(trace, "--ignore-cached")
+    assert json.loads(out.read_text())["inputs"]["ignore_cached"]
+    assert simulated(trace) == simulated(examples / "trace.csv")
+    found = simulated(trace, "--no-ignore-cached")
+    planned(trace)
+    assert simulated(trace) == found
+    without = simulated(trace, "--ignore-cached")
     assert found["cached_share"] == plan["cached_share"]
     assert found["end_to_end_s"]["p95"] < without["end_to_end_s"]["p95"]
     assert without == simulated(examples / "trace.csv")

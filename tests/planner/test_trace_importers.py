@@ -134,11 +134,12 @@ def test_litellm_logs_say_what_providers_had_cached(tmp_path: Path) -> None:
         {},
         "no JSON",
         {"usage_object": {"prompt_tokens_details": None}},
+        f'{{"usage_object": {"9" * 5000}}}',
         usage("usage_object", 100),
     )
     log = [entry(each) for each in (first, json.dumps(second), *others)]
     found = from_litellm(written(tmp_path / "spend.json", json.dumps(log))).requests
-    assert found.cached_tokens.tolist() == [20, 12, 0, 0, 0, 0, 29]
+    assert found.cached_tokens.tolist() == [20, 12, 0, 0, 0, 0, 0, 29]
     wrong = [entry(usage("usage_object", -1))]
     with pytest.raises(FileError, match=r"\[0\]: metadata.usage_object.prompt_tokens_details: cached_tokens must be"):
         from_litellm(written(tmp_path / "wrong.json", json.dumps(wrong)))
@@ -150,6 +151,7 @@ def test_litellm_logs_say_what_providers_had_cached(tmp_path: Path) -> None:
         ("[{", "line 1: no JSON"),
         ("3", "list or object"),
         ("[" * 100_000, "no JSON"),
+        (f'[{{"prompt_tokens": {"9" * 5000}}}]', "spend.json: no usable JSON: a whole number has too many digits"),
         ('{"rows": []}', "data: is missing"),
         ("[3]", r"\[0\]: must be an object"),
         ("[]", "no requests"),

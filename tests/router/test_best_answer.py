@@ -13,7 +13,10 @@ import pytest
 import yaml
 from grpc import aio
 from opentelemetry.metrics import NoOpMeter
-from opentelemetry.trace import NoOpTracer
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NoOpTracer, StatusCode, Tracer
 
 from penstock import AsyncPlannerClient
 from penstock import Escalated as ClientEscalated
@@ -150,6 +153,7 @@ class Router:
         reasons: dict[str, str] | None = None,
         flag_below: float | None = None,
         within_s: float = LIMIT_S,
+        tracer: Tracer | None = None,
         **request: Any,
     ) -> Served:
         """One request. scripts: of workers, by tier. reasons: of the judge. request: fields of the request."""
@@ -164,7 +168,7 @@ class Router:
             self.scene.view,
             self.scene.tier(),
             client,
-            NoOpTracer(),
+            tracer or NoOpTracer(),
             flag_below,
             early_checks=EarlyCheckCounter(NoOpMeter("t")),
         )
@@ -377,6 +381,57 @@ async def test_the_delivered_answer_is_flagged_by_its_score(
     ]
     last = served.output.of(Judged)[-1]
     assert (last.threshold, last.flagged) == (50.0, flagged and best == "large")
+
+
+class Traced:
+    """A traced request. spans: those of its tiers, by the names of these, once they have ended."""
+
+    def __init__(self) -> None:
+        self._exporter, self._tracers = InMemorySpanExporter(), TracerProvider()
+        self._tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self._tracers.get_tracer("t")
+
+    async def serve(self, router: Router, *arguments: Any, **options: Any) -> Served:
+        with self.tracer.start_as_current_span("request"):
+            return await router.serve(*arguments, tracer=self.tracer, **options)
+
+    @property
+    def spans(self) -> dict[str, ReadableSpan]:
+        ended = [span for span in self._exporter.get_finished_spans() if span.name.startswith("tier ")]
+        spans = {span.name.removeprefix("tier "): span for span in ended}
+        assert len(spans) == len(ended)
+        return spans
+
+    def of(self, name: str) -> dict[str, Any]:
+        """An attribute by tier, of the spans that have it."""
+        attributes = {tier: span.attributes or {} for tier, span in self.spans.items()}
+        return {tier: each[name] for tier, each in attributes.items() if name in each}
+
+
+@pytest.mark.parametrize(
+    ("medium", "large", "best"), [(55.0, 30.0, "medium"), (30.0, 35.0, "small"), (55.0, 60.0, "large")]
+)
+async def test_spans_say_which_answer_was_delivered(medium: float, large: float, best: str, router: Router) -> None:
+    """Each ends once, at the end of its answer: before the next tier begins, although it is known later what became of it."""
+    traced = Traced()
+    served = await traced.serve(router, {"small": 40.0, "medium": medium, "large": large}, flag_below=100.0)
+    assert served.answer.tier.name == best
+    assert traced.of("penstock.accepted") == {tier: tier == best for tier in ("small", "medium", "large")}
+    assert traced.of("penstock.flagged") == {best: True}
+    assert traced.of("penstock.better_tier") == ({} if best == "large" else {"large": best})
+    spans = [traced.spans[tier.name] for tier in TIERS]
+    times = [time for span in spans for time in (span.start_time, span.end_time)]
+    assert None not in times
+    assert times == sorted(times, key=lambda time: time or 0)
+
+
+async def test_a_request_that_fails_ends_the_span_of_the_answer_that_was_kept(router: Router) -> None:
+    traced = Traced()
+    with pytest.raises(Unavailable):
+        await traced.serve(router, {"small": 55.0}, replace(PLAN, tiers=TIERS[::2]), started=["small"])
+    assert traced.of("penstock.accepted") == {"small": False, "large": False}
+    codes = {tier: span.status.status_code for tier, span in traced.spans.items()}
+    assert codes == {"small": StatusCode.UNSET, "large": StatusCode.ERROR}
 
 
 async def test_calls_of_tools_are_read_from_the_answer_that_is_delivered(router: Router) -> None:

@@ -1,8 +1,11 @@
 """What a mesh keeps of served requests for a trace: arrivals and lengths, capped, no text; who may read it, in pages."""
 
 import asyncio
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -97,6 +100,27 @@ async def test_the_store_is_capped_and_read_in_pages(redis: RedisProcess, mesh_f
         for token in ("x", "1", "-", "1-1 ", f"{2**64}-0", "\u0661-\u0661"):
             with pytest.raises(InvalidRequest, match="page_token"):
                 await store.page(token, 10)
+
+
+async def test_versions_of_routers_read_each_others_requests(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """A row has the four values that earlier versions read, whatever is kept besides; unknown values are passed over."""
+    async with running_mesh(mesh_file(), redis.url) as mesh:
+        client, key = mesh.router.redis, mesh.router.keys.requests
+        store, kept = ServedRequestStore(client, mesh.router.keys, 500), ServedRequest(2.5, 100, 9, "large", 75)
+        await store.append([kept])
+        written: Any = await client.xrange(key)
+        assert ServedRequest(*json.loads(written[0][1][b"r"])) == replace(kept, cached_tokens=0)
+        entries: tuple[dict[Any, Any], ...] = (
+            {"r": '[1.5, 10, 3, "small"]'},
+            {"r": '[1.5, 10, 3, "small", 4, "later"]', "cached": "6", "unknown": "x"},
+            {"r": "[1.5, 10]"},
+            {"unknown": "x"},
+        )
+        for entry in entries:
+            await client.xadd(key, entry)
+        found, token = await store.page("", 10)
+        small = ServedRequest(1.5, 10, 3, "small")
+        assert (found, token) == ([replace(small, cached_tokens=6), small, kept], "")
 
 
 class _Unreachable(ServedRequestStore):
