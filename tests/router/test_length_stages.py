@@ -112,7 +112,8 @@ async def migration_span(client: AsyncClient, trace_id: str) -> Span:
                 found = (await client.traces(trace_id=trace_id))[0].spans
             names = {span.span_id: span.name for span in found}
             for span in found:
-                if span.name == "migration" and span.attributes["penstock.reason"] == "range_crossed":
+                crossed = span.name == "migration" and span.attributes["penstock.reason"] == "range_crossed"
+                if crossed and "penstock.not_moved" not in span.attributes:  # an earlier try may have come to nothing
                     inside = {s.span_id for s in found if s.parent_span_id == span.span_id and s.name == "bid-ask"}
                     asked = {s.name for s in found if s.parent_span_id in inside}
                     if names.get(span.parent_span_id) == generate and asked == {place, confirm}:
