@@ -111,8 +111,8 @@ class CascadePlan:
     skip_below: by predicted scores, of the tiers but the last; empty for a plan without a skip rule. long_answers: of the
     tiers but the last; empty where none were asked for. best_answer: whether replies are the best of a request's answers.
     early: of the tiers but the last; empty without early checks, and then early_reason says why, where they were asked for.
-    burst: the burst ladder,
-    where one was asked for and can be had; else burst_reason says why not. Tiers that are not used have the score SKIPPED.
+    burst: the burst ladder, where one was asked for and can be had; else burst_reason says why not. Tiers that are not used
+    have the score SKIPPED.
     grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
     from candidates; None where they were given. cached_share: of all prompt tokens, those that are cached and not computed.
     """

@@ -69,8 +69,7 @@ def with_early_checks(
     if plain.rank(options.aim) <= checked.rank(options.aim):
         return dataclasses.replace(plain, early_reason="the plan is no better with them")
     return dataclasses.replace(
-        checked,
-        solution=_unproved(checked).solution,  # other checks may be better
+        _unproved(checked),  # other checks may be better
         skip_below=plain.skip_below,
         long_answers=plain.long_answers,
         best_answer=plain.best_answer,

@@ -1,6 +1,8 @@
 """The site to plan for: cluster and cascade, checked as in files."""
 
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service.files import (
@@ -21,6 +23,8 @@ from planner_service.site import Site, TierSpeculation
 from services.domain.errors import invalid
 from services.domain.hardware import ClusterSpec
 
+_Entry = TypeVar("_Entry", ModelEntry, GpuEntry)
+
 
 def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
     where = _cluster_types(cluster)
@@ -28,12 +32,7 @@ def site_from_proto(cluster: pb.Cluster, cascade: pb.Cascade) -> Site:
     entries, measured = [], []
     for i, tier in enumerate(cascade.tiers):
         here = f"{at}.tiers[{i}]"
-        if tier.HasField("model_spec"):
-            model: str | ModelEntry = checked(ModelEntry, fields_of(tier.model_spec), f"{here}.model_spec")
-        elif tier.HasField("model_name"):
-            model = tier.model_name
-        else:
-            raise invalid(f"{here}.model", "give either model_name or model_spec")
+        model = _name_or_spec(tier, "model", ModelEntry, here)
         speculation = _speculation(tier, here)
         entries.append(
             checked(
@@ -81,13 +80,8 @@ def _speculation(tier: pb.CascadeTier, at: str) -> SpeculationEntry:
     drafters = []
     for j, drafter in enumerate(tier.speculation.drafters):
         here = f"{at}.speculation.drafters[{j}]"
-        fields = fields_of(drafter, "model_name", "model_spec")
-        if drafter.HasField("model_spec"):
-            fields["model"] = checked(ModelEntry, fields_of(drafter.model_spec), f"{here}.model_spec")
-        elif drafter.HasField("model_name"):
-            fields["model"] = drafter.model_name
-        else:
-            raise invalid(f"{here}.model", "give either model_name or model_spec")
+        model = _name_or_spec(drafter, "model", ModelEntry, here)
+        fields = fields_of(drafter, "model_name", "model_spec") | {"model": model}
         drafters.append(checked(DrafterEntry, fields, here))
     fields = fields_of(tier.speculation, "drafters")
     return checked(SpeculationEntry, fields | {"drafters": drafters}, f"{at}.speculation")
@@ -125,11 +119,19 @@ def _cluster_types(cluster: pb.Cluster) -> tuple[ClusterSpec, ...]:
 
 def _nodes(nodes: pb.Cluster | pb.GpuType, at: str) -> dict[str, Any]:
     """What NodesEntry reads."""
-    message = fields_of(nodes, "gpu_name", "gpu_spec")
-    if nodes.HasField("gpu_spec"):
-        message["gpu"] = checked(GpuEntry, fields_of(nodes.gpu_spec), f"{at}.gpu_spec")
-    elif nodes.HasField("gpu_name"):
-        message["gpu"] = nodes.gpu_name
-    else:
-        raise invalid(f"{at}.gpu", "give either gpu_name or gpu_spec")
-    return message
+    return fields_of(nodes, "gpu_name", "gpu_spec") | {"gpu": _name_or_spec(nodes, "gpu", GpuEntry, at)}
+
+
+def _name_or_spec(message: Message, what: str, kind: type[_Entry], at: str) -> str | _Entry:
+    """The field `{what}_spec` of a message, checked as a part of a file, or its `{what}_name`.
+
+    Raises:
+        InvalidRequest: It has neither, or the part is not sound; names the field.
+    """
+    name, spec = f"{what}_name", f"{what}_spec"
+    if message.HasField(spec):
+        return checked(kind, fields_of(getattr(message, spec)), f"{at}.{spec}")
+    if message.HasField(name):
+        named: str = getattr(message, name)
+        return named
+    raise invalid(f"{at}.{what}", f"give either {name} or {spec}")

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
 from penstock.client.messages import planning
-from penstock.client.plans import JudgedPrompt, PlanningInputs, ReplicaGroup
+from penstock.client.plans import PlanningInputs, ReplicaGroup
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
 from planner_service import solver
@@ -43,6 +41,8 @@ from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
 from services.domain.hardware import ClusterSpec, ReplicaShape
 from services.domain.workload import RequestRecord, TierVisit
 from tests.conftest import ROOT
+from tests.support.cli import penstock
+from tests.support.two_tiers import two_tier_files, two_tier_inputs
 
 TIERS = ("small", "medium", "large")
 BEST = RoutingRules(best_answer=True)
@@ -353,35 +353,21 @@ def test_steps_of_a_burst_ladder_know_the_best_answer() -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("files")
-    _, demand = last_answers_are_often_worse(1)
-    judged, trace, models = folder / "judged.csv", folder / "trace.csv", folder / "models.yaml"
-    header = "input_tokens,small_output_tokens,small_judge_score,large_output_tokens,large_judge_score"
-    rows = zip(demand.judged.input_tokens, demand.judged.output_tokens, demand.judged.scores, strict=True)
-    lines = (f"{n},{tokens[0]},{scores[0]},{tokens[1]},{scores[1]}" for n, tokens, scores in rows)
-    judged.write_text("\n".join([header, *lines]))
-    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(f"{s},40,80" for s in demand.arrival_s))
-    tiers = [{"name": "small", "model": "llama-3.1-8b"}, {"name": "large", "model": "llama-3.1-70b"}]
-    models.write_text(yaml.safe_dump({"tiers": tiers, "judge_s": 0.05}))
-    return {"judged": judged, "trace": trace, "models": models}
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    return two_tier_files(tmp_path_factory.mktemp("files"), last_answers_are_often_worse(1)[1], 80, judge_s=0.05)
 
 
 def test_plan_files_are_compared_by_it_and_by_what_they_count_as_cached(files: dict[str, Path], tmp_path: Path) -> None:
     last, best = tmp_path / "last.json", tmp_path / "best.json"
     site = ("--cluster", ROOT / "examples/cluster-1x8-h100.yaml", "--models", files["models"], "--gpus", 4)
     work = ("--trace", files["trace"], "--quality", files["judged"], "--requests", 40, "--runs", 0)
-    result = run("plan", *site, *work, "--min-quality", 40, "--no-plot", "--out", last)
-    assert result.exit_code == 0, result.output
+    result = penstock("plan", *site, *work, "--min-quality", 40, "--no-plot", "--out", last)
+    assert result.returncode == 0, result.output
     figures = json.loads(last.read_text())
     assert figures["thresholds"][0] is not None
     best.write_text(json.dumps(figures | {"best_answer": True}))
-    compared = json.loads(run("plan", "diff", last, best, "--json").stdout)
+    compared = json.loads(penstock("plan", "diff", last, best, "--json").stdout)
     assert (compared["best_answer"], compared["cached_share"]) == ([False, True], [0, 0])
-    shown = run("plan", "diff", last, best).output
+    shown = penstock("plan", "diff", last, best).output
     assert "delivered answer" in shown
     assert "highest score" in shown
     assert "only the answer that is delivered changes, at once" in shown
@@ -389,13 +375,13 @@ def test_plan_files_are_compared_by_it_and_by_what_they_count_as_cached(files: d
     older = {name: value for name, value in figures.items() if name not in ("best_answer", "cached_share")}
     last.write_text(json.dumps(older | {"thresholds": [figures["thresholds"][0] + 1]}))
     best.write_text(json.dumps(figures | {"best_answer": True, "cached_share": 0.255}))
-    compared = json.loads(run("plan", "diff", last, best, "--json").stdout)
+    compared = json.loads(penstock("plan", "diff", last, best, "--json").stdout)
     assert (compared["best_answer"], compared["cached_share"]) == ([False, True], [0, 0.255])
-    shown = run("plan", "diff", last, best).output
+    shown = penstock("plan", "diff", last, best).output
     assert "only thresholds and the answer that is delivered change, at once" in " ".join(shown.split())
     assert "25.5%" in shown
     assert "different shares of cached prompt tokens" in shown
-    shown = run("plan", "diff", last, last).output
+    shown = penstock("plan", "diff", last, last).output
     assert "only thresholds change" in shown
     assert "delivered" not in shown
 
@@ -405,23 +391,23 @@ def test_a_plan_file_has_it_and_is_replayed_and_rendered_with_it(files: dict[str
     site = ("--cluster", cluster, "--models", files["models"], "--gpus", 4)
     work = ("--trace", files["trace"], "--quality", files["judged"], "--requests", 200, "--runs", 0)
     wanted = wanted_of(last_answers_are_often_worse(1)[1])
-    result = run("plan", *site, *work, "--min-quality", wanted + 0.5, "--best-answer", "--no-plot", "--out", out)
-    assert result.exit_code == 0, result.output
+    result = penstock("plan", *site, *work, "--min-quality", wanted + 0.5, "--best-answer", "--no-plot", "--out", out)
+    assert result.returncode == 0, result.output
     figures = json.loads(out.read_text())
     assert figures["best_answer"] is True
     assert "delivered: the answer with the highest score" in result.output
     assert "best of all" in result.output
     assert read_plan(out).rules == RoutingRules((None,), (), (), best_answer=True)
     replay = ("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json")
-    replayed = json.loads(run(*replay).stdout)
-    assert run("plan", "render", out, "--to", "compose").exit_code == 0
+    replayed = json.loads(penstock(*replay).stdout)
+    assert penstock("plan", "render", out, "--to", "compose").returncode == 0
     mesh = yaml.safe_load(out.with_suffix(".mesh.yaml").read_text())
     assert mesh["planner"] == {"best_answer": True}
     out.write_text(json.dumps(figures | {"best_answer": False}))
-    plain = json.loads(run(*replay).stdout)
+    plain = json.loads(penstock(*replay).stdout)
     escalated = replayed["tiers"][1]["requests"] / replayed["requests"]
     assert replayed["end_to_end_s"]["mean"] - plain["end_to_end_s"]["mean"] == pytest.approx(0.05 * escalated, rel=1e-3)
-    assert run("plan", "render", out, "--to", "compose").exit_code == 0
+    assert penstock("plan", "render", out, "--to", "compose").returncode == 0
     assert "planner" not in yaml.safe_load(out.with_suffix(".mesh.yaml").read_text())
     out.write_text(json.dumps({name: value for name, value in figures.items() if name != "best_answer"}))
     assert not read_plan(out).best_answer  # of an earlier version
@@ -431,16 +417,7 @@ def test_a_plan_file_has_it_and_is_replayed_and_rendered_with_it(files: dict[str
 
 
 def inputs() -> PlanningInputs:
-    _, demand = last_answers_are_often_worse(1, 120)
-    rows = zip(demand.judged.input_tokens, demand.judged.output_tokens, demand.judged.scores, strict=True)
-    judged = [JudgedPrompt(int(n), tuple(map(int, tokens)), tuple(map(float, s))) for n, tokens, s in rows]
-    trace = [(float(at_s), 40, 80) for at_s in demand.arrival_s]
-    cluster = {"gpu": "a100-80gb", "nodes": 1, "gpus_per_node": 4}
-    models = {
-        "tiers": [{"name": "small", "model": "llama-3.1-8b"}, {"name": "large", "model": "llama-3.1-70b"}],
-        "judge_s": 0.05,
-    }
-    return PlanningInputs(cluster, models, trace, judged)
+    return two_tier_inputs(last_answers_are_often_worse(1, 120)[1], 80, judge_s=0.05)
 
 
 def test_the_service_plans_and_simulates_with_it() -> None:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
 from penstock.client.messages import planning
-from penstock.client.plans import JudgedPrompt, PlanningInputs, ReplicaGroup
 from penstock.client.plans import LongAnswers as ClientRule
+from penstock.client.plans import PlanningInputs, ReplicaGroup
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from planner_service import planning_codec as codec
 from planner_service.cascade_simulation import run_cascade
@@ -34,6 +32,8 @@ from services.domain.errors import InvalidRequest
 from services.domain.hardware import ClusterSpec
 from services.domain.long_answers import LongAnswers
 from tests.conftest import ROOT
+from tests.support.cli import penstock
+from tests.support.two_tiers import two_tier_files, two_tier_inputs
 
 TIERS = ("small", "medium", "large")
 
@@ -192,34 +192,20 @@ def test_rules_that_are_tried() -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("files")
-    _, demand = long_answers_are_slow(1)
-    judged, trace, models = folder / "judged.csv", folder / "trace.csv", folder / "models.yaml"
-    header = "input_tokens,small_output_tokens,small_judge_score,large_output_tokens,large_judge_score"
-    rows = zip(demand.judged.input_tokens, demand.judged.output_tokens, demand.judged.scores, strict=True)
-    lines = (f"{n},{tokens[0]},{scores[0]},{tokens[1]},{scores[1]}" for n, tokens, scores in rows)
-    judged.write_text("\n".join([header, *lines]))
-    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(f"{s},40,200" for s in demand.arrival_s))
-    tiers = [{"name": "small", "model": "llama-3.1-8b"}, {"name": "large", "model": "llama-3.1-70b"}]
-    models.write_text(yaml.safe_dump({"tiers": tiers}))
-    return {"judged": judged, "trace": trace, "models": models, "folder": folder}
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    return two_tier_files(tmp_path_factory.mktemp("files"), long_answers_are_slow(1)[1], 200)
 
 
 def planned(files: dict[str, Path], out: Path) -> Any:
     cluster = ROOT / "examples/cluster-1x8-h100.yaml"
     site = ("--cluster", cluster, "--models", files["models"], "--gpus", 4)
     work = ("--trace", files["trace"], "--quality", files["judged"], "--requests", 200, "--runs", 0)
-    return run("plan", *site, *work, "--min-quality", 75, "--long-answers", "--no-plot", "--out", out)
+    return penstock("plan", *site, *work, "--min-quality", 75, "--long-answers", "--no-plot", "--out", out)
 
 
 def test_a_plan_file_has_the_rule_and_is_replayed_and_rendered_with_it(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     result = planned(files, out)
-    assert result.exit_code == 0, result.output
+    assert result.returncode == 0, result.output
     figures = json.loads(out.read_text())
     (rule,) = figures["long_answers"]
     assert (
@@ -228,18 +214,20 @@ def test_a_plan_file_has_the_rule_and_is_replayed_and_rendered_with_it(files: di
     )
     read = read_plan(out)
     assert read.long_answers == (LongAnswers(**rule),)
-    replayed = run("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json")
-    assert replayed.exit_code == 0, replayed.output
+    replayed = penstock("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json")
+    assert replayed.returncode == 0, replayed.output
     p95_s = json.loads(replayed.stdout)["end_to_end_s"]["p95"]
     without = figures | {"long_answers": None}
     out.write_text(json.dumps(without))
-    plain = json.loads(run("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json").stdout)
+    plain = json.loads(
+        penstock("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json").stdout
+    )
     assert p95_s < plain["end_to_end_s"]["p95"]
     out.write_text(json.dumps(figures))
-    refused = run("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--lengths", "trace")
-    assert refused.exit_code == 2
+    refused = penstock("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--lengths", "trace")
+    assert refused.returncode == 2
     assert "--lengths trace goes without --long-answers" in refused.output
-    assert run("plan", "render", out, "--to", "compose").exit_code == 0
+    assert penstock("plan", "render", out, "--to", "compose").returncode == 0
     mesh = yaml.safe_load(out.with_suffix(".mesh.yaml").read_text())
     assert [tier.get("long_answers") for tier in mesh["tiers"]] == [rule, None]
     for wrong, field in (
@@ -256,13 +244,7 @@ def test_a_plan_file_has_the_rule_and_is_replayed_and_rendered_with_it(files: di
 
 
 def inputs() -> PlanningInputs:
-    _, demand = long_answers_are_slow(1, 120)
-    rows = zip(demand.judged.input_tokens, demand.judged.output_tokens, demand.judged.scores, strict=True)
-    judged = [JudgedPrompt(int(n), tuple(map(int, tokens)), tuple(map(float, s))) for n, tokens, s in rows]
-    trace = [(float(at_s), 40, 200) for at_s in demand.arrival_s]
-    cluster = {"gpu": "a100-80gb", "nodes": 1, "gpus_per_node": 4}
-    models = {"tiers": [{"name": "small", "model": "llama-3.1-8b"}, {"name": "large", "model": "llama-3.1-70b"}]}
-    return PlanningInputs(cluster, models, trace, judged)
+    return two_tier_inputs(long_answers_are_slow(1, 120)[1], 200)
 
 
 def test_the_service_plans_and_simulates_with_the_rule() -> None:

@@ -20,6 +20,11 @@ class Ended:
     stdout: str
     stderr: str
 
+    @property
+    def output(self) -> str:
+        """Both, what went to stdout first."""
+        return self.stdout + self.stderr
+
 
 def penstock(*arguments: object, text: str = "", columns: int = 80) -> Ended:
     """Run a command to its end. text: its stdin. columns: the width of the terminal.
