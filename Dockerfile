@@ -30,6 +30,15 @@ COPY planner_service planner_service
 COPY judge_service judge_service
 RUN /opt/penstock/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
+# Compiled code for CPUs like the builder's, which each container would otherwise compile at its start; on others they still do.
+FROM wheel AS kernels
+RUN /opt/penstock/bin/pip install --no-deps --no-index /wheels/*.whl
+COPY scripts/compile_kernels.py scripts/
+COPY models/family/small models/family/small
+COPY models/family/medium models/family/medium
+RUN mkdir /kernels && cd /tmp && /opt/penstock/bin/python /src/scripts/compile_kernels.py && \
+    cd /opt/penstock && find lib -path '*/penstock/*.nb[ic]' -print0 | xargs -0 -r cp --parents -t /kernels
+
 FROM python:3.12-slim
 LABEL org.opencontainers.image.title="penstock-mesh" \
       org.opencontainers.image.description="A gRPC mesh that serves a cascade of language models on hardware you own" \
@@ -38,6 +47,7 @@ RUN useradd --system --create-home --uid 10001 penstock
 COPY --from=dependencies /opt/penstock /opt/penstock
 COPY --from=wheel /wheels /tmp/wheels
 RUN /opt/penstock/bin/pip install --no-deps --no-index /tmp/wheels/*.whl && rm -r /tmp/wheels
+COPY --from=kernels /kernels /opt/penstock
 COPY deploy/healthcheck.py /opt/penstock/healthcheck.py
 ENV PATH=/opt/penstock/bin:$PATH \
     PYTHONUNBUFFERED=1 \
@@ -56,4 +66,4 @@ WORKDIR /etc/penstock
 EXPOSE 50051 8000 9464
 HEALTHCHECK --interval=5s --timeout=3s --start-period=120s --retries=3 CMD ["python", "/opt/penstock/healthcheck.py"]
 ENTRYPOINT ["python", "-m"]
-CMD ["router_service"]
+CMD ["penstock.router_service"]

@@ -12,6 +12,9 @@ from benchmarks.public_data import NO_GPU_STATUS, DataMissing, GpuMissing
 # Modules of this package, in the order in which they run.
 BENCHMARKS = (
     "engine",
+    "llamacpp",
+    "real_models",
+    "endpoints",
     "speculation",
     "speculation_simulated",
     "grammars",
@@ -37,7 +40,7 @@ BENCHMARKS = (
     "table1",
     "table2",
     "cascade",
-    "public_routing",
+    "rivals",
     "prefix_reuse",
     "best_answer",
     "end_to_end",
@@ -50,6 +53,7 @@ BENCHMARKS = (
     "transport",
     "faults",
     "soak",
+    "malformed",
     "sglang_flags",
     "sglang_moves",
     "sglang_overhead",
@@ -58,8 +62,11 @@ BENCHMARKS = (
 QUICK = (
     "cascade",
     "end_to_end",
+    "endpoints",
     "escalation_drafts",
     "faults",
+    "malformed",
+    "rivals",
     "skipping_tiers",
     "slo_capacity",
     "slo_live",

@@ -23,17 +23,17 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.demand import demand_of
-from planner_service.deployers import deployer_for
-from planner_service.deployment.search import LatencyTable, Parts
-from planner_service.files import TierEntry, read_quality, read_site, read_trace
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.goals import least_latency
-from planner_service.routing.quality import SKIPPED, route
-from planner_service.routing.solution import Deployment, Solution, Unreachable
-from planner_service.simulator import Dispatch
-from planner_service.site import Demand, Site, replica_kinds
+from penstock.planner_service.deployment.search import LatencyTable, Parts
+from penstock.planner_service.files import model_of_catalogue, read_quality, read_site, read_trace
+from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.question.demand import demand_of
+from penstock.planner_service.question.site import Demand, Site, replica_kinds
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.goals import least_latency
+from penstock.planner_service.routing.quality import SKIPPED, route
+from penstock.planner_service.routing.solution import Deployment, Solution, Unreachable
+from penstock.planner_service.simulator import Dispatch
 
 EXAMPLES = Path("examples")
 TIERS = ("small", "medium", "large")
@@ -108,7 +108,7 @@ def one_threshold(deployer: Deployer, demand: Demand, target: float) -> Sequence
 def sites(load: float) -> Iterator[tuple[str, str, Site, Demand]]:
     base = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
     for family, arrivals, models in CASES:
-        specs = tuple(TierEntry(name=t, model=m).spec() for t, m in zip(TIERS, models, strict=True))
+        specs = tuple(map(model_of_catalogue, models))
         site = dataclasses.replace(base, models=specs)
         judged_at = public(family) if family else EXAMPLES / "judged.csv"
         trace_at = public(arrivals) if arrivals else EXAMPLES / "trace.csv"

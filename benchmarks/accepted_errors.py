@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from judge_service.calibration import Calibration
 from models.training import measure
 from models.training.answers import Answered, answer_all, score_all
 from models.training.operating_point import SKIP_LIMITS, Answers, Outcome, Rule, outcome, outcomes
 from models.training.problems import Problem
-from services.domain.score_prediction import ScorePredictor
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.services.domain.score_prediction import ScorePredictor
 
 FAMILY = Path(__file__).parents[1] / "models" / "family"
 LIMITS = (0.05, 0.04, 0.03, 0.02, 0.01)

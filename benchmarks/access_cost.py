@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.router_cost import RunningVersion, Version, load, running
-from services.access import authority
-from services.access.api_keys import KeyFile, new_key
+from penstock.services.access import authority
+from penstock.services.access.api_keys import KeyFile, new_key
 
 WHOLE: dict[str, Any] = {"replies": 1500, "connections": 32, "tokens": 32}
 WARM: dict[str, Any] = {"replies": 64, "connections": 32, "tokens": 8}

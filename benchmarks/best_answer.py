@@ -22,21 +22,27 @@ from benchmarks import cascade_systems, report
 from benchmarks.cascade import FAMILIES, SHARES, TIERS, Family, site_of
 from benchmarks.cascade_systems import gpu_s
 from benchmarks.public_data import public
-from benchmarks.public_routing import cheapest
 from benchmarks.spread import interval
-from planner_service.files import read_quality
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.rules import RoutingRules
+from penstock.planner_service.files import read_quality
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.simulator import Replica
+from penstock.types.rules import AcceptanceRules
 
 SPLITS = range(1, 11)
 ERRORS = (0.0, 5.0, 10.0, 20.0)
-BEST = RoutingRules(best_answer=True)
+BEST = AcceptanceRules(best_answer=True)
 
 
 def erring(judged: JudgedSample, error: float, seed: int) -> JudgedSample:
     """The same answers with scores that err; what they are worth stays."""
     drawn = np.random.default_rng(seed).normal(0.0, error, judged.scores.shape) if error else 0.0
     return replace(judged, scores=np.clip(judged.scores + drawn, 0.0, 100.0), known_quality=judged.scores)
+
+
+def cheapest(judged: JudgedSample, target: float, kinds: Sequence[Sequence[Replica]]) -> tuple[float, ...]:
+    """The thresholds of the least GPU time of that quality."""
+    able = cascade_systems.lowest_thresholds(judged, target)
+    return min(able, key=lambda one: gpu_s(judged, route(judged, one).processed, kinds))
 
 
 def measure(family: Family, split: int) -> list[dict[str, Any]]:
@@ -50,7 +56,7 @@ def measure(family: Family, split: int) -> list[dict[str, Any]]:
             target = fit.worst + share * (fit.best - fit.worst)
             row: dict[str, Any] = {"family": family.name, "share": share, "split": split, "error": error}
             for way, fitted, held_out in (("last", fit, other), ("best", fit.under(BEST), other.under(BEST))):
-                thresholds = cheapest(fitted, target, kinds)[1]
+                thresholds = cheapest(fitted, target, kinds)
                 routed = route(held_out, thresholds)
                 earlier = routed.answered < len(TIERS) - 1 - routed.processed[::-1].argmax(axis=0)
                 row[way] = {

@@ -6,24 +6,49 @@ force tries every combination of thresholds that meets the quality, every split 
 
 import itertools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from planner_service.deployment.search import Strategy, exhaustive_latency
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.goals import least_latency
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Unreachable
-from planner_service.simulator import Dispatch, EngineLimits, Replica
-from services.domain import StepLatencyModel
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.goals import least_latency
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
+from penstock.services.domain import StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
 
 LIMITS = EngineLimits(8, 256, 16)
 GPUS = (2, 3, 4, 5, 6)
 INSTANCES = 40  # for each number of GPUs
+
+
+def exhaustive_latency(
+    work: Workload, kinds: Sequence[Replica], gpus: int, dispatch: Dispatch, percentile: float
+) -> Strategy | None:
+    """The best of *every* multiset of replicas on at most `gpus`: exponential."""
+    best: Strategy | None = None
+
+    def extend(parts: tuple[tuple[Replica, int], ...], kind: int, left: int) -> None:
+        nonlocal best
+        if kind == len(kinds):
+            if parts:
+                replicas = [replica for replica, count in parts for _ in range(count)]
+                served = serve(work, replicas, dispatch)
+                latency = float(np.percentile(served.finish_s - work.arrival_s, percentile))
+                if best is None or latency < best.latency_s:
+                    best = Strategy(parts, latency)
+            return
+        for count in range(left // kinds[kind].shape.gpus + 1):
+            more = (*parts, (kinds[kind], count)) if count else parts
+            extend(more, kind + 1, left - count * kinds[kind].shape.gpus)
+
+    extend((), 0, gpus)
+    return best
 
 
 def kinds(speed: float) -> list[Replica]:

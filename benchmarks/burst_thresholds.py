@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from planner_service.burst_codec import ladder_to_json
-from planner_service.burst_ladder import TIE_SHARES, burst_ladder
-from planner_service.burst_simulation import simulate_bursts
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.demand import demand_of, draw_demand
-from planner_service.deployment.search import Strategy
-from planner_service.files import read_quality, read_site, read_trace
-from planner_service.plan_file import strategies_of
-from planner_service.routing.quality import SKIPPED, JudgedSample, route
-from planner_service.simulator import Dispatch
-from planner_service.simulator.workload import Floats, Ints
-from planner_service.site import Demand, Site
-from services.domain.bursts import BurstLadder
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.api import strategies_of
+from penstock.planner_service.codecs.plan_file import ladder_to_json
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.question.demand import demand_of, draw_demand
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
+from penstock.planner_service.rules.burst_ladder import TIE_SHARES, burst_ladder
+from penstock.planner_service.rules.burst_simulation import simulate_bursts
+from penstock.planner_service.simulator import Dispatch
+from penstock.planner_service.simulator.workload import Floats, Ints
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types.rules import BurstLadder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 THRESHOLDS, COARSE_THRESHOLDS = (84.0, SKIPPED), (100.0, SKIPPED)
@@ -160,7 +160,7 @@ def _fixed(
     thresholds: tuple[float, ...],
     strategies: Sequence[Strategy],
 ) -> tuple[float, Floats]:
-    """(p95, (N) scores of the answers that stand)."""
+    """(p95, (N) scores of the accepted answers)."""
     demand: Demand = draw_demand(judged, arrival_s, seed)
     _, total_s = simulate_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
     answered = route(demand.requests, thresholds).answered

@@ -25,7 +25,7 @@ Sarathi-Serve does (table 4). `load_based_deployed` has the load-based cascade's
 replicas, solved for as many loads as `planned` is: so its gain over `load_based` is that of the deployment, and the gain of
 `planned` over it that of thresholds and deployment found together. `planned` is the planner's plan by thresholds alone.
 `planned_long` may also have rules for long answers: plans with them are made for the load and for the rate that `planned`
-reaches, as each takes a dozen plans. `planned_best` may also have replies that are the best answers of requests, in plans
+reaches, as each takes several plans. `planned_best` may also have replies that are the best answers of requests, in plans
 that are made likewise. `ours` may also begin where another system ends: it is the best of these and of `load_based_deployed`
 on the half that is fitted.
 """
@@ -49,15 +49,17 @@ from benchmarks import cascade_systems, report
 from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
 from benchmarks.spread import interval
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.demand import demand_of
-from planner_service.files import ModelEntry, gpu_of_catalogue, model_of_catalogue, read_quality, read_trace
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.simulator import Dispatch, Report, Workload, serve
-from planner_service.simulator.tier import alone_latency
-from planner_service.simulator.workload import Floats
-from planner_service.site import Demand, Site
-from services.domain.hardware import ClusterSpec, ModelSpec
+from penstock.planner_service.files import gpu_of_catalogue, read_quality, read_trace
+from penstock.planner_service.files.hardware import model_spec
+from penstock.planner_service.question.demand import demand_of
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.simulator import Dispatch, Report, Workload, serve
+from penstock.planner_service.simulator.tier import alone_latency
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain.hardware import ClusterSpec, ModelSpec
+from penstock.types.planning import Model
 
 TIERS = ("small", "medium", "large")
 SHARES = (0.5, 0.75, 0.95)  # of the way from the smallest model's quality to the largest's
@@ -85,15 +87,15 @@ class Family:
 
     name: str
     quality: str
-    models: tuple[str | ModelEntry, str | ModelEntry, str | ModelEntry]
+    models: tuple[str | Model, str | Model, str | Model]
     trace: str
 
     def specs(self) -> tuple[ModelSpec, ...]:
-        return tuple(m.spec("model") if isinstance(m, ModelEntry) else model_of_catalogue(m) for m in self.models)
+        return tuple(model_spec(Model(m) if isinstance(m, str) else m, "model") for m in self.models)
 
 
-# Reka's sizes are published for edge (7B) and flash (21B) only: shapes of like models stand in for all three.
-FLASH = ModelEntry(layers=44, hidden=6144, heads=64, kv_heads=8, head_dim=96, parameters=21)
+# Reka's sizes are published for edge (7B) and flash (21B) only: shapes of like models replace all three.
+FLASH = Model(name="model", layers=44, hidden=6144, heads=64, kv_heads=8, head_dim=96, parameters=21)
 FAMILIES = (
     Family(
         "FuseChat 1B-3B-8B",

@@ -17,27 +17,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.deployers import deployer_for
-from planner_service.deployment.search import NOTHING, Strategy
-from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_options import Options
-from planner_service.routing.end_to_end import EndToEnd
-from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
-from planner_service.routing.rules import NO_RULES, RoutingRules
-from planner_service.simulator import Dispatch, Replica, Workload, serve
-from planner_service.simulator.felt import Objective
-from planner_service.simulator.workload import Bools, Floats
-from planner_service.site import Demand, Site, replica_kinds
+from penstock.planner_service.deployment.search import NOTHING, Strategy
+from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.planning.plan_cascade import plan_cascade
+from penstock.planner_service.question.planning_options import Options
+from penstock.planner_service.question.site import Demand, Site, replica_kinds
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.end_to_end import EndToEnd
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
+from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
+from penstock.planner_service.simulator.workload import Bools, Floats
+from penstock.services.acceptance.pipeline import NO_RULES
+from penstock.types.planning import Objective
+from penstock.types.rules import AcceptanceRules, RuleOptions
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Thresholds, what runs on each tier, and what its routing has besides thresholds."""
+    """Thresholds, what runs on each tier, and what its routing has in addition to thresholds."""
 
     thresholds: tuple[float, ...]
     strategies: tuple[Strategy, ...]
-    rules: RoutingRules = NO_RULES
+    rules: AcceptanceRules = NO_RULES
 
     @property
     def gpus(self) -> list[int]:
@@ -51,19 +52,22 @@ def ours(
     *,
     best_answer: bool = False,
     long_answers: bool = False,
-    rules: RoutingRules | None = None,
+    rules: AcceptanceRules | None = None,
 ) -> System:
-    """The planner's, for the end-to-end p95. best_answer: replies are the best answers. long_answers: see Options. rules:
+    """The planner's, for the end-to-end p95. best_answer: replies are the best answers. long_answers: see RuleOptions. rules:
     that the routing has, whatever these say; None: they say."""
     options = Options(
-        min_quality=min_quality, objective=Objective.END_TO_END, long_answers=long_answers and rules is None
+        min_quality=min_quality,
+        objective=Objective.END_TO_END,
+        allow_overload=True,
+        rules=RuleOptions(long_answers=long_answers and rules is None),
     )
-    plan = plan_cascade(site, demand.under(rules or RoutingRules(best_answer=best_answer)), options)
+    plan = plan_cascade(site, demand.under(rules or AcceptanceRules(best_answer=best_answer)), options)
     chosen = rules or dataclasses.replace(plan.rules, best_answer=best_answer)
     return System(plan.thresholds, tuple(tier.strategy for tier in plan.tiers), chosen)
 
 
-def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...], rules: RoutingRules = NO_RULES) -> System:
+def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...], rules: AcceptanceRules = NO_RULES) -> System:
     """This routing with what the deployment solver chooses for `demand`, for the end-to-end p95."""
     demand = demand.under(rules)
 

@@ -22,8 +22,8 @@ from penstock.local.cpu_time import descendants
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain.instances import Role
-from services.processes import free_port
+from penstock.services.domain.instances import Role
+from penstock.services.processes import free_port
 from tests.support import sglang
 
 KV_TOKENS = 32_768  # every engine gets room for as many
@@ -74,7 +74,7 @@ class PenstockWorker:
         names = iter(range(len(work.prompts)))
 
         async def generate(prompt: Sequence[int], tokens: int) -> int:
-            sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
+            sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
             prompt_message = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=prompt))
             request = pb.GenerateRequest(request_id=f"r{next(names)}", prompt=prompt_message, sampling=sampling)
             received = 0
@@ -110,15 +110,15 @@ def penstock_at(tree: Path) -> Callable[[Path], AbstractAsyncContextManager[Cont
                     instances = (await client.status()).instances
                 (worker,) = (instance for instance in instances if instance.role == "worker")
                 async with aio.insecure_channel(worker.address) as channel:
-                    yield PenstockWorker(_worker_of(started["pid"]), worker_pb2_grpc.WorkerServiceStub(channel))
+                    yield PenstockWorker(worker_of(started["pid"]), worker_pb2_grpc.WorkerServiceStub(channel))
             finally:
                 await run("down", "--folder", folder / "run")
 
     return start
 
 
-def _worker_of(up_pid: int) -> int:
-    """The worker among the processes of `penstock up`."""
+def worker_of(up_pid: int) -> int:
+    """The worker among the processes below one."""
     (pid,) = (p for p in descendants(up_pid) if b"worker_service" in Path(f"/proc/{p}/cmdline").read_bytes())
     return pid
 

@@ -26,23 +26,26 @@ import numpy as np
 from benchmarks import cascade_systems, report
 from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
-from planner_service.cascade_plan import CascadePlan
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.demand import demand_of
-from planner_service.files import read_quality, read_site, read_trace
-from planner_service.imputation import imputed
-from planner_service.mesh_tiers import mesh_tiers
-from planner_service.plan_cascade import plan_cascade
-from planner_service.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
-from planner_service.routing.quality import SKIPPED, JudgedSample, route
-from planner_service.routing.solution import Unreachable
-from planner_service.simulator import Dispatch, Workload
-from planner_service.simulator.workload import Bools, Floats, Ints
-from planner_service.site import Demand, Site
-from services.domain.workload import PARTS, RequestRecord, TierVisit, Window
+from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.live.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
+from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.planning.plan_cascade import plan_cascade
+from penstock.planner_service.question.demand import demand_of
+from penstock.planner_service.question.imputation import imputed
+from penstock.planner_service.question.planning_options import Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator import Dispatch, Workload
+from penstock.planner_service.simulator.workload import Bools, Floats, Ints
+from penstock.services.domain.workload import PARTS, RequestRecord, TierVisit, Window
+from penstock.types.planning import Objective
 
 TIERS = ("small", "medium", "large")
 MIN_QUALITY = 62.0
+OPTIONS = Options(min_quality=MIN_QUALITY, objective=Objective.LARGEST_TIER, allow_overload=True)
 REQUESTS, PROMPTS = 300, 300  # to plan for; drawn from sampled requests
 SAMPLE = 50
 WINDOWS_S = (60.0, 300.0)
@@ -69,7 +72,7 @@ PHASES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """By request: the tier-wise outcome of a whole run. total_s: from arrival to answer; score: of the answer that stood."""
+    """By request: the tier-wise outcome of a whole run. total_s: from arrival to answer; score: of the accepted answer."""
 
     total_s: Floats
     score: Floats
@@ -239,7 +242,7 @@ def run(rounds: int) -> None:
             ends = begins + 60.0 * phase.minutes
             indices = np.flatnonzero((demand.arrival_s >= begins) & (demand.arrival_s < ends))
             of_phase = _demand(trace, demand.requests.subset(indices), phase.rate_per_s)
-            runs["known"].append(Move(begins, followed(plan_cascade(site, of_phase, min_quality=MIN_QUALITY))))
+            runs["known"].append(Move(begins, followed(plan_cascade(site, of_phase, OPTIONS))))
             for name, choose in BASELINES.items():
                 runs[f"{name}, known"].append(Move(begins, choose(site, of_phase)))
             begins = ends
@@ -273,7 +276,7 @@ def run(rounds: int) -> None:
 
 
 def _plan(site: Site, trace: Workload, judged: JudgedSample, rate: float) -> CascadePlan:
-    return plan_cascade(site, _demand(trace, judged, rate), min_quality=MIN_QUALITY)
+    return plan_cascade(site, _demand(trace, judged, rate), OPTIONS)
 
 
 def _demand(trace: Workload, judged: JudgedSample, rate: float) -> Demand:

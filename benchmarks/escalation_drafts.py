@@ -21,21 +21,24 @@ import yaml
 from benchmarks import report
 from benchmarks.mesh_paths import absolute_paths
 from benchmarks.spread import median_and_range
-from judge_service.scorers.exact import same
 from penstock import AsyncClient, Reply
+from penstock.judge_service.scoring.comparison import same
 from penstock.local import LocalMesh, MeshOptions
-from services.domain.requests import ChatMessage, ChatPrompt, Draft, GenerationRequest, SamplingParams, TokenFrame
-from services.mesh_file import read_mesh_data
-from worker_service.engine.interface import Finished
-from worker_service.engine.loop import LoopEngine
-from worker_service.engine.torch import TorchEngineOptions, torch_engine
+from penstock.services.mesh_file import read_mesh_data
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import Draft, GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import EngineFinished
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 
 ROOT = Path(__file__).parents[1]
 FAMILY, HELD_OUT = ROOT / "models" / "family", ROOT / "models" / "heldout.jsonl"
 PAIRS = (("small", "medium"), ("medium", "large"))
 PROMPTS, QUICK_PROMPTS, CASCADE_PROMPTS = 500, 40, 200
 BATCH = 32  # in which the drafts are generated, and texts compared
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=512)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ async def _answer(engine: LoopEngine, name: str, question: dict[str, str], draft
         if isinstance(event, TokenFrame):
             tokens += event.token_ids
             text += event.text
-        elif isinstance(event, Finished):
+        elif isinstance(event, EngineFinished):
             usage = event.usage
     assert usage is not None
     return Answer(tuple(tokens), text, usage.accepted_draft_tokens, usage.rejected_draft_tokens)

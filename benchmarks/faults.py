@@ -170,7 +170,7 @@ async def measure(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as the Markdown table of docs/faults.md."""
+    """The rows as the Markdown table of docs/reference/faults.md."""
     columns = ["process", "fault", "clients", "streams", "lost", "doubled", "wrong", "asked again"]
     columns += ["longest wait p50, p99", "recovered after"]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

@@ -19,11 +19,14 @@ import numpy as np
 
 from benchmarks.public_data import DataMissing
 from benchmarks.report import write
-from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
-from services.domain.structured import StructuredOutput, StructureKind
-from services.json_schema import fits
-from worker_service.engine.loop import LoopEngine
-from worker_service.engine.torch import TorchEngineOptions, torch_engine
+from penstock.services.json_schema import fits
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.structured import StructuredOutput
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 
 FAMILY = Path(__file__).parents[1] / "models" / "family"
 SCHEMAS = 300
@@ -101,15 +104,13 @@ def _schema(rng: random.Random, depth: int) -> dict[str, Any]:
 
 async def _throughput(engine: LoopEngine, rounds: int) -> dict[str, Any]:
     """Tokens per second of CPU of a batch of greedy replies of one length, with and without a grammar, in turns."""
-    form = StructuredOutput(StructureKind.REGEX, r"(.|\n){150,}")
+    form = StructuredOutput(regex=r"(.|\n){150,}")
     free: list[float] = []
     formed: list[float] = []
     for _ in range(2 * rounds):
         for structured, rates in ((None, free), (form, formed)):
             began = time.process_time()
-            sampling = SamplingParams(
-                0.0, max_output_tokens=150, structured_output=structured, ignore_eos=structured is None
-            )
+            sampling = SamplingParams(0.0, max_tokens=150, structured_output=structured, ignore_eos=structured is None)
             counts = await asyncio.gather(*(_run(engine, f"t{i}", sampling, f"Write {i}.") for i in range(BATCH)))
             rates.append(sum(count for _, count in counts) / (time.process_time() - began))
     ratios = [a / b for a, b in zip(formed, free, strict=True)]
@@ -123,7 +124,7 @@ async def _throughput(engine: LoopEngine, rounds: int) -> dict[str, Any]:
 
 
 def _form(schema: dict[str, Any]) -> StructuredOutput:
-    return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema))
+    return StructuredOutput(json_schema=json.dumps(schema))
 
 
 async def _reply(engine: LoopEngine, name: str, form: StructuredOutput, most: int, seed: int) -> tuple[str, int]:

@@ -14,33 +14,31 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import report
-from judge_service import metrics
-from judge_service.calibration import Calibration, held_out_scores
-from judge_service.combination import held_out_logits, probability
-from judge_service.guards import objection
-from judge_service.scorers import JudgedAnswer, LogprobSummary, Scorer
-from judge_service.scorers.confidence import ConfidenceScorer
-from judge_service.scorers.exact import ExactScorer, same
-from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, NoGrade, expected_grade, grade_question
-from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
-from judge_service.screened_scorer import is_sure
-from judge_service.tier_client import choice_of
 from models.training import measure
 from models.training.answers import chat_of
 from models.training.problems import Problem, is_correct
-from services.clock import SystemClock
-from services.domain.requests import (
-    ChatMessage,
-    ChatPrompt,
-    FinishReason,
-    GenerationRequest,
-    Prompt,
-    SamplingParams,
-    TokenFrame,
-)
-from worker_service.engine.interface import Finished
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
+from penstock.judge_service.calibration import metrics
+from penstock.judge_service.calibration.isotonic import Calibration, held_out_scores
+from penstock.judge_service.clients.tier_client import choice_of
+from penstock.judge_service.scorers.combined.combination import held_out_logits, probability
+from penstock.judge_service.scorers.confidence import ConfidenceScorer
+from penstock.judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
+from penstock.judge_service.scorers.llm.grading import NoGrade, expected_grade, grade_question
+from penstock.judge_service.scorers.screened import is_sure
+from penstock.judge_service.scoring.comparison import same
+from penstock.judge_service.scoring.guards import objection
+from penstock.judge_service.scoring.interface import Scorer
+from penstock.judge_service.scoring.questions import REPLY_TOKENS, TOP_LOGPROBS
+from penstock.services.clock import SystemClock
+from penstock.services.domain.auc import auc
+from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import EngineFinished
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 
 FAMILY = report.RESULTS.parent.parent / "models" / "family"
 TIERS = ("small", "medium")
@@ -79,7 +77,7 @@ def generated(tier: str, prompts: Seq[Prompt], sampling: Seq[SamplingParams]) ->
         for name, event in core.step():
             if isinstance(event, TokenFrame):
                 frames[name].append(event)
-            elif isinstance(event, Finished):
+            elif isinstance(event, EngineFinished):
                 text = "".join(frame.text for frame in frames[name])
                 replies[name] = Reply(text, tuple(frames[name]), event.reason)
     return [replies[str(i)] for i in range(len(prompts))]
@@ -95,7 +93,7 @@ def consistency(answers: Seq[JudgedAnswer], tier: str) -> list[float]:
     """Shares of samples that agree with the answers, as the scorer computes them."""
     prompts = [item.prompt for item in answers for _ in range(SAMPLES)]
     params = [
-        SamplingParams(temperature=TEMPERATURE, seed=1 + i % SAMPLES, max_output_tokens=MAX_TOKENS)
+        SamplingParams(temperature=TEMPERATURE, seed=1 + i % SAMPLES, max_tokens=MAX_TOKENS)
         for i in range(len(prompts))
     ]
     texts = [reply.text for reply in generated(tier, prompts, params)]
@@ -111,7 +109,7 @@ def grades(answers: Seq[JudgedAnswer]) -> list[float | None]:
     for item in answers:
         messages = grade_question(item.prompt, item.answer)
         prompts.append(ChatPrompt(tuple(ChatMessage(m["role"], m["content"]) for m in messages)))
-    params = SamplingParams(temperature=0.0, max_output_tokens=REPLY_TOKENS, top_logprobs=TOP_LOGPROBS)
+    params = SamplingParams(temperature=0.0, max_tokens=REPLY_TOKENS, top_logprobs=TOP_LOGPROBS)
     results: list[float | None] = []
     for reply in generated("large", prompts, [params] * len(prompts)):
         try:
@@ -136,7 +134,7 @@ def interval(raw: Seq[float], good: Seq[bool], rng: np.random.Generator) -> tupl
     values = []
     for _ in range(BOOTSTRAPS):
         rows = rng.integers(0, len(x), len(x))
-        values.append(metrics.auc(x[rows].tolist(), y[rows].tolist()))
+        values.append(auc(x[rows].tolist(), y[rows].tolist()))
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
@@ -147,7 +145,7 @@ def figures_of(
     low, high = interval(raw, good, rng)
     return {
         "answers": len(good),
-        "auc": metrics.auc(raw, good),
+        "auc": auc(raw, good),
         "auc_95": [low, high],
         "brier": metrics.brier(scores, good),
         "brier_uncalibrated": metrics.brier(uncalibrated, good) if uncalibrated is not None else None,
@@ -161,7 +159,7 @@ def judge_scorer() -> JudgeModelScorer:
 
 def tier_figures(tier: str, problems: Seq[Problem], rng: np.random.Generator) -> dict[str, Any]:
     """Figures of all scorers on one tier's answers."""
-    params = SamplingParams(temperature=0.0, max_output_tokens=MAX_TOKENS, top_logprobs=0)
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, top_logprobs=0)
     prompts = [chat_of(problem) for problem in problems]
     replies = generated(tier, prompts, [params] * len(prompts))
     answers = [judged(p, tier, r) for p, r in zip(problems, replies, strict=True)]
@@ -189,7 +187,7 @@ def tier_figures(tier: str, problems: Seq[Problem], rng: np.random.Generator) ->
     raw = [grade for grade in graded if grade is not None]
     labels = [good[i] for i in with_grade]
     mixed = any(labels) and not all(labels)
-    scorers["llm"] = {"answers": GRADED, "graded": len(raw), "auc": metrics.auc(raw, labels) if mixed else None}
+    scorers["llm"] = {"answers": GRADED, "graded": len(raw), "auc": auc(raw, labels) if mixed else None}
     return {
         "right": sum(right) / len(right),
         "scorers": scorers,
@@ -223,7 +221,7 @@ def screened_figures(sure: Seq[float], costly: Seq[float], good: Seq[bool], thre
             {
                 "margin": margin,
                 "unsure": float(unsure.mean()),
-                "auc": metrics.auc(scores.tolist(), good),
+                "auc": auc(scores.tolist(), good),
                 "brier": metrics.brier(scores.tolist(), good),
                 "wrong_accepted": float((accepted & ~right).mean()),
                 "right_refused": float((~accepted & right).mean()),

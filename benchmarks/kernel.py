@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks import report
 from benchmarks.spread import median_and_range
 from benchmarks.stepwise import replay
-from planner_service.files import read_site, read_trace
-from planner_service.simulator import Dispatch, Replica, Workload, serve
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.files import read_site, read_trace
+from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
+from penstock.services.domain.hardware import ReplicaShape
 
 EXAMPLES = Path("examples")
 TIER, SHAPE, REPLICAS = 1, ReplicaShape(4, 1), 4  # Llama 70B on 16 H100

@@ -27,7 +27,7 @@ from penstock import AsyncClient, InstanceChanged, Move, RetryPolicy, TierStarte
 from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain.instances import Role
+from penstock.services.domain.instances import Role
 
 FAMILY = Path("models/family").resolve()
 MODEL = "large"

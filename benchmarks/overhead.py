@@ -35,7 +35,7 @@ Way = Callable[[], Awaitable[float]]  # one stream; returns seconds to its first
 
 def through_worker(stub: Any) -> Way:
     async def one() -> float:
-        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=TOKENS)
+        sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=TOKENS)
         prompt = common_pb2.Prompt(text="hello")
         began, first = time.perf_counter(), 0.0
         async for event in stub.Generate(pb.GenerateRequest(request_id=f"{began}", prompt=prompt, sampling=sampling)):

@@ -12,10 +12,10 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
-from planner_service.files import gpu_of_catalogue, model_of_catalogue, read_quality
-from planner_service.simulator import Workload, serve
-from planner_service.site import Site, replica_kinds
-from services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue, read_quality
+from penstock.planner_service.question.site import Site, replica_kinds
+from penstock.planner_service.simulator import Workload, serve
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
 
 Config = tuple[int, int, int]  # DP, TP, PP
 CASES: tuple[tuple[str, int, tuple[Config, ...]], ...] = (

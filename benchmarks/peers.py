@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.router_cost import STREAMED, WHOLE, load
 from penstock.local.cpu_time import group_cpu_s
-from services.processes import free_port
+from penstock.services.processes import free_port
 
 CONFIG = "config.yaml"
 START_TIMEOUT_S = 120.0
@@ -50,7 +50,8 @@ class Peer:
     share: of the load of `router_cost` that it gets: the slow ones would take many minutes for all of it.
     health: a path that answers once requests are served. model: the name that requests are sent with.
     arguments: of its command line. config: content of the file `CONFIG` in the folder that it starts in.
-    In both, {port} is to be listened on, {spare_port} is free, and {server} is the base URL of the server behind it.
+    In both, {port} is to be listened on, {spare_port} is free, and {server} is the base URL of the server that it
+    forwards to.
     """
 
     name: str

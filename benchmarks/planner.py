@@ -22,15 +22,15 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from planner_service.cascade_plan import CascadePlan
-from planner_service.demand import demand_of
-from planner_service.files import read_quality, read_site, read_trace
-from planner_service.horizon import RUNS, plan_over_horizon
-from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_options import MAX_UTILISATION, Options
-from planner_service.simulator import Workload
-from planner_service.simulator.felt import Objective
-from planner_service.site import Demand, Site
+from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.planning.horizon import plan_over_horizon
+from penstock.planner_service.planning.plan_cascade import plan_cascade
+from penstock.planner_service.question.demand import demand_of
+from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.simulator import Workload
+from penstock.types.planning import Objective
 
 EXAMPLES = Path("examples")
 LIMITS_S = {16: 10.0, 32: 10.0, 80: 30.0, 256: 60.0, 1024: 90.0}  # by GPUs, after which a plan is ended
@@ -101,11 +101,10 @@ def row(objective: Objective, gpus: int, share: float, rounds: int) -> dict[str,
     trace = twice(read_trace(EXAMPLES / "trace.csv"))
     site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=gpus // 8))
     target = judged.worst + share * (judged.best - judged.worst)
-    options = Options(min_quality=target, objective=objective, max_utilisation=MAX_UTILISATION)
+    options = Options(min_quality=target, goal=Goal.LATENCY, objective=objective, seed=SEED, rate=gpus / 4)
 
     def plan() -> CascadePlan:
-        how = {"requests": None, "seed": SEED, "lengths": "quality", "rate": gpus / 4}
-        return plan_over_horizon(partial(planned, site, options), site, trace, judged, **how)[0]  # type: ignore[arg-type]
+        return plan_over_horizon(partial(planned, site, options), site, trace, judged, options)[0]
 
     cascade_plan, times, cpu_times = timed(plan, rounds if gpus <= REPEATED_UP_TO else 1, LIMITS_S[gpus])
     figures: dict[str, Any] = {
@@ -154,12 +153,12 @@ def run(rounds: int) -> None:
             lengths="quality",
             rate=4.0,
         ),
-        min_quality=70,
+        Options(min_quality=70.0, goal=Goal.LATENCY),
     )
     rows: list[dict[str, Any]] = []
     for cell in cells():
         rows.append(row(*cell, rounds))
-        figures = {"seed": SEED, "runs": RUNS, "rounds": rounds, "targets_s": TARGETS_S, "rows": rows}
+        figures = {"seed": SEED, "runs": Options().runs, "rounds": rounds, "targets_s": TARGETS_S, "rows": rows}
         path = report.write("planner", {"complete": len(rows) == len(cells()), **figures})
     for gpus, target_s in TARGETS_S.items():
         slowest_s = max(max(one["seconds"]) for one in rows if one["gpus"] == gpus)

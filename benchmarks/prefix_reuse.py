@@ -12,14 +12,14 @@ from typing import Any
 from benchmarks import report
 from benchmarks.public_data import public
 from benchmarks.spread import median_and_range
-from planner_service.cascade_plan import CascadePlan
-from planner_service.demand import demand_of
-from planner_service.files import read_quality, read_site
-from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_options import MAX_UTILISATION, Goal, Options
-from planner_service.simulator import Workload
-from planner_service.simulator.felt import Objective
-from planner_service.trace_importers import from_mooncake
+from penstock.planner_service.files import read_quality, read_site
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.planning.plan_cascade import plan_cascade
+from penstock.planner_service.question.demand import demand_of
+from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.simulator import Workload
+from penstock.planner_service.trace_importers import from_mooncake
+from penstock.types.planning import Objective
 
 EXAMPLES = Path("examples")
 TRACE = "traces/mooncake_conversation.csv.gz"
@@ -39,7 +39,6 @@ def plan(work: Workload, seed: int, goal: Goal, rate: float | None) -> CascadePl
         max_latency_s=MAX_LATENCY_S,
         goal=goal,
         objective=Objective.END_TO_END,
-        max_utilisation=MAX_UTILISATION,
     )
     demand = demand_of(work, judged, requests=REQUESTS, seed=seed, lengths="trace", rate=rate)
     return plan_cascade(site, demand, options)

@@ -21,16 +21,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import report
-from planner_service.profiles import fit_qoe, qoe_errors
-from planner_service.simulator.workload import Floats
-from services.clock import SystemClock
-from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
-from services.domain.stages import BatchLoad
-from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import Finished
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
-from worker_service.qoe_profile import QoeCell, measure_qoe, profile_cells
+from penstock.planner_service.files.profiles import fit_qoe, qoe_errors
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.clock import SystemClock
+from penstock.services.domain.stages import BatchLoad
+from penstock.types.prompts import TokenPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import EngineFinished
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.qoe_profile import QoeCell, measure_qoe, profile_cells
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 
 MODELS = ("small", "medium", "large")
 KV_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = 8_192, 32, 512
@@ -79,9 +80,9 @@ class Pace:
     def _reply_s(self) -> float:
         began = time.thread_time()
         prompt = list(range(3, 67))
-        sampling = SamplingParams(temperature=0.0, max_output_tokens=8, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
         self._core.add(GenerationRequest("pace", TokenPrompt(tuple(prompt)), sampling), prompt)
-        while not any(isinstance(event, Finished) for _, event in self._core.step()):
+        while not any(isinstance(event, EngineFinished) for _, event in self._core.step()):
             pass
         return time.thread_time() - began
 

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).with_name("results")
 COLOURS = ("#1f6f78", "#e07a3f", "#8d99ae", "#c9a227", "#6d597a", "#7fb069", "#b23a48", "#4a4e69")
-LEGEND_WITHIN = 4  # series; the legend of more stands below the plot
+LEGEND_WITHIN = 4  # series; the legend of more is below the plot
 
 
 def machine() -> dict[str, Any]:

@@ -19,14 +19,14 @@ from typing import Any
 import yaml
 
 from penstock.local.cpu_time import cpu_s, descendants
-from services.processes import free_port
+from penstock.services.processes import free_port
 
 BEFORE = "9c4042d"  # the last commit before the data path was rebuilt
 WHOLE: dict[str, Any] = {"replies": 1500, "connections": 32, "tokens": 32}
 STREAMED: dict[str, Any] = {"replies": 600, "connections": 200, "tokens": 200}
 STEP_MS = 10.0
 RATIOS = ("cpu_ms_per_reply", "cpu_ms_per_1000_tokens", "worker_loop_cpu_ms_per_1000_tokens")
-ROUTERS, WORKER = "router_service", "worker_service"
+ROUTERS, WORKER = "penstock.router_service", "penstock.worker_service"
 SLOT = "--slot"  # in the command line of one of a router's several processes
 
 

@@ -18,11 +18,14 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.engine.interface import EngineEvent
+from penstock.worker_service.engine.sglang import moves as moves_module
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from tests.support.sglang import sglang_pair
-from worker_service.engine.interface import EngineEvent
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
-from worker_service.engine.sglang import moves as moves_module
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "family" / "large"
@@ -30,7 +33,7 @@ LENGTHS = (200, 400, 800, 1600)  # prompt tokens, about; the model's context is 
 WAYS = ("recompute", "store", "move")
 BEFORE, BEHIND = 40, 40  # output tokens at the source before it is to move, and compared at the target
 SEED = 4
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=400, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 
 
 class _Told(logging.Handler):

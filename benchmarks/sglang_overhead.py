@@ -32,14 +32,17 @@ from benchmarks.contenders import KV_TOKENS, one_tier_mesh, worker_address
 from benchmarks.spread import median_and_quartiles, median_and_range
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.clients.worker_client import WorkerClient
-from services.channels import ChannelPool
-from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
-from services.processes import free_port
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.services.channels import ChannelPool
+from penstock.services.processes import free_port
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.engine.sglang.launch import command, environment
 from tests.conftest import FAMILY
 from tests.support.sglang import CPU_LAUNCH, cpu_shape, running
-from worker_service.engine.sglang.launch import command, environment
 
 PROMPT_TOKENS = 48
 AT_ONCE, STREAMS, TOKENS = 32, 64, 64  # where throughput is measured
@@ -72,7 +75,7 @@ def through_worker(workers: WorkerClient, address: str) -> Way:
     """Like a router."""
 
     async def one(prompt: list[int], name: str, tokens: int) -> tuple[float, int]:
-        sampling = SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         request = GenerationRequest(request_id=name, prompt=TokenPrompt(tuple(prompt)), sampling=sampling)
         began, first, got = time.perf_counter(), 0.0, 0
 

@@ -32,18 +32,20 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.stepwise import replay
-from planner_service.profiles import STALL, fit_latency
-from planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
-from planner_service.simulator import report as reported
-from planner_service.simulator.workload import Floats
-from services.clock import Clock
-from services.domain.hardware import ReplicaShape
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.requests import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
-from worker_service.engine.core import EngineCore
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
-from worker_service.profile import timed_steps
+from penstock.planner_service.files.profiles import STALL, fit_latency
+from penstock.planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
+from penstock.planner_service.simulator import report as reported
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.clock import Clock
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.profile import timed_steps
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 
 MODEL = Path("models/family/medium")
 KV_TOKENS, MAX_RUNNING = 32_768, 32
@@ -158,7 +160,7 @@ def drive(
             now = float(work.arrival_s[due])
             began = clock.now() - now
         while due < len(work) and work.arrival_s[due] <= now:
-            sampling = SamplingParams(temperature=0.0, max_output_tokens=int(work.output_tokens[due]), ignore_eos=True)
+            sampling = SamplingParams(temperature=0.0, max_tokens=int(work.output_tokens[due]), ignore_eos=True)
             core.add(GenerationRequest(str(due), TokenPrompt(tuple(prompts[due])), sampling), prompts[due])
             due += 1
         events = core.step()

@@ -1,4 +1,4 @@
-"""Answers that do not stand, on held-out prompts of the shipped family: with and without skip prediction and early checks;
+"""Rejected answers, on held-out prompts of the shipped family: with and without skip prediction and early checks;
 and what it brings to deliver the best answer of each prompt instead of the last one.
 
 Every tier answers every prompt, by the torch engine. Answers and their beginnings are scored as by the scorer of
@@ -25,20 +25,19 @@ import numpy as np
 import yaml
 
 from benchmarks import report
-from judge_service.calibration import Calibration
-from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
+from benchmarks.skip_rule import cheapest_rule
 from models.training import answers, tasks
 from models.training.measure import CONFIDENCE, Calibrations, Costs, Verdicts, heldout_problems, verdicts
 from models.training.problems import Problem
-from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.rules import RoutingRules
-from planner_service.routing.skip_rule import cheapest_rule
-from planner_service.score_predictor import train
-from planner_service.simulator.workload import Bools, Floats, Ints
-from services.domain.early_checks import EarlyCheck
-from services.domain.score_prediction import ScorePredictor
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
+from penstock.planner_service.question.score_predictor import train
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.simulator.workload import Bools, Floats, Ints
+from penstock.services.acceptance.early_checks import checked_answers, fit_early_checks
+from penstock.services.domain.score_prediction import ScorePredictor
+from penstock.types.judging import JudgedAnswer
+from penstock.types.rules import AcceptanceRules, EarlyCheck, PlannedEarlyChecks
 
 ROOT = Path(__file__).parents[1]
 FAMILY, KEPT = ROOT / "models" / "family", ROOT / "build" / "skipping_tiers"
@@ -50,6 +49,10 @@ ERROR = 0.01
 LAG_TOKENS = 8
 ROUTING_LIMITS = tuple(range(5, 100, 5))  # of direct routing, by predicted score
 BATCH = BatchOptions(64, 16_384)
+
+
+def skips(limits: Sequence[float | None]) -> AcceptanceRules:
+    return AcceptanceRules(skip_below=tuple(limits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +76,7 @@ class Data:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one way to route, on held-out prompts, per prompt. in_vain: output tokens of answers that do not stand.
+    """Of one way to route, on held-out prompts, per prompt. in_vain: output tokens of rejected answers.
 
     tiers_ms, judge_ms: CPU time of the tiers and of the judge. judge_tokens: that its model reads.
     """
@@ -107,7 +110,7 @@ def _measured(data: Data, splits: int) -> None:
         half = len(order) // 2
         fitted, held_out = data.subset(order[:half]), data.subset(order[half:])
         ways = _split(fitted, held_out, thresholds, costs)
-        ways["as shipped"] = _outcome(held_out, _predicted(held_out, shipped).skipping(limits), thresholds, costs)
+        ways["as shipped"] = _outcome(held_out, _predicted(held_out, shipped).under(skips(limits)), thresholds, costs)
         for way, outcome in ways.items():
             by_way.setdefault(way, []).append(outcome)
     plain = by_way["cascade"]
@@ -179,11 +182,11 @@ def _split(fitted: Data, held_out: Data, thresholds: tuple[float, ...], costs: C
     ]
     ways = {
         "cascade": _outcome(held_out, test, thresholds, costs),
-        "skip (least compute)": _outcome(held_out, test.skipping(rule.limits), thresholds, costs),
-        "skip (least tokens)": _outcome(held_out, test.skipping(in_vain_rule.limits), thresholds, costs),
+        "skip (least compute)": _outcome(held_out, test.under(skips(rule.limits)), thresholds, costs),
+        "skip (least tokens)": _outcome(held_out, test.under(skips(in_vain_rule.limits)), thresholds, costs),
         "early": _outcome(held_out, test, thresholds, costs, checks),
-        "skip and early": _outcome(held_out, test.skipping(rule.limits), thresholds, costs, checks),
-        "best answer": _outcome(held_out, test.under(RoutingRules(best_answer=True)), thresholds, costs),
+        "skip and early": _outcome(held_out, test.under(skips(rule.limits)), thresholds, costs, checks),
+        "best answer": _outcome(held_out, test.under(AcceptanceRules(best_answer=True)), thresholds, costs),
         "large alone": _alone(held_out, costs),
     }
     for name in ("skip (least compute)", "skip and early"):
@@ -206,7 +209,7 @@ def _outcome(
     wrong_rejections = accepted = 0
     for t, of_tier in enumerate(checks):
         checked = checked_answers(
-            EarlyRule(of_tier, LAG_TOKENS), CHECKS, data.part_scores[t], sample.output_tokens[:, t]
+            PlannedEarlyChecks(of_tier, LAG_TOKENS), CHECKS, data.part_scores[t], sample.output_tokens[:, t]
         )
         rejected = checked.rejected
         stands = sample.scores[:, t] >= thresholds[t]
@@ -215,7 +218,7 @@ def _outcome(
         judged[:, t] = np.where(rejected, 0, judged[:, t])  # it is not scored once more
         scores[rejected, t] = 0.0
     cut = replace(sample, output_tokens=tokens, scores=scores)
-    # a threshold of 0 lets an answer stand that scores 0; these have none
+    # a threshold of 0 accepts an answer that scores 0; these have none
     routed = route(cut, thresholds)
     answered, everyone = routed.answered, np.arange(len(sample))
     used = routed.processed.T

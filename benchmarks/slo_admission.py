@@ -8,6 +8,7 @@ Answers: ten requests at once ask an engine whose steps take 100 ms, with 200 ru
 """
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -17,15 +18,15 @@ from contextlib import aclosing
 import numpy as np
 
 from benchmarks import report
-from services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TokenPrompt
-from services.domain.latency import StepLatencyModel
-from services.domain.slo import SloClass
-from services.domain.slo.compiled.layout import StepModel, step_model
-from services.domain.slo.compiled.table import RequestTable, TableRequest, decide
-from worker_service.engine.interface import Admitted
-from worker_service.engine.loop import LoopEngine
-from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
-from worker_service.scheduling import (
+from penstock.services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TokenPrompt
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.slo.compiled.layout import StepModel, step_model
+from penstock.services.domain.slo.compiled.table import RequestTable, TableRequest, decide
+from penstock.types.slo import SloClass
+from penstock.types.workers import Admitted
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
+from penstock.worker_service.scheduling import (
     BatchLimits,
     BatchPolicy,
     BatchScheduler,
@@ -35,7 +36,7 @@ from worker_service.scheduling import (
     Sequence,
     SequenceSlo,
 )
-from worker_service.scheduling.slo_policy import SloPolicy
+from penstock.worker_service.scheduling.slo_policy import SloPolicy
 
 RUNNING, NEW, PACES_S = 200, 10, (0.05, 0.075, 0.1)
 LATENCY = StepLatencyModel((0.0, 64.0, 512.0, 4096.0), (0.011, 0.012, 0.031, 0.21), 6e-8, 1e-9)
@@ -92,7 +93,7 @@ def decisions(model: StepModel, seed: int) -> tuple[list[float], dict[str, float
     """Milliseconds of each decision; what was decided on average."""
     rng = np.random.default_rng(seed)
     tables = [running_table(rng, 0.0) for _ in range(SCENES)]
-    unlimited = [decide(0.0, t.snapshot(), [], model, kv_tokens=10**9, free_places=64) for t in tables]
+    unlimited = [decide(0.0, t.snapshot(), [], model, kv_tokens=10**9) for t in tables]
     held = [round(decision.kv_tokens) for decision in unlimited]  # by those that run already
     took, admitted, replays = list[float](), list[int](), list[int]()
     for k in range(DECISIONS):
@@ -100,7 +101,7 @@ def decisions(model: StepModel, seed: int) -> tuple[list[float], dict[str, float
         kv_tokens = held[k % SCENES] + (8_000 if k % 2 else 100_000)  # KV binds in every other decision
 
         def work(table: RequestTable = table, new: list[TableRequest] = new, kv_tokens: int = kv_tokens) -> None:
-            decision = decide(0.0, table.snapshot(), new, model, kv_tokens=kv_tokens, free_places=64)
+            decision = decide(0.0, table.snapshot(), new, model, kv_tokens=kv_tokens)
             table.apply(decision)
             admitted.append(sum(decision.admitted))
             replays.append(decision.replays)
@@ -122,7 +123,7 @@ def table_steps(model: StepModel, seed: int) -> list[float]:
 
         def work(now_s: float = now_s) -> None:
             nonlocal ends
-            _, planned_s = table.plan(now_s, model)
+            planned_s = table.plan(now_s, model, kv_tokens=math.inf)
             ends = now_s + planned_s
             table.commit(ends)
 
@@ -156,7 +157,7 @@ def scheduler_steps(policy: BatchPolicy, slos: bool) -> list[float]:
 
 
 def step(scheduler: BatchScheduler, now_s: float) -> float:
-    scheduler.decide(now_s)
+    scheduler.policy.decide(scheduler, now_s)
     plan = scheduler.plan_step(now_s=now_s)
     ends = now_s + LATENCY.base_s(plan.tokens)
     scheduler.commit(plan, {c.sequence.request_id: (7,) for c in plan.chunks if c.logits}, ends)
@@ -199,7 +200,7 @@ async def answers(rounds: int) -> list[list[float]]:
 
 async def _answered_ms(engine: LoopEngine, name: str, output_tokens: int) -> float:
     """Milliseconds until the engine answers; returns when the reply has ended."""
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=output_tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     prompt = TokenPrompt(tuple(97 + (i * 7) % 26 for i in range(50)))
     slo = Slo(1000.0, (SloPhase(0, 10 * STEP_S),))
     began_s, answered_s = time.perf_counter(), 0.0
@@ -226,7 +227,7 @@ def row(name: str, rounds: list[list[float]]) -> dict[str, object]:
 
 
 def run(rounds: int) -> None:
-    model = step_model(LATENCY, MAX_STEP_TOKENS, 0.05)
+    model = step_model(LATENCY, MAX_STEP_TOKENS, 0.05, places=RUNNING + 64)
     decisions(model, 0), table_steps(model, 0)  # compile
     decided = [decisions(model, seed) for seed in range(rounds)]
     for _, means in decided:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.slo_baselines import BatchPolicy, Deployment, PlainReplicas
 from benchmarks.slo_scenarios import LOOSE_TPOT_S, SCENARIOS, TIGHT_TPOT_S, Scenario, Stretch, stretch
 from benchmarks.slo_scenarios import replica as replica_of
 from benchmarks.slo_systems import (
@@ -32,18 +33,11 @@ from benchmarks.slo_systems import (
     slo_settings,
     with_limits,
 )
-from planner_service.simulator import Replica, Workload
-from planner_service.simulator.judged import (
-    BatchPolicy,
-    Deployment,
-    Judged,
-    PlainReplicas,
-    Promises,
-    SloReplicas,
-)
-from planner_service.simulator.workload import Bools
-from services.domain.latency import StepLoad
-from services.domain.slo import SpeculationTier, speculation_lengths
+from penstock.planner_service.simulator import Replica, Workload
+from penstock.planner_service.simulator.judged import Judged, Promises, SloReplicas
+from penstock.planner_service.simulator.workload import Bools
+from penstock.services.domain.latency import StepLoad
+from penstock.services.domain.slo.speculation import SpeculationTier, speculation_lengths
 
 TARGETS = (0.9, 0.98)
 PRECISION = 1.02  # of a capacity: the lowest rate that misses the target is at most so many times as high

@@ -9,8 +9,8 @@ The speed of a machine drifts, and with it what load and which objectives mean. 
 cell of a round (arrivals, objectives, load) begins with measuring what holds now: the first token and a lone decode step of
 an idle mesh, of which the objectives are multiples (3 and 5, or 5 and 10), and the rate that decode first sustains, of which
 the load is a share. Before and after a cell a fixed piece of work is timed; cells during which it changed by more than a
-quarter are left out. Policies are compared within a round; intervals are over rounds. Rounds go on until the time is up, and
-results are written after each.
+quarter are left out. Policies are compared within a round; intervals are over rounds. Rounds continue until the time is
+up, and results are written after each.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from services.domain.slo import AttainmentTracker
+from penstock.services.domain.slo.attainment import AttainmentTracker
 
 MODEL = Path("models/family/large").resolve()
 POLICIES = ("slo", "decode_first", "prefill_first")
@@ -120,7 +120,7 @@ async def _one(stub: Any, request: Request, objectives: Objectives | None, times
         model="only",
         prompt=common_pb2.Prompt(text=request.prompt),
         sampling=common_pb2.SamplingParams(
-            temperature=0.8, seed=request.seed, max_output_tokens=request.output_tokens, ignore_eos=True
+            temperature=0.8, seed=request.seed, max_tokens=request.output_tokens, ignore_eos=True
         ),
     )
     if objectives is not None:

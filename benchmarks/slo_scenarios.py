@@ -16,13 +16,13 @@ from scipy.optimize import least_squares
 from scipy.stats import gamma
 
 from benchmarks.public_data import public
-from planner_service.files import gpu_of_catalogue, model_of_catalogue, read_trace
-from planner_service.importers import Wanted, import_distserve, import_vidur
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.simulator.judged import NEVER_LATER, Promises
-from planner_service.simulator.workload import Floats, Ints
-from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
-from services.domain.latency import StepLatencyModel, StepLoad
+from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue, read_trace
+from penstock.planner_service.files.published_tables import Wanted, import_distserve, import_vidur
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.simulator.judged import NEVER_LATER, Promises
+from penstock.planner_service.simulator.workload import Floats, Ints
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 
 TIGHT_TTFT, LOOSE_TTFT = 3.0, 5.0  # times the first token of an idle replica
 TIGHT_TPOT_S, LOOSE_TPOT_S = 0.05, 0.1

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.slo_baselines import BatchPolicy, Deployment, Disaggregated, PlainReplicas
 from benchmarks.slo_scenarios import replica as replica_of
 from benchmarks.speculation_simulated import DRAFT_RUNTIME, DRAFTERS
-from planner_service.files import gpu_of_catalogue, model_of_catalogue
-from planner_service.simulator import Replica
-from planner_service.simulator.judged import BatchPolicy, Deployment, Disaggregated, PlainReplicas, SloReplicas
-from planner_service.simulator.speculation import SimulatedDrafter
-from services.domain.hardware import ClusterSpec, ReplicaShape, roofline
+from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.simulator import Replica
+from penstock.planner_service.simulator.judged import SloReplicas
+from penstock.planner_service.simulator.speculation import SimulatedDrafter
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, roofline
 
 GPUS = 3
 SLO_STEP_TOKENS, SHORT_STEP_TOKENS = 4096, 512

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,14 @@ from benchmarks import report
 from benchmarks.spread import interval, median_and_range
 from models.training import tasks
 from models.training.answers import chat_of
-from services.clock import SystemClock
-from services.domain import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
-from services.domain.speculation.choice import Candidate, Chooser, tokens_per_s
-from worker_service.engine.core import EngineCore
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.draft_loading import adaptive_drafter, load_draft_model
-from worker_service.engine.torch.draft_model import DraftModel
-from worker_service.engine.torch.engine import load_model, torch_core
-from worker_service.speculation.adaptive import AdaptiveDrafter
+from penstock.services.clock import SystemClock
+from penstock.services.domain import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from penstock.services.domain.speculation.choice import CHOSEN_STEPS, ChainCandidate, Chooser, tokens_per_s
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.draft_loading import adaptive_drafter
+from penstock.worker_service.engine.draft_model import DraftModel
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, TorchModel, torch_core
+from penstock.worker_service.speculation.adaptive import AdaptiveDrafter
 
 FAMILY = Path("models/family")
 TARGET, DRAFTERS = "large", ("small", "medium")
@@ -34,23 +33,28 @@ QUICK_BATCHES, QUICK_WINDOWS, QUICK_ROUNDS = (1, 16), (7,), 2
 OUTPUT_TOKENS = 64
 LEAST_PROMPTS = 24
 SEED = 15
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=OUTPUT_TOKENS)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS)
 
 
 class _Static(Chooser):
     """Always the same candidate."""
 
-    def fix(self, candidate: Candidate) -> "_Static":
+    def fix(self, candidate: ChainCandidate) -> "_Static":
         self.current = candidate
         return self
 
-    def choose(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
+    def choose(self, replies: int, missing: Callable[[int], int]) -> ChainCandidate | None:
+        chosen_for, steps = self._chosen_for
+        if replies != chosen_for or not steps:  # what follows from the choice is as fresh as the adaptive one's
+            self._known.clear()
+            steps = CHOSEN_STEPS
+        self._chosen_for = replies, steps - 1
         return self.current
 
     def least(self, replies: int) -> float:
         return 0.0
 
-    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> Candidate | None:
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> ChainCandidate | None:
         return None
 
 
@@ -72,13 +76,8 @@ def _core(drafters: tuple[str, ...], *, compiled: bool | None = None) -> EngineC
     options = TorchEngineOptions(FAMILY / TARGET, TARGET, kv_tokens=32_768, max_running=most, max_step_tokens=1024)
     core, _ = torch_core(options, SystemClock())
     if drafters:
-        loaded = [
-            load_draft_model(FAMILY / name, lambda folder: load_model(folder, options), core.tokenizer, 16)  # type: ignore[arg-type]
-            for name in drafters
-        ]
-        core.proposals.drafter = adaptive_drafter(
-            core, loaded, core.scheduler.pool.count, MAX_WINDOW, compiled=compiled
-        )
+        loaded = [TorchModel(FAMILY / name, replace(options, compiled=compiled)) for name in drafters]
+        core.proposals.drafter = adaptive_drafter(core, loaded, core.scheduler.pool.count, MAX_WINDOW)
     return core
 
 
@@ -90,7 +89,7 @@ def _contenders(windows: tuple[int, ...]) -> dict[str, EngineCore]:
             drafter = core.proposals.drafter
             assert isinstance(drafter, AdaptiveDrafter)
             estimates = [model.estimate for model in drafter.models]
-            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(Candidate((0,), window))
+            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(ChainCandidate((0,), window))
     cores["adaptive, stepwise"] = _core(DRAFTERS, compiled=False)
     cores["adaptive"] = _core(DRAFTERS)
     return cores

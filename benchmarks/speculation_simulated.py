@@ -8,11 +8,12 @@ enumerated; the worker's own choice learns the acceptance from what is accepted.
 from typing import Any
 
 from benchmarks import report
+from benchmarks.drafted_batches import BatchSpeculation, last_paying_batch, simulated
 from benchmarks.slo_scenarios import replica
-from planner_service.files import gpu_of_catalogue
-from planner_service.simulator.speculation import BatchSpeculation, SimulatedDrafter, last_paying_batch, simulated
-from services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, roofline
-from services.domain.latency import StepLatencyModel
+from penstock.planner_service.files import gpu_of_catalogue
+from penstock.planner_service.simulator.speculation import SimulatedDrafter
+from penstock.services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, roofline
+from penstock.services.domain.latency import StepLatencyModel
 
 DRAFTERS = {
     "llama-2-7b": (ModelSpec("Llama 160M", 12, 768, 12, 12, 64, 0.162e9, 0.162e9, 2, 36_864),),
@@ -23,7 +24,7 @@ DRAFTERS = {
 }
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 SECOND_SHARE = 0.5
-"""The second drafter stands wrong this much less often than the first."""
+"""The second drafter is wrong this much less often than the first."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 BEYOND = (192, 256, 384, 512, 768, 1024, 2048, 4096)
 """Only enumerated: where drafting stops paying, if memory did not end before."""

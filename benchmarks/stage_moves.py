@@ -28,6 +28,7 @@ from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
+from penstock.types.plans import QoeModel
 
 MODEL = Path("models/family/small").resolve()
 WORKERS, STREAMS, CONCURRENCY = 4, 200, 32
@@ -66,7 +67,7 @@ async def _mesh() -> AsyncIterator[LocalMesh]:
 
 
 async def _one(stub: Any, prompt: str, number: int, tokens: int) -> Reply:
-    sampling = common_pb2.SamplingParams(temperature=0.8, seed=number, max_output_tokens=tokens, ignore_eos=True)
+    sampling = common_pb2.SamplingParams(temperature=0.8, seed=number, max_tokens=tokens, ignore_eos=True)
     reply, last_at, moved = Reply(), 0.0, False
     async for event in stub.Generate(
         pb.GenerateRequest(model="only", prompt=common_pb2.Prompt(text=prompt), sampling=sampling)
@@ -106,7 +107,7 @@ async def _drive(address: str, prompts: list[str], lengths: list[int]) -> tuple[
 async def _lay_out(mesh: LocalMesh, client: AsyncClient) -> None:
     async with AsyncPlannerClient(mesh.planner_address) as planner:
         plan = await planner.get_plan()
-        tier = dataclasses.replace(plan.tiers[0], stages=STAGES, qoe=QOE)
+        tier = dataclasses.replace(plan.tiers[0], stages=STAGES, qoe=QoeModel(*QOE))
         await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))
     expected = [stage.instances for stage in STAGES]
     async for status in client.watch_status(0.1):

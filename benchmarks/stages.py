@@ -32,16 +32,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import report
+from benchmarks.cluster_policies import MemoryAware, RoundRobin
 from benchmarks.public_data import public
 from penstock.cli.stages import MEASURED_BANDWIDTH_GB_PER_S
-from planner_service.files import StageReplica, read_replica, read_trace
-from planner_service.profiles import qoe_errors
-from planner_service.simulator import Workload
-from planner_service.simulator.cluster import Cluster, Moves
-from planner_service.simulator.loop import ClusterServed, serve_cluster
-from planner_service.simulator.policies import LeastWork, MemoryAware, Policy, RoundRobin
-from planner_service.simulator.staged import Refinement, Staged
-from planner_service.stages import (
+from penstock.planner_service.files import StageReplica, read_replica, read_trace
+from penstock.planner_service.files.profiles import qoe_errors
+from penstock.planner_service.simulator import Workload
+from penstock.planner_service.simulator.cluster import Cluster, Moves
+from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
+from penstock.planner_service.simulator.policies import LeastWork, Policy
+from penstock.planner_service.simulator.staged import Refinement, Staged
+from penstock.planner_service.stages import (
     LengthSample,
     Method,
     MoveCost,
@@ -53,9 +54,10 @@ from planner_service.stages import (
     plan_stages,
     propose,
 )
-from planner_service.stages.partition import Problem
-from planner_service.stages.replay import MARGIN, MIN_GAIN, PolicyOf, Replayer, figures_of
-from services.domain.stages import QoeModel, StageLayout
+from penstock.planner_service.stages.partition import Problem
+from penstock.planner_service.stages.replay import MARGIN, MIN_GAIN, PolicyOf, Replayer, figures_of
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel
 
 TRACES = ("mooncake_conversation", "azure2023_conv", "azure2023_code_first_half", "servegen_m-small_sample_1h")
 REASONING = "reasoning"  # azure2023_conv with long replies

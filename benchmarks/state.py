@@ -3,8 +3,8 @@
 Of N workers of one tier in four length stages, every one publishes its load and follows its tier; routers follow everything.
 Redis, one instance's Registrar, one worker's MeshFeed and one router's MeshFeed are processes of their own, whose CPU is
 measured. A further process, the crowd, has a connection for each of the other workers and routers. It sends what
-`InstanceStore` would, at the same intervals, and does not decode the replies: it stands for a thousand machines, so its CPU
-is no cost of the mesh. How many commands it could not send in time is reported.
+`InstanceStore` would, at the same intervals, and does not decode the replies: it is in place of a thousand machines, so
+its CPU is no cost of the mesh. How many commands it could not send in time is reported.
 
 The age of a record is the time since its instance wrote it, by the store's clock: at best half of the interval between two
 publications on average, and half of that between two pulls.
@@ -32,16 +32,17 @@ from redis.connection import Connection as RedisConnection
 from benchmarks import report
 from benchmarks.spread import percentile
 from penstock.local import redis_server as local_redis
-from services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from services.domain.mesh_view import PULL_INTERVAL_S, MeshView
-from services.domain.stages.places import MAX_NEIGHBOURS, StagePlace, neighbours
-from services.mesh_schema import MeshStages
-from services.processes import free_port
-from services.settings import ServiceSettings
-from services.state import InstanceStore, MeshFeed, Registrar, connect
-from services.state.feed import HEADS_PER_PULL
-from services.state.keys import Keys, tier_group
-from services.testing import redis_server
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import PULL_INTERVAL_S, MeshView
+from penstock.services.domain.stages.places import MAX_NEIGHBOURS, neighbours
+from penstock.services.mesh_schema import MeshStages
+from penstock.services.processes import free_port
+from penstock.services.settings import ServiceSettings
+from penstock.services.state import InstanceStore, MeshFeed, Registrar, connect
+from penstock.services.state.feed import HEADS_PER_PULL
+from penstock.services.state.keys import Keys, tier_group
+from penstock.services.testing import redis_server
+from penstock.types.mesh_status import StagePlace
 
 INSTANCES = (100, 300, 1000)
 ROUTERS = 16

@@ -1,7 +1,7 @@
 """The simulator's work done step by step in plain Python: an event loop over the worker's own BatchScheduler.
 
 Two benchmarks need it: `simulator`, which replays a run with the step times that were measured, so that what the schedule
-contributes to the error can be told from what the step times do; and `kernel`, where it stands in for simulators that are
+contributes to the error can be told from what the step times do; and `kernel`, where it represents simulators that are
 built this way, as Vidur is (events in a heap; a batch formed, timed and ended at a time).
 """
 
@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner_service.simulator import Replica, Served, Workload
-from planner_service.simulator.workload import Ints
-from services.domain.latency import StepLoad
-from services.domain.requests import FinishReason, SamplingParams
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, StepPlan
-from worker_service.scheduling import Sequence as Request
+from penstock.planner_service.simulator import Replica, Served, Workload
+from penstock.planner_service.simulator.workload import Ints
+from penstock.services.domain.latency import StepLoad
+from penstock.types.replies import FinishReason
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, StepPlan
+from penstock.worker_service.scheduling import Sequence as Request
 
 StepSeconds = Callable[[Replica, StepLoad], float]
 

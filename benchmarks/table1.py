@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
-from planner_service.files import gpu_of_catalogue, model_of_catalogue
-from planner_service.importers import Wanted, import_vidur
-from planner_service.profiles import mean_error
-from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
-from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, roofline
+from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.profiles import mean_error
+from penstock.planner_service.files.published_tables import Wanted, import_vidur
+from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, roofline
 
 Config = tuple[int, int, int]  # DP, TP, PP
 MEASURED: dict[Config, float] = {
@@ -58,7 +58,7 @@ def replicas(topology: str) -> tuple[dict[tuple[int, int], Replica], dict[str, d
 
 
 def estimate(by_shape: dict[tuple[int, int], Replica], handover_s: float) -> dict[Config, float]:
-    """Requests per second of each configuration. handover_s: what every stage of a pipeline spends on a token besides."""
+    """Requests per second of each configuration. handover_s: what every stage of a pipeline spends on a token in addition."""
     work = Workload(np.zeros(REQUESTS), np.full(REQUESTS, INPUT), np.full(REQUESTS, OUTPUT))
     rates = {}
     for dp, tp, pp in MEASURED:
@@ -79,7 +79,7 @@ def scaled(rates: dict[Config, float], by: tuple[Config, ...]) -> tuple[float, d
 
 
 def fit_handover_s(by_shape: dict[tuple[int, int], Replica]) -> float:
-    """The hand-over with which the two FITTED configurations stand to each other as measured, by bisection."""
+    """The hand-over with which the two FITTED configurations compare as measured, by bisection."""
     first, second = FITTED
     ratio, low, high = MEASURED[second] / MEASURED[first], 0.0, 1e-3
     for _ in range(30):

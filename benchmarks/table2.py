@@ -22,15 +22,15 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
-from planner_service.deployers import deployer_for
-from planner_service.deployment.search import Strategy
-from planner_service.files import read_quality, read_site, read_trace
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.quality import JudgedSample
-from planner_service.simulator import Dispatch, serve
-from planner_service.simulator.workload import Floats
-from planner_service.site import Demand, Site
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.simulator import Dispatch, serve
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain.hardware import ReplicaShape
 
 EXAMPLES = Path("examples")
 REQUESTS, SEED, BUSY = 3000, 3, 0.8
@@ -66,7 +66,7 @@ ROWS = (
 
 
 def sample_of(rng: np.random.Generator) -> JudgedSample:
-    """Prompts with MT-Bench's lengths, scored by their place in a drawn order: below a threshold of s stand s % of them."""
+    """Prompts with MT-Bench's lengths, scored by their place in a drawn order: below a threshold of s are s % of them."""
     judged = read_quality(public("quality/mtbench_mixtral-gpt4.csv.gz"), ("small", "large"))
     rows = rng.integers(0, len(judged), REQUESTS)
     outputs = judged.output_tokens[rows][:, [0, 1, 1]]

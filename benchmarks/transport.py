@@ -32,28 +32,22 @@ from opentelemetry.metrics import NoOpMeter
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
+from penstock.mapper import to_message
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.channels import CHANNEL_OPTIONS, server_options
-from services.domain.instances import Role
-from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
-from worker_service import proto_codec as codec
-from worker_service.engine.interface import (
-    Admitted,
-    Blocks,
-    EngineEvent,
-    HandedOver,
-    KvLayout,
-    KvTransferring,
-    LastBlocks,
-    Stopped,
-)
-from worker_service.engine.torch.attention import KvPool, numbers
-from worker_service.migration.messages import Chunk, MovedOut, ToTarget
-from worker_service.migration.receiver import KvReceiver
-from worker_service.migration.sender import KvSender
-from worker_service.migration.wire import Wire
-from worker_service.peer_client import PeerStream
+from penstock.services.channels import CHANNEL_OPTIONS, server_options
+from penstock.services.domain.instances import Role
+from penstock.services.proto_codec import received
+from penstock.types.prompts import TokenPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import Admitted, HandedOver, KvChunk, KvLayout, ToTarget
+from penstock.worker_service.clients.peer_client import PeerStream
+from penstock.worker_service.engine.interface import Blocks, EngineEvent, KvTransferring, LastBlocks, Stopped
+from penstock.worker_service.engine.torch.attention import KvPool, numbers
+from penstock.worker_service.migration.receiver import KvReceiver
+from penstock.worker_service.migration.sender import KvSender
+from penstock.worker_service.migration.wire import Wire
 
 SHAPES = {
     "models/family/medium": (KvLayout("medium", 6, 2, 32, 16, "float32"), 2048),
@@ -103,9 +97,6 @@ class PoolEngine:
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int, out: Blocks | None = None) -> Blocks:
         return await asyncio.wrap_future(self._copier.submit(self._read, first_block, blocks, out))
-
-    async def rehearse_read(self, out: Blocks) -> None:
-        await self.read_kv("", 0, min(len(out), len(self._table)), out[: len(self._table)])
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
         data = self._read(first_block, len(self._table) - first_block, None)
@@ -196,21 +187,21 @@ class _Target:
         opening = await anext(request_iterator)
 
         async def messages() -> AsyncIterator[ToTarget]:
-            yield codec.to_target_from_proto(opening)
+            yield received(opening, ToTarget)
             async for message in request_iterator:
-                yield codec.to_target_from_proto(message)
+                yield received(message, ToTarget)
 
         request = GenerationRequest("r", TokenPrompt((1,)), SamplingParams())
         async with self._receiver.expect(opening.opening.transfer_id, request):
             async for answer in self._receiver.receive(messages()):
-                yield codec.to_source_to_proto(answer)
+                yield to_message(answer, pb.MigrateInResponse)
 
 
 class _BeforeStream(PeerStream):
     """Copies a chunk's data into a message, and this into the message of its step."""
 
     async def send(self, message: ToTarget) -> None:
-        if isinstance(message, Chunk):
+        if isinstance(message, KvChunk):
             chunk = pb.KvChunk(first_block=message.first_block, blocks=message.blocks, data=message.data)
             await self._call.write(pb.MigrateInRequest(chunk=chunk))
         else:
@@ -276,7 +267,7 @@ async def _move(source: _Sender) -> tuple[int, float]:
     """Bytes sent, and the pause in seconds."""
     sent, transfer_id = 0, secrets.token_hex(4)
     async for event in source.sender.move(f"r-{transfer_id}", transfer_id, source.address):
-        if isinstance(event, MovedOut):
+        if isinstance(event, HandedOver):
             return sent, event.stall_s
         sent = getattr(event, "sent_bytes", sent)
         if not hasattr(event, "sent_bytes"):

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.domain.requests import ChatMessage, ChatPrompt
-from worker_service.text.hf import HfTokenizer
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.worker_service.text.hf import HfTokenizer
 
 HELDOUT = Path("models/heldout.jsonl")
 

@@ -20,7 +20,8 @@ def channel_to(address: str) -> grpc.Channel:
     if not folder:
         return grpc.insecure_channel(address)
     command = Path("/proc/1/cmdline").read_bytes().split(b"\0")
-    role = next(part.decode().removesuffix("_service") for part in command if part.endswith(b"_service"))
+    module = next(part.decode() for part in command if part.endswith(b"_service"))
+    role = module.removeprefix("penstock.").removesuffix("_service")
     identity = Path(folder, f"{role}.pem").read_bytes()
     credentials = grpc.ssl_channel_credentials(Path(folder, "ca.pem").read_bytes(), identity, identity)
     return grpc.secure_channel(address, credentials, [("grpc.ssl_target_name_override", f"{role}.penstock")])

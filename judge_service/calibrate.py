@@ -1,29 +1,28 @@
-"""`python -m judge_service.calibrate`: fit a scorer's calibration, or a combination's weights, to labelled samples."""
+"""`python -m penstock.judge_service.calibrate`: fit a scorer's calibration, or a combination's weights, to samples."""
 
 import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence as Seq
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from judge_service.calibration import Calibration, CalibrationError, fit
-from judge_service.combination import ALL_TIERS, Combination, fit_combination
-from judge_service.compose import build_scorer, started
-from judge_service.guards import Guard, objection
-from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore, Scorer
-from judge_service.scorers.combined import raw_scores
-from services.domain.errors import PenstockError
-from services.domain.requests import ChatMessage, ChatPrompt, FinishReason
-from services.field_problems import SettingsError
-from services.mesh_file import load_mesh_file
-from services.mesh_schema import MeshFile, MeshScorer
-from services.settings import ServiceSettings
+from penstock.judge_service.calibration.isotonic import CalibrationError
+from penstock.judge_service.compose import read_options
+from penstock.judge_service.scoring.extension import Labels, ScorerSite
+from penstock.judge_service.scoring.guards import Guard, objection
+from penstock.judge_service.scoring.interface import RawScore
+from penstock.services.domain.errors import PenstockError
+from penstock.services.extensions import scorer_problems
+from penstock.services.field_problems import SettingsError, joined
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.settings import ServiceSettings
+from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import FinishReason
 
 BATCH = 64
-ANSWER_S = 300.0
-"""Of one answer. A whole batch is asked for at once and no client waits, so a model has longer than in service."""
 
 
 class SampleError(Exception):
@@ -94,63 +93,26 @@ async def calibrate(mesh_file: Path, name: str, path: Path, out: Path) -> str:
     scored = samples.scored(frozenset(map(Guard, mesh.judge.guards)))
     guarded = len(samples.good) - len(scored.good)
     guard_note = f"; {guarded} more are refused by the guards" if guarded else ""
-    if by_name[name].kind == "combined":
-        parts = [by_name[part] for part in by_name[name].scorers]
-        combination = await _combine(parts, mesh, settings, scored)
-        combination.write(out)
-        return f"{out}{guard_note}\n{_by_tier(combination)}"
-    calibration = await _calibrate(by_name[name], mesh, settings, scored)
-    calibration.write(out)
-    brier = f"Brier score {calibration.brier:.3f} cross-validated (without calibration {calibration.brier_before:.3f})"
-    return f"{out}: {calibration.samples} samples{guard_note}, AUC {calibration.auc:.3f}, {brier}"
-
-
-async def _calibrate(
-    scorer_settings: MeshScorer, mesh: MeshFile, settings: ServiceSettings, samples: Samples
-) -> Calibration:
-    scorer = build_scorer(_patient(scorer_settings), mesh, settings)
-    await started(scorer_settings, scorer)
-    try:
-        scores: list[RawScore] = []
-        for at in range(0, len(samples.answers), BATCH):
-            scores += await scorer.score(samples.answers[at : at + BATCH])
-    finally:
-        await scorer.close()
-    return fit([s.raw for s in scores], samples.good, [s.score for s in scores], samples.prompts)
-
-
-def _patient(scorer: MeshScorer) -> MeshScorer:
-    """The scorer with time to answer a batch. Not for code, whose limit is part of what its score means."""
-    if scorer.kind not in ("llm", "reward", "consistency"):
-        return scorer
-    return scorer.model_copy(update={"timeout_s": max(scorer.timeout_s, ANSWER_S)})
-
-
-async def _combine(
-    parts_settings: Seq[MeshScorer], mesh: MeshFile, settings: ServiceSettings, samples: Samples
-) -> Combination:
-    parts: list[Scorer] = []
-    try:
-        for part_settings in parts_settings:
-            part = build_scorer(_patient(part_settings), mesh, settings)
-            await started(part_settings, part)
-            parts.append(part)
-        raws: list[list[float]] = []
-        for at in range(0, len(samples.answers), BATCH):
-            raws += await raw_scores(parts, samples.answers[at : at + BATCH])
-    finally:
-        for part in parts:
-            await part.close()
-    tiers = [answer.tier for answer in samples.answers]
-    return fit_combination([part.name for part in parts_settings], raws, samples.good, tiers, samples.prompts)
-
-
-def _by_tier(combination: Combination) -> str:
-    return "\n".join(
-        f"{'all tiers' if tier == ALL_TIERS else tier}: {model.samples} samples, AUC {model.auc:.3f}, "
-        f"Brier score {model.brier:.3f} cross-validated"
-        for tier, model in combination.models.items()
-    )
+    options = read_options(mesh, by_name[name])
+    async with AsyncExitStack() as stack:
+        parts = []
+        for part in options.fitted_to(ScorerSite(mesh, by_name[name], settings, {})):
+            known = scorer_problems(mesh, by_name[part], settings)
+            if problems := [
+                p for p in known if not p.field.endswith(".calibration")
+            ]:  # it may be what is to be written
+                raise SettingsError(joined(problems), problems)
+            site = ScorerSite(mesh, by_name[part], settings, {})
+            parts.append(await read_options(mesh, by_name[part]).patient().started(site, stack))
+        scores: list[list[RawScore]] = [[] for _ in parts]
+        for at in range(0, len(scored.answers), BATCH):
+            batch = scored.answers[at : at + BATCH]
+            for own, more in zip(scores, await asyncio.gather(*(part.score(batch) for part in parts)), strict=True):
+                own += more
+    labels = Labels(scored.good, [answer.tier for answer in scored.answers], scored.prompts)
+    fitted = options.fit(scores, labels)
+    fitted.write(out)
+    return f"{out}: {fitted.summary}{guard_note}"
 
 
 def main() -> None:

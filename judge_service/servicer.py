@@ -5,13 +5,15 @@ from collections.abc import Collection
 
 from opentelemetry import trace
 
-from judge_service import proto_codec as codec
-from judge_service.scorer_registry import ScorerRegistry
+from penstock.judge_service.scoring.registry import ScorerRegistry
+from penstock.mapper import to_message
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from services.domain.errors import DeadlineExceeded, Overloaded
-from services.grpc_types import Context
-from services.telemetry import Telemetry
+from penstock.services.domain.errors import DeadlineExceeded, Overloaded
+from penstock.services.grpc_types import Context
+from penstock.services.proto_codec import check_calls, checked
+from penstock.services.telemetry import Telemetry
+from penstock.types.judging import MAX_ITEMS, ScoreRequest
 
 SERVICE = pb.DESCRIPTOR.services_by_name["JudgeService"].full_name
 UNKNOWN_TIER = "unknown"
@@ -30,7 +32,9 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         self._scores = measured.meter.create_histogram("penstock.judge.score", unit="1")
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        answers = codec.answers_from_proto(request)
+        for i, item in enumerate(request.items[:MAX_ITEMS]):
+            check_calls(item.prompt, f"items[{i}].prompt")
+        answers = checked(request, ScoreRequest).items
         began = time.monotonic()
         try:
             scorer, results = await self._registry.judge(request.scorer, answers, context.time_remaining())
@@ -46,8 +50,12 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         span.set_attributes(
             {"penstock.scorer": scorer, "penstock.scores": [round(result.score, 1) for result in results]}
         )
-        return pb.ScoreResponse(results=[codec.score_result_to_proto(result) for result in results], scorer=scorer)
+        return pb.ScoreResponse(
+            results=[to_message(result, pb.ScoreResult) for result in results],
+            scorer=scorer,
+            uncalibrated=not self._registry.is_calibrated(scorer),
+        )
 
     async def ListScorers(self, request: pb.ListScorersRequest, context: Context) -> pb.ListScorersResponse:
-        scorers = [codec.scorer_to_proto(scorer) for scorer in self._registry.scorers]
+        scorers = [to_message(scorer.info, pb.ScorerInfo) for scorer in self._registry.scorers]
         return pb.ListScorersResponse(scorers=scorers, default_scorer=self._registry.default)

@@ -1,19 +1,25 @@
 """Puts the planner together: plan store, publisher, servicer."""
 
+from opentelemetry.metrics import Observation
+
+from penstock.planner_service.live.plan_publisher import PlanPublisher
+from penstock.planner_service.live.replanner import Replanner, job_maker
+from penstock.planner_service.live.rescheduling import DriftRule
+from penstock.planner_service.live.servicer import SERVICE, PlannerServicer
+from penstock.planner_service.live.solver_pool import SolverPool
 from penstock.proto.planner.v1 import planner_pb2_grpc
-from planner_service.plan_publisher import PlanPublisher
-from planner_service.replanner import Replanner, job_maker
-from planner_service.rescheduling import DriftRule
-from planner_service.servicer import SERVICE, PlannerServicer
-from planner_service.solver_pool import SolverPool
-from services.clock import SystemClock
-from services.domain.mesh_view import MeshView
-from services.domain.plans import same_models
-from services.field_problems import SettingsError
-from services.mesh_file import digest
-from services.mesh_schema import MeshReplan
-from services.runtime import Chassis
-from services.state import MeshFeed, PlanStore, WorkloadStore
+from penstock.question_files import FileError, load_question
+from penstock.services.clock import SystemClock
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.plans import same_models
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_file import digest
+from penstock.services.mesh_schema import MeshReplan
+from penstock.services.runtime import Chassis
+from penstock.services.state import MeshFeed, PlanStore, WorkloadStore
+from penstock.types.plans import Plan
+from penstock.types.rules import RuleOptions
 
 PULL_S = 0.5
 """How often the planner looks at the mesh, at most. No request waits for what it sees."""
@@ -34,6 +40,12 @@ async def compose(chassis: Chassis) -> None:
     publisher = PlanPublisher(store, feed, seed, SystemClock(), chassis.mesh.planner.max_instances, scorers)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(publisher)
+    chassis.telemetry.meter.create_observable_gauge(
+        "penstock.desired_replicas",
+        callbacks=[lambda _: _desired_replicas(publisher.current)],
+        unit="{instance}",
+        description="Workers of a tier in the plan: what an autoscaler follows.",
+    )
     solvers = SolverPool()
     replan = chassis.mesh.planner.replan
     if replan.enabled:
@@ -43,33 +55,40 @@ async def compose(chassis: Chassis) -> None:
     chassis.health.offer(SERVICE)
 
 
-def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, solvers: SolverPool) -> Replanner:
-    """SettingsError for a file that cannot be used, or whose tiers are not the mesh's."""
-    from planner_service.files import FileError, read_quality, read_site, read_trace  # brings numpy and numba
-    from planner_service.planning_options import LEAST_REQUESTS
+def _desired_replicas(plan: Plan | None) -> list[Observation]:
+    return [Observation(t.instances, {"penstock.tier": t.name}) for t in plan.tiers] if plan is not None else []
 
-    paths = {
-        name: chassis.settings.resolve(getattr(replan, name)) for name in ("cluster", "models", "trace", "quality")
-    }
+
+def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, solvers: SolverPool) -> Replanner:
+    """SettingsError for a question that cannot be used, or whose tiers are not the mesh's."""
+    from penstock.planner_service.files import site_of  # brings numpy and numba
+    from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Options
+
+    path = chassis.settings.resolve(replan.question)
     try:
-        site = read_site(paths["cluster"], paths["models"])
-        trace = read_trace(paths["trace"])
-        read_quality(paths["quality"], site.tiers)
-    except FileError as error:
-        raise SettingsError(f"planner.replan: {error}") from None
-    if len(trace) < LEAST_REQUESTS:
-        raise SettingsError(f"planner.replan.trace: has {len(trace)} requests, to plan on needs {LEAST_REQUESTS}")
+        question = load_question(path)
+        site = site_of(question.cluster, question.models)
+        Options.of(question, len(site.tiers))
+    except (FileError, InvalidRequest) as error:
+        raise SettingsError(f"planner.replan.question: {error}") from None
+    if question.rules != RuleOptions() or question.max_tiers is not None or question.confidence is not None:
+        left_out = "rules, max_tiers and confidence: planning again keeps the rules and tiers of the plan in force"
+        raise SettingsError(f"planner.replan.question: leave out {left_out}")
+    if len(question.trace.arrival_s) < LEAST_REQUESTS:
+        had = len(question.trace.arrival_s)
+        raise SettingsError(f"planner.replan.question: its trace has {had} requests, to plan on needs {LEAST_REQUESTS}")
     tiers = tuple(tier.name for tier in chassis.mesh.tiers)
     if site.tiers != tiers:
-        raise SettingsError(f"planner.replan.models: has the tiers {', '.join(site.tiers)}, not {', '.join(tiers)}")
+        there = ", ".join(site.tiers)
+        raise SettingsError(f"planner.replan.question: its models have the tiers {there}, not {', '.join(tiers)}")
     for at, tier in enumerate(chassis.mesh.plan("").tiers):
         planned = [spec.name for spec, _ in site.speculation_of(at).drafters]
         if planned and not same_models(tier.drafters, planned):  # profiles may have been measured with drafts
             loaded, named = (", ".join(names) or "nothing" for names in (tier.drafters, planned))
             problem = f"tier {tier.name} is planned with drafts of {named}, its workers load {loaded}"
-            raise SettingsError(f"planner.replan.models: {problem}")
-    if replan.gpus is not None and replan.gpus > site.gpus:
-        raise SettingsError(f"planner.replan.gpus: the cluster has {site.gpus}, not {replan.gpus}")
+            raise SettingsError(f"planner.replan.question: {problem}")
+    if question.gpus is not None and question.gpus > site.gpus:
+        raise SettingsError(f"planner.replan.question: gpus: the cluster has {site.gpus}, not {question.gpus}")
     rule = DriftRule(
         rate_change=replan.rate_change,
         length_change=replan.length_change,
@@ -77,12 +96,6 @@ def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, s
         confirm=replan.confirm_windows,
         cooldown=replan.cooldown_windows,
     )
-    job = job_maker(
-        **{name: str(path) for name, path in paths.items()},
-        min_quality=replan.min_quality,
-        max_latency_s=replan.max_latency_s,
-        gpus=replan.gpus,
-        requests=replan.requests,
-    )
+    job = job_maker(str(path))
     store = WorkloadStore(chassis.redis, chassis.keys)
     return Replanner(publisher, store, solvers, SystemClock(), rule, replan.window_s, job)

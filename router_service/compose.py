@@ -7,47 +7,45 @@ import random
 from typing import NoReturn
 
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.admission.admission_queue import AdmissionQueue
-from router_service.answer_batching import AnswerBatching
-from router_service.clients.bid_client import BidClient
-from router_service.clients.judge_client import JudgeClient, JudgeLimits
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.clients.token_client import TokenClient
-from router_service.clients.worker_client import WorkerClient
-from router_service.generation.early_rejection import EarlyCheckCounter
-from router_service.generation.in_flight_requests import InFlightRequests
-from router_service.generation.request_driver import RequestDriver
-from router_service.generation.slo_hops import HopLimits
-from router_service.generation.tier_generation import RetryPolicy, TierGeneration
-from router_service.migration.bidding import BidLimits, MoveAgent
-from router_service.openai_gateway import HttpLimits, OpenAiGateway
-from router_service.routing.burst_steps import BurstSteps
-from router_service.routing.instance_pool import InstancePool
-from router_service.routing.lease_probe import LeaseProbe
-from router_service.routing.readiness import readiness
-from router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer, move_reply
-from router_service.siblings.client import Siblings
-from router_service.siblings.servicer import RouterProcessServicer, start_server
-from router_service.status import MeshStatus
-from router_service.telemetry.late_traces import LateTraces
-from router_service.telemetry.prompt_sampler import PromptSampler
-from router_service.telemetry.request_recorder import RequestRecorder
-from router_service.telemetry.sampling import WindowSampler, WorkloadReporter
-from router_service.telemetry.stats import RouterStats
-from router_service.tenancy.key_follower import KeyFollower
-from router_service.tenancy.tenancy import Tenancy
-from services import open_files
-from services.access.tenants import Tenant
-from services.channels import ChannelPool
-from services.clock import SystemClock
-from services.domain.instances import Role
-from services.domain.mesh_view import MeshView
-from services.domain.score_prediction import PredictorError, ScorePredictor
-from services.field_problems import SettingsError
-from services.health import Health
-from services.runtime import Chassis
-from services.score_predictor_file import read_score_predictor
-from services.state import (
+from penstock.router_service.admission.admission_queue import AdmissionQueue
+from penstock.router_service.answer_batching import AnswerBatching
+from penstock.router_service.clients.bid_client import BidClient
+from penstock.router_service.clients.judge_client import JudgeClient
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.clients.token_client import TokenClient
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.generation.cascade_generation import CascadeGeneration
+from penstock.router_service.generation.early_rejection import EarlyCheckCounter
+from penstock.router_service.generation.in_flight_requests import InFlightRequests
+from penstock.router_service.generation.request_driver import RequestDriver
+from penstock.router_service.generation.tier_generation import TierGeneration
+from penstock.router_service.migration.bidding import MoveAgent
+from penstock.router_service.openai_gateway import OpenAiGateway
+from penstock.router_service.routing.burst_steps import BurstSteps
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.router_service.routing.lease_probe import LeaseProbe
+from penstock.router_service.routing.readiness import readiness
+from penstock.router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer, move_reply
+from penstock.router_service.siblings.client import Siblings
+from penstock.router_service.siblings.servicer import RouterProcessServicer, start_server
+from penstock.router_service.status import StatusReader
+from penstock.router_service.telemetry.late_traces import LateTraces
+from penstock.router_service.telemetry.prompt_sampler import PromptSampler
+from penstock.router_service.telemetry.request_recorder import RequestRecorder
+from penstock.router_service.telemetry.sampling import WindowSampler, WorkloadReporter
+from penstock.router_service.telemetry.stats import RouterStats
+from penstock.router_service.tenancy.key_follower import KeyFollower
+from penstock.router_service.tenancy.tenancy import Tenancy
+from penstock.services.channels import ChannelPool
+from penstock.services.clock import SystemClock
+from penstock.services.domain.instances import Role
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.score_prediction import PredictorError, ScorePredictor
+from penstock.services.field_problems import SettingsError
+from penstock.services.health import Health
+from penstock.services.runtime import Chassis
+from penstock.services.score_predictor_file import read_score_predictor
+from penstock.services.state import (
     MeshFeed,
     PromptSampleStore,
     ServedRequestStore,
@@ -55,9 +53,9 @@ from services.state import (
     TraceStore,
     WorkloadStore,
 )
-from services.state.limits import SharedLimits
-from services.state.usage import UsageStore
-from services.telemetry import observe_unusable_entries
+from penstock.services.state.limits import SharedLimits
+from penstock.services.state.usage import UsageStore
+from penstock.services.telemetry import observe_unusable_entries
 
 _log = logging.getLogger(__name__)
 
@@ -86,22 +84,12 @@ async def compose(chassis: Chassis) -> None:
     observe_unusable_entries(chassis.telemetry.meter, lambda: feed.unusable_entries)
     queue = AdmissionQueue(options.max_active, options.max_waiting)
     stats = RouterStats(chassis.telemetry.meter, view)
-    judging = JudgeLimits(options.judge_timeout_s, options.judge_concurrency, options.judge_open_s)
-    judge = JudgeClient(channels, pool, tracer, chassis.telemetry.meter, judging)
+    judge = JudgeClient(channels, pool, tracer, chassis.telemetry.meter, options)
     sessions = await stack.enter_async_context(MultiplexerPool(channels))
     workers = WorkerClient(channels, sessions, options.worker_silence_s)
-    stages = chassis.mesh.stages
-    agent = MoveAgent(
-        view,
-        BidClient(channels),
-        tracer,
-        chassis.telemetry.meter,
-        BidLimits(stages.bid_timeout_s, stages.turn_timeout_s),
-    )
-    policy = RetryPolicy(options.tier_wait_s, options.max_attempts, options.max_refusals, options.max_deaths)
+    agent = MoveAgent(view, BidClient(channels), tracer, chassis.telemetry.meter, chassis.mesh.stages)
     slo = chassis.mesh.slo
-    hops = HopLimits(slo.max_hops, slo.hop_time_s)
-    tiers = TierGeneration(pool, workers, agent, tracer, policy, chassis.telemetry.meter, hops)
+    tiers = TierGeneration(pool, workers, agent, tracer, options, chassis.telemetry.meter, slo)
     sampler, replan = None, chassis.mesh.planner.replan
     if replan.enabled:
         sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
@@ -125,22 +113,19 @@ async def compose(chassis: Chassis) -> None:
     undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
     bursts = BurstSteps(view, chassis.instance_id, options.burst_window_s, chassis.telemetry.meter)
     chassis.load = bursts.load
-    driver = RequestDriver(
+    cascade = CascadeGeneration(
         view,
-        queue,
         tiers,
         judge,
-        stats,
         tracer,
-        late_traces,
-        sampler,
-        options.flag_below,
-        undrafted,
-        _predictor(chassis),
-        EarlyCheckCounter(chassis.telemetry.meter),
-        recorder,
-        bursts,
-        prompts,
+        flag_below=options.flag_below,
+        undrafted=undrafted,
+        predictor=_predictor(chassis),
+        early_checks=EarlyCheckCounter(chassis.telemetry.meter),
+        bursts=bursts,
+    )
+    driver = RequestDriver(
+        cascade, queue, stats, late_traces, bursts=bursts, sampler=sampler, recorder=recorder, prompts=prompts
     )
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     draining, batching = InFlightRequests(), AnswerBatching()
@@ -151,7 +136,7 @@ async def compose(chassis: Chassis) -> None:
     siblings = None
     if chassis.slot is not None:
         siblings = await stack.enter_async_context(Siblings(chassis.slot))
-    status = MeshStatus(chassis.instance_id, pool, queue, stats, agent, bursts, siblings)
+    status = StatusReader(chassis.instance_id, pool, queue, stats, agent, bursts, judge, siblings)
     move = functools.partial(move_reply, tiers, view)
     if chassis.slot is not None:
         server = await start_server(chassis.slot, RouterProcessServicer(status.counters, move))
@@ -169,17 +154,10 @@ async def compose(chassis: Chassis) -> None:
         chassis.admin,
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
-    limits = HttpLimits(
-        default_deadline_s=options.default_deadline_s,
-        write_timeout_s=options.write_timeout_s,
-        body_timeout_s=options.body_timeout_s,
-        keepalive_timeout_s=options.keepalive_timeout_s,
-        max_connections=open_files.connections(options.max_connections),
-        heartbeat_s=options.heartbeat_s,
-        cors_origins=options.cors_origins,
-    )
     tokens = TokenClient(channels)
-    gateway = OpenAiGateway(driver, tenancy, view, draining, batching, chassis.telemetry, limits, slo, tokens)
+    gateway = OpenAiGateway(
+        driver, tenancy, view, draining, batching, measured=chassis.telemetry, limits=options, slo=slo, tokens=tokens
+    )
     if siblings is not None:
         await _wait_for_plan(pool, siblings)
         siblings.listening = True
@@ -243,11 +221,10 @@ async def _tenancy(chassis: Chassis) -> Tenancy:
     """The tenants of the mesh file, and the keys of the key file, if there is one."""
     access, path = chassis.mesh.access, chassis.settings.key_file(chassis.mesh)
     keys = await chassis.stack.enter_async_context(KeyFollower(path)) if path is not None else None
-    tenants = [Tenant(**tenant.model_dump()) for tenant in access.tenants]
     prices = {tier.name: (tier.prompt_price, tier.output_price) for tier in chassis.mesh.tiers}
     shared = SharedLimits(chassis.redis, chassis.keys, chassis.instance_id)
     store = UsageStore(chassis.redis, chassis.keys)
-    return Tenancy(tenants, keys, shared, store, chassis.telemetry.meter, prices)
+    return Tenancy(access.tenants, keys, shared, store, chassis.telemetry.meter, prices)
 
 
 async def _wait_for_plan(pool: InstancePool, siblings: Siblings) -> None:

@@ -5,10 +5,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import Answer, Heartbeat, RequestOutput, RouterEvent
-from services.background import end
-from services.domain.requests import TokenFrame
+from penstock.router_service.answer_batching import AnswerBatching
+from penstock.router_service.domain.events import Answer, RequestOutput, RouterEvent
+from penstock.services.background import end
+from penstock.types.events import Heartbeat
+from penstock.types.replies import TokenFrame
 
 MAX_UNREAD_EVENTS = 8
 """A request gives its place back at its end when its reader has at most this many events left to read."""

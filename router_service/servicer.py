@@ -6,34 +6,37 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 
+from google.protobuf.message import Message
 from opentelemetry import trace
 
+from penstock.mapper import to_message
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service import proto_codec as codec
-from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import Finished
-from router_service.domain.models import models_of
-from router_service.generation.cascade_generation import worker_request_id
-from router_service.generation.in_flight_requests import InFlightRequests, new_request_id
-from router_service.generation.request_driver import RequestDriver
-from router_service.generation.tier_generation import TierGeneration
-from router_service.heartbeats import with_heartbeats
-from router_service.migration.movable_reply import Moved, NotMoved
-from router_service.siblings.client import Siblings
-from router_service.siblings.servicer import Move, moved_to_proto
-from router_service.status import MeshStatus
-from router_service.tenancy.tenancy import Tenancy
-from services import proto_codec as common
-from services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, NotServed, invalid
-from services.domain.instances import Role
-from services.domain.mesh_view import MeshView
-from services.domain.slo.promises import Promise
-from services.grpc_types import Context
-from services.mesh_schema import MeshSlo
-from services.state import PromptSampleStore, ServedRequestStore, TraceStore
-from services.state.usage import KEPT_DAYS, UsageStore
-from services.write_timeouts import write_deadline_s
+from penstock.router_service import proto_codec as codec
+from penstock.router_service.answer_batching import AnswerBatching
+from penstock.router_service.domain.models import models_of
+from penstock.router_service.generation.cascade_generation import worker_request_id
+from penstock.router_service.generation.in_flight_requests import InFlightRequests, new_request_id
+from penstock.router_service.generation.request_driver import RequestDriver
+from penstock.router_service.generation.tier_generation import TierGeneration
+from penstock.router_service.heartbeats import with_heartbeats
+from penstock.router_service.siblings.client import Siblings
+from penstock.router_service.siblings.servicer import Move
+from penstock.router_service.status import StatusReader
+from penstock.router_service.tenancy.tenancy import Tenancy
+from penstock.services import proto_codec as common
+from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, NotServed, invalid
+from penstock.services.domain.instances import Role
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.slo.promises import Promise
+from penstock.services.grpc_types import Context
+from penstock.services.mesh_schema import MeshSlo
+from penstock.services.state import PromptSampleStore, ServedRequestStore, TraceStore
+from penstock.services.state.usage import KEPT_DAYS, UsageStore
+from penstock.services.write_timeouts import write_deadline_s
+from penstock.types.events import Finished
+from penstock.types.mesh_status import ReplyMoved
+from penstock.types.workers import NotMoved
 
 ROUTER_SERVICE = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 MESH_SERVICE = pb.DESCRIPTOR.services_by_name["MeshService"].full_name
@@ -95,18 +98,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                     raise codec.in_client_fields(error) from error
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        models = [
-            pb.Model(id=m.id, model=m.model, cascade=m.cascade, max_context_tokens=m.max_context_tokens)
-            for m in models_of(self._view)
-            if self._tenancy.allows_model(m.id)
-        ]
+        models = [to_message(m, pb.ServedModel) for m in models_of(self._view) if self._tenancy.allows_model(m.id)]
         return pb.ListModelsResponse(models=models)
 
 
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):
     def __init__(
         self,
-        status: MeshStatus,
+        status: StatusReader,
         traces: TraceStore,
         usage: UsageStore,
         move: Move,
@@ -119,7 +118,7 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         self._usage, self._served, self._prompts = usage, served, prompts
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(status=await self._status.read())
+        return pb.GetStatusResponse(status=to_message(await self._status.read(), pb.MeshStatus))
 
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: Context
@@ -128,22 +127,18 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         if interval_s < MIN_INTERVAL_S:
             raise invalid("interval", f"must be at least {MIN_INTERVAL_S:g} s")
         while True:
-            yield pb.WatchStatusResponse(status=await self._status.read())
+            yield pb.WatchStatusResponse(status=to_message(await self._status.read(), pb.MeshStatus))
             await asyncio.sleep(interval_s)
 
     async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
         if request.HasField("trace_id"):
             return pb.ListTracesResponse(traces=[codec.trace_to_proto(await self._traces.get(request.trace_id))])
-        limit = request.limit_count if request.HasField("limit_count") else USUAL_TRACES
-        if not 1 <= limit <= MAX_TRACES:
-            raise invalid("limit_count", f"must be from 1 to {MAX_TRACES}")
+        limit = _within(request, "limit_count", MAX_TRACES, USUAL_TRACES)
         traces = await self._traces.last(limit)
         return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in traces])
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
-        days = request.day_count if request.HasField("day_count") else 1
-        if not 1 <= days <= KEPT_DAYS:
-            raise invalid("day_count", f"must be from 1 to {KEPT_DAYS}")
+        days = _within(request, "day_count", KEPT_DAYS, 1)
         usage = await self._usage.read(days, time.time())
         return pb.GetUsageResponse(entries=[codec.usage_to_proto(of, usage[of]) for of in usage])
 
@@ -152,12 +147,10 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
     ) -> pb.ListServedRequestsResponse:
         if self._served is None:
             raise NotServed("no requests are kept: router.kept_requests of the mesh file is 0")
-        size = request.page_size if request.HasField("page_size") else MAX_SERVED_PAGE
-        if not 1 <= size <= MAX_SERVED_PAGE:
-            raise invalid("page_size", f"must be from 1 to {MAX_SERVED_PAGE}, not {size}")
+        size = _within(request, "page_size", MAX_SERVED_PAGE)
         requests, next_token = await self._served.page(request.page_token, size)
         return pb.ListServedRequestsResponse(
-            requests=map(codec.served_request_to_proto, requests), next_page_token=next_token
+            requests=[to_message(each, pb.ServedRequest) for each in requests], next_page_token=next_token
         )
 
     async def ListSampledPrompts(
@@ -165,9 +158,7 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
     ) -> pb.ListSampledPromptsResponse:
         if self._prompts is None:
             raise NotServed("no prompts are sampled: router.sample_prompts.share of the mesh file is 0")
-        size = request.page_size if request.HasField("page_size") else MAX_PROMPT_PAGE
-        if not 1 <= size <= MAX_PROMPT_PAGE:
-            raise invalid("page_size", f"must be from 1 to {MAX_PROMPT_PAGE}, not {size}")
+        size = _within(request, "page_size", MAX_PROMPT_PAGE)
         samples, next_token = await self._prompts.page(request.page_token, size)
         return pb.ListSampledPromptsResponse(
             prompts=map(codec.prompt_sample_to_proto, samples), next_page_token=next_token
@@ -185,10 +176,18 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
             outcome = elsewhere
         if isinstance(outcome, NotMoved):
             return pb.MoveReplyResponse(refusal=outcome.reason)
-        return pb.MoveReplyResponse(moved=moved_to_proto(outcome))
+        return pb.MoveReplyResponse(moved=to_message(outcome, pb.ReplyMoved))
 
 
-async def move_reply(tiers: TierGeneration, view: MeshView, request_id: str, instance_id: str) -> Moved | NotMoved:
+def _within(request: Message, field: str, most: int, usual: int | None = None) -> int:
+    """A number of a request, from 1 to `most`; `usual`, or the most, if it is not set."""
+    value: int = getattr(request, field) if request.HasField(field) else usual or most
+    if not 1 <= value <= most:
+        raise invalid(field, f"must be from 1 to {most}, not {value}")
+    return value
+
+
+async def move_reply(tiers: TierGeneration, view: MeshView, request_id: str, instance_id: str) -> ReplyMoved | NotMoved:
     """Have a reply that this process streams continue on an instance of its tier.
 
     Raises:

@@ -1,6 +1,6 @@
 """Check the protobuf definitions for breaking changes with buf: `python scripts/buf_breaking.py`.
 
-Compares with the main branch or, on that branch, with the previous commit.
+Compares with the newest tag `wire-*`: from that commit on, compatibility of the wire is kept. Before there is one, it is not.
 """
 
 import subprocess
@@ -10,29 +10,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def git(*arguments: str) -> str | None:
-    """The output of git; None if it fails."""
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+def baseline() -> str | None:
+    """The tag to compare with; None if there is none in the history of this commit."""
+    command = ["git", "describe", "--tags", "--abbrev=0", "--match", "wire-*"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def baseline() -> str | None:
-    """The commit to compare with."""
-    head = git("rev-parse", "HEAD")
-    for name in ("origin/main", "main", "HEAD~1"):
-        commit = git("merge-base", "HEAD", name)
-        if commit is not None and commit != head and git("cat-file", "-e", f"{commit}:protos/buf.yaml") is not None:
-            return commit
-    return None
-
-
 def main() -> None:
-    commit = baseline()
-    if commit is None:
-        print("buf breaking: no earlier definitions to compare with")
+    tag = baseline()
+    if tag is None:
+        print("buf breaking: no tag wire-* from which on compatibility is kept")
         return
     buf = Path(sys.executable).with_name("buf")
-    against = f"{ROOT / '.git'}#ref={commit},subdir=protos"
+    against = f"{ROOT / '.git'}#tag={tag},subdir=protos"
     sys.exit(subprocess.run([str(buf), "breaking", "--against", against], cwd=ROOT / "protos", check=False).returncode)
 
 

@@ -53,9 +53,8 @@ CASCADE_TESTS = (
     "tests/router/test_skipped_tiers.py",
 )
 TARGETS: dict[str, tuple[str, ...]] = {
-    "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks_laws.py", "tests/worker/test_blocks.py"),
+    "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks.py",),
     "worker_service/scheduling/batching.py": (
-        "tests/worker/test_batching_laws.py",
         "tests/worker/test_batching.py",
         "tests/worker/test_proposals.py",
     ),
@@ -68,7 +67,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "services/domain/stages/bidding.py": ("tests/domain/test_bidding_laws.py", "tests/domain/test_bidding.py"),
     "router_service/admission/admission_queue.py": ("tests/router/test_admission_queue.py",),
-    "router_service/admission/rules.py": ("tests/router/test_admission.py", "tests/router/test_admission_queue.py"),
+    "router_service/admission/rules.py": ("tests/router/test_admission_queue.py",),
     "router_service/generation/cascade.py": ("tests/router/test_cascade.py", "tests/router/test_flagged_answers.py"),
     "router_service/generation/reply_assembler.py": ("tests/router/test_reply_assembler.py", *TIER_TESTS),
     "router_service/generation/tier_generation.py": TIER_TESTS,
@@ -84,7 +83,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *TIER_TESTS,
     ),
     "worker_service/migration/source.py": ("tests/worker/test_migration_machines.py",),
-    "judge_service/guards.py": ("tests/judge/test_guards.py",),
+    "judge_service/scoring/guards.py": ("tests/judge/test_guards.py",),
 }
 """Modules and the tests that should notice a fault in them, the quickest first."""
 
@@ -230,7 +229,7 @@ def run_tests(target: str, tree: ast.Module | None, tests: Sequence[str], limits
         for descriptor in (1, 2) if "MUTANTS_OUTPUT" not in os.environ else ():
             os.dup2(null, descriptor)
         if tree is not None:
-            name = target.removesuffix(".py").replace("/", ".")
+            name = f"penstock.{target.removesuffix('.py').replace('/', '.')}"
             if name in sys.modules:
                 os._exit(NOT_MUTATED)
             sys.meta_path.insert(0, MutatedModule(name, ROOT / target, tree))

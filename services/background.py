@@ -6,12 +6,15 @@ returns may be created directly; tests/services/test_background.py lists the mod
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, TypeVar
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 failures: Counter[str] = Counter()
 """Failures of this process's background tasks, by name: the metric `penstock.background.failures`."""
@@ -105,3 +108,35 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=0.2)
+
+
+Works = Mapping[str, Callable[[], Coroutine[Any, Any, object]]]
+"""Endless work, by the names of its tasks."""
+
+
+class BackgroundWork(ABC):
+    """Work that is done as long as the context lasts."""
+
+    _tasks: "tuple[asyncio.Task[None], ...]" = ()
+
+    @abstractmethod
+    def work(self) -> Works:
+        """What is done."""
+
+    async def __aenter__(self) -> Self:
+        self._tasks = tuple(supervise(name, factory) for name, factory in self.work().items())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await end(*self._tasks)
+
+
+async def gathered(*coroutines: Coroutine[Any, Any, _T]) -> list[_T]:
+    """The results of coroutines that run at the same time. After a failure or a cancellation, the others are ended."""
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end(*tasks)

@@ -3,22 +3,21 @@
 import json
 import time
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 
 from grpc import aio
 
-from services.access.certificates import SERVER_NAME, CertificateFiles, channel_credentials
-from services.domain.instances import Role
+from penstock.services.access.certificates import SERVER_NAME, CertificateFiles, channel_credentials
+from penstock.services.domain.instances import Role
 
 RETIRED_S = 900.0
 """How long calls may continue on a channel whose certificates were replaced: more than the usual deadline of a request."""
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 """Size limit of a message between services."""
 MAX_CLIENT_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Size limit of a message from a client to a router. A request grows on its way, by the tokens to resume behind and by the
+"""Size limit of a message from a client to a router. A request grows on its way, by the tokens to resume after and by the
 answer for the judge; at a quarter of the limit between services, every request that a router accepts can be forwarded."""
 
-# Keepalive detects dead peers behind open TCP connections. gRPC servers reject clients that ping more often than this.
+# Keepalive detects dead peers of open TCP connections. gRPC servers reject clients that ping more often than this.
 KEEPALIVE_MS = 60_000
 
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
@@ -93,7 +92,5 @@ class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):
         for channel in old:
             await channel.close()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.keep(set())

@@ -10,10 +10,9 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
-from services.domain.errors import (
+from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
-    FieldProblem,
     InstanceDraining,
     InternalError,
     InvalidRequest,
@@ -33,6 +32,7 @@ from services.domain.errors import (
     Unavailable,
     UnsupportedByModel,
 )
+from penstock.types.problems import FieldProblem
 
 DOMAIN = "penstock"
 
@@ -143,18 +143,12 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
     code, message = _CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message
     reason, problems, retry_after_s = _details(status)
     match code:
-        case grpc.StatusCode.INVALID_ARGUMENT if reason == PromptTooLong.reason:
-            return PromptTooLong(*problems)
-        case grpc.StatusCode.INVALID_ARGUMENT if reason == MessageTooLarge.reason:
-            return MessageTooLarge(*problems)
-        case grpc.StatusCode.INVALID_ARGUMENT if reason == UnsupportedByModel.reason:
-            return UnsupportedByModel(*problems)
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequest(*(problems or [FieldProblem("request", message)]))
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason != Overloaded.reason:
-            return MessageTooLarge(
-                FieldProblem("request", message)
-            )  # from the gRPC library, not from an overloaded service
+            return _INVALID.get(reason, InvalidRequest)(*(problems or [FieldProblem("request", message)]))
+        case _ if reason in _BY_REASON:
+            return _BY_REASON[reason](message)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason != Overloaded.reason:  # from the gRPC library
+            return MessageTooLarge(FieldProblem("request", message))
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(message.partition(";")[0], retry_after_s)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -163,18 +157,15 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
             return AlreadyRunning(message)
         case grpc.StatusCode.NOT_FOUND:
             return NotFound("entry", message)
-        case grpc.StatusCode.FAILED_PRECONDITION if reason == RequestFailed.reason:
-            return RequestFailed(message)
         case grpc.StatusCode.UNIMPLEMENTED:
             return NotServed(message)
-        case grpc.StatusCode.UNAVAILABLE if reason == InstanceDraining.reason:
-            return InstanceDraining(message)
-        case grpc.StatusCode.UNAVAILABLE if reason == InternalError.reason:
-            return InternalError(message)
         case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN:
             return InternalError(f"{code.name}: {message}")
-        case _:
-            return Unavailable(f"{code.name}: {message}")
+    return Unavailable(f"{code.name}: {message}")
+
+
+_INVALID = {kind.reason: kind for kind in (PromptTooLong, MessageTooLarge, UnsupportedByModel)}
+_BY_REASON = {kind.reason: kind for kind in (RequestFailed, InstanceDraining, InternalError)}
 
 
 def _details(status: status_pb2.Status) -> tuple[str, list[FieldProblem], float]:

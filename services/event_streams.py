@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from services.domain.requests import TokenFrame
+from penstock.types.replies import TokenFrame
 
 OnTokens = Callable[[TokenFrame], None]
 """Takes the frames of a reply, in order, on the event loop. An exception ends the reply."""

@@ -1,12 +1,13 @@
 """Turns pydantic's errors into problems that name their fields as people write them: `tiers[0].workers`."""
 
 import difflib
-from collections.abc import Sequence
-from typing import Any, get_args
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from services.domain.errors import FieldProblem
+from penstock.types.problems import FieldProblem
 
 
 class SettingsError(Exception):
@@ -15,6 +16,28 @@ class SettingsError(Exception):
     def __init__(self, message: str, problems: Sequence[FieldProblem] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems) or (FieldProblem("", message),)
+
+
+_T = TypeVar("_T")
+
+
+def from_json(kind: type[_T], data: str | bytes) -> _T:
+    """A dataclass from JSON; keys that it does not know are ignored.
+
+    Raises:
+        ValueError: Names every bad field.
+    """
+    try:
+        reader: TypeAdapter[_T] = _reader(cast(Hashable, kind))
+        return reader.validate_json(data)
+    except ValidationError as error:
+        problems = [FieldProblem(_field_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
+        raise ValueError(joined(problems)) from None
+
+
+@functools.cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def field_problems(error: ValidationError, model: type[BaseModel]) -> list[FieldProblem]:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from services.processes import Watched
+from penstock.services.processes import Watched
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A gRPC server that accepts many new calls per turn of the event loop.
 
-`grpc.aio` requests one new call at a time from the core, and each waits behind all events of the active streams: with 200
+`grpc.aio` requests one new call at a time from the core, and each waits for all events of the active streams: with 200
 busy streams, about 50 new calls are accepted per second. The core cancels calls that were not requested for 30 s (CANCELLED)
 without any handler or counter seeing them. This server keeps many requests for calls pending at the core.
 """
@@ -14,8 +14,8 @@ from grpc import aio
 from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_aio_server
 
-from services import open_files
-from services.mesh_schema import MeshRouter
+from penstock.services import open_files
+from penstock.services.mesh_schema import MeshRouter
 
 _log = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ class Health:
 
 
 async def is_serving(channel: aio.Channel, instance_id: str, timeout_s: float) -> bool | None:
-    """Whether the process behind a channel is this instance and serving; None without a response in time."""
+    """Whether the process at the other end of a channel is this instance and serving; None without a response in time."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
         response = await stub.Check(health_pb2.HealthCheckRequest(service=instance_id), timeout=timeout_s)

@@ -2,7 +2,7 @@
 
 The C library keeps freed memory for later allocations. If sizes change all the time, free blocks rarely fit, so the resident
 size grows towards the largest total ever used, separately for each allocating thread. One arena for all threads and a release
-every few seconds keep it close to the memory in use. Measured on the shipped judge (docs/faults.md): 396 to 525 MiB
+every few seconds keep it close to the memory in use. Measured on the shipped judge (docs/reference/faults.md): 396 to 525 MiB
 instead of 540 to 790 MiB, at the same CPU time per answer; a release takes about 10 ms.
 """
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,11 +14,11 @@ from google.rpc import code_pb2, status_pb2
 from grpc import aio
 from grpc_status import rpc_status
 from opentelemetry.metrics import Histogram
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, StatusCode
 
-from services import errors, telemetry
-from services.access.guard import CallGuard
-from services.domain.errors import (
+from penstock.services import errors
+from penstock.services.access.guard import CallGuard
+from penstock.services.domain.errors import (
     InvalidRequest,
     Overloaded,
     PenstockError,
@@ -26,16 +26,16 @@ from services.domain.errors import (
     Unauthenticated,
     invalid,
 )
-from services.grpc_types import Context, Handler
-from services.telemetry import Telemetry
-from services.write_timeouts import WriteTimeouts
+from penstock.services.grpc_types import Context, Handler
+from penstock.services.telemetry import NO_SPAN, Telemetry
+from penstock.services.write_timeouts import WriteTimeouts
 
 _log = logging.getLogger(__name__)
 
-FOREIGN = ("/grpc.health.v1.", "/grpc.reflection.")  # served by packages of grpc
-
 # Polled frequently; not useful in traces.
 UNTRACED = (
+    "/grpc.health.v1.",
+    "/grpc.reflection.",
     "/penstock.router.v1.MeshService/",
     "/penstock.router.v1.RouterService/ListModels",
     "/penstock.judge.v1.JudgeService/ListScorers",
@@ -49,8 +49,6 @@ UNTRACED = (
 Refusal = Callable[[], Overloaded | None]
 """Called when a call comes: the error that refuses it, if there is no room. It counts the refusals."""
 
-_NO_SPAN = nullcontext(INVALID_SPAN)
-
 
 class CallRecorder:
     """Traces calls by the RPC conventions, and records their durations and statuses."""
@@ -63,7 +61,7 @@ class CallRecorder:
         self._methods: dict[str, _RecordedMethod] = {}
 
     def begin(self, method: str, headers: Mapping[str, str]) -> "RecordedCall":
-        """method: `package.Service/Method`, one that is served. headers: where the caller's trace context stands."""
+        """method: `package.Service/Method`, one that is served. headers: where the caller's trace context is."""
         recorded = self._methods.get(method)
         if recorded is None:
             recorded = self._methods[method] = _RecordedMethod(self._measured, self._duration, method)
@@ -91,16 +89,10 @@ class RecordedCall:
     def span(self) -> AbstractContextManager[Span]:
         """The current span as long as the context lasts; INVALID_SPAN, and none, where the call is not traced."""
         method = self._method
-        if method.untraced or not method.measured.is_traced(self._headers.get("traceparent")):
-            return _NO_SPAN
-        return method.measured.tracer.start_as_current_span(
-            method.name,
-            context=telemetry.extract(self._headers),
-            kind=SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.method": method.name},
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+        if method.untraced:
+            return NO_SPAN
+        attributes = {"rpc.system": "grpc", "rpc.method": method.name}
+        return method.measured.server_span(method.name, self._headers, attributes)
 
     def end(self, code: str) -> None:
         method = self._method
@@ -174,56 +166,36 @@ class ChassisInterceptor(aio.ServerInterceptor):
         return handler
 
     def _recorded(self, method: str, handler: Handler) -> Handler:
-        several = handler.request_streaming
-        denied = partial(self._denied, method)
-        deserializer = _checked(handler.request_deserializer)
-        if handler.response_streaming:
-            inner: Any = handler.stream_stream if several else handler.unary_stream
-            make_handler = grpc.stream_stream_rpc_method_handler
-            if method.startswith(FOREIGN):
-                return make_handler(_foreign(inner, denied, several=several), deserializer, handler.response_serializer)
-            refusal = self._refusals.get(method, _admit)
-            begin = partial(self._calls.begin, method.lstrip("/"))
+        several, streams = handler.request_streaming, handler.response_streaming
+        unary, streaming = handler.unary_unary, handler.unary_stream
+        if several:
+            unary, streaming = handler.stream_unary, handler.stream_stream
+        inner: Any = streaming if streams else unary
+        refusal, begin = self._refusals.get(method, _admit), partial(self._calls.begin, method.lstrip("/"))
 
-            # Not a generator, so that the span is current only in here, even if the client disconnects.
-            async def stream(requests: AsyncIterator[Any], context: Context) -> None:
-                if (refused := denied(context) or refusal()) is not None:
-                    await context.abort_with_status(errors.to_status(refused))
-                call, write = begin(_trace_context(context)), self._writes.watched()
-                with call.span() as span:
-                    try:
-                        request = await _request(requests, several=several)
-                        async with aclosing(inner(request, context)) as responses:
-                            async for response in responses:
-                                with write:
-                                    await context.write(response)
-                    except BaseException as error:
-                        # The resources of the call are released before this: a peer that does not read delays its status.
-                        await _abort(context, call.failed(error, span), error)
-                    call.end("OK")
-
-            return make_handler(stream, deserializer, handler.response_serializer)
-
-        single: Any = handler.stream_unary if several else handler.unary_unary
-        made_unary = grpc.stream_unary_rpc_method_handler
-        if method.startswith(FOREIGN):
-            return made_unary(_foreign(single, denied, several=several), deserializer, handler.response_serializer)
-
-        begin_unary = partial(self._calls.begin, method.lstrip("/"))
-
-        async def unary(requests: AsyncIterator[Any], context: Context) -> Any:
-            if (refused := denied(context)) is not None:
+        # Not a generator, so that the span is current only in here, even if the client disconnects.
+        async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
+            if (refused := self._denied(method, context) or refusal()) is not None:
                 await context.abort_with_status(errors.to_status(refused))
-            call = begin_unary(_trace_context(context))
+            call, write, response = begin(_trace_context(context)), self._writes.watched(), None
             with call.span() as span:
                 try:
-                    response = await single(await _request(requests, several=several), context)
+                    called = inner(await _request(requests, several=several), context)
+                    if isinstance(called, Awaitable):  # also handlers of packages of grpc that write by themselves
+                        response = await called
+                    else:
+                        async with aclosing(called) as responses:
+                            async for each in responses:
+                                with write:
+                                    await context.write(each)
                 except BaseException as error:
+                    # The resources of the call are released before this: a peer that does not read delays its status.
                     await _abort(context, call.failed(error, span), error)
                 call.end("OK")
-                return response
+            return response
 
-        return made_unary(unary, deserializer, handler.response_serializer)
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        return make(serve, _checked(handler.request_deserializer), handler.response_serializer)
 
     def _denied(self, method: str, context: Context) -> PenstockError | None:
         """Why the caller may not make this call; None if it may. Nothing of the call has been read."""
@@ -304,24 +276,3 @@ async def _request(requests: AsyncIterator[Any], *, several: bool) -> Any:
         return await anext(messages)
     except StopAsyncIteration:
         raise invalid("request", "is missing: the call ended without a message") from None
-
-
-def _foreign(
-    inner: Any, denied: Callable[[Context], PenstockError | None], *, several: bool
-) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
-    """A handler of the packages of grpc, which is not recorded. It may be a generator or write itself."""
-
-    async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
-        if (refused := denied(context)) is not None:
-            await context.abort_with_status(errors.to_status(refused))
-        try:
-            called = inner(await _request(requests, several=several), context)
-            if isinstance(called, Awaitable):
-                return await called
-            async with aclosing(called) as responses:
-                async for response in responses:
-                    await context.write(response)
-        except InvalidRequest as error:
-            await context.abort_with_status(errors.to_status(error))
-
-    return handle

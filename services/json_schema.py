@@ -11,7 +11,7 @@ from typing import Any
 
 MAX_STEPS = 50_000
 """Comparisons of a value with a schema, or with a value in one: combinations of `anyOf`, references and long lists could take
-forever. A step takes a µs or two."""
+forever. A step takes a microsecond or two."""
 MAX_DEPTH = 192
 """Of nested values, references and combinations together: three times the depth of a value."""
 

@@ -1,103 +1,181 @@
 """Finds all problems of a mesh file that can be found without starting the mesh."""
 
+import contextlib
 import copy
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from services.domain.errors import FieldProblem
-from services.domain.score_prediction import PredictorError
-from services.field_problems import SettingsError, field_problems
-from services.mesh_file import read_mesh_data
-from services.mesh_rules import disagreements
-from services.mesh_schema import MeshFile
-from services.model_folder import looks_like_hub_id
-from services.score_predictor_file import read_score_predictor
-from services.settings import ServiceSettings, environment_value
+from penstock.question_files import FileError, load_question
+from penstock.services.domain.score_prediction import PredictorError
+from penstock.services.extensions import (
+    asked_scorers,
+    asks_for_logprobs,
+    engine_of,
+    is_calibrated,
+    scorer_host_problems,
+    scorer_of,
+    scorer_problems,
+    tier_host_problems,
+    tier_problems,
+    unused_judge_fields,
+)
+from penstock.services.field_problems import SettingsError, field_problems
+from penstock.services.mesh_file import read_mesh_data
+from penstock.services.mesh_rules import Ports, disagreements, port_problems
+from penstock.services.mesh_schema import WITHOUT_LOGPROBS, MeshFile, MeshScorer
+from penstock.services.score_predictor_file import read_score_predictor
+from penstock.services.settings import ServiceSettings
+from penstock.types.judging import ScorerInfo
+from penstock.types.problems import FieldProblem
 
-MAX_REPAIRS = 5  # passes that repair bad fields to find the problems behind them
-STAND_INS = {"name": "stand-in-{}", "kind": "exact"}  # for required fields that are missing
+MAX_REPAIRS = 5  # passes that repair bad fields to find the problems that they cover
+STAND_INS = {"name": "stand-in-{}", "kind": "confidence"}  # for required fields that are missing
 
 
-def mesh_file_problems(path: Path) -> list[FieldProblem]:
-    """All problems of a mesh file, each with the path of its field; an empty list if `penstock up` can start it.
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong, with the paths of its fields. problems: `penstock up` cannot start the mesh. notes: what is hardly
+    meant, or is missing on this machine, where the mesh need not run."""
 
-    Bad fields hide the problems behind them, so each pass removes the bad fields, or replaces the required ones, and checks
-    the rest again.
+    problems: list[FieldProblem]
+    notes: list[FieldProblem]
+
+
+def check_mesh_file(path: Path, *, here: bool = False) -> Findings:
+    """What is wrong with a mesh file. here: what this machine lacks is a problem, as it is for `penstock up`.
+
+    Bad fields hide the problems that they cover, so each pass removes the bad fields, or replaces the required ones,
+    and checks the rest again.
     """
     try:
         data: dict[str, Any] = copy.deepcopy(read_mesh_data(path))
     except SettingsError as error:
-        return list(error.problems)
+        return Findings(list(error.problems), [])
     problems: list[FieldProblem] = []
     for _ in range(MAX_REPAIRS):
+        fields = [problem.field for problem in problems]
         try:
             mesh = MeshFile.model_validate(data)
         except ValidationError as error:
-            fields = [problem.field for problem in problems]
             problems += [p for p in field_problems(error, MeshFile) if not _follows_from(p.field, fields)]
             repaired = [_repair(data, fault["loc"], missing=fault["type"] == "missing") for fault in error.errors()]
             if not all(repaired):
-                return problems
+                break
+            continue
+        more, of_host = [*disagreements(mesh)], list[FieldProblem]()
+        try:
+            settings = ServiceSettings.load(mesh_file=path)
+            for tier in mesh.tiers:
+                more += tier_problems(mesh, tier, settings)
+                of_host += tier_host_problems(mesh, tier, settings)
+            for scorer in mesh.judge.scorers if mesh.judge.replicas else ():
+                more += scorer_problems(mesh, scorer, settings)
+                of_host += scorer_host_problems(mesh, scorer, settings)
+            more += unused_judge_fields(mesh) if mesh.judge.replicas else ()
+            more += _server_port_problems(mesh)
+            more += _missing_outside(mesh, settings)
+            settings.processes_of_router(mesh)
+        except SettingsError as error:  # in the environment, which every service reads
+            more += error.problems
+        problems += [p for p in more if not _follows_from(p.field, fields)]
+        of_host = [p for p in of_host if not _follows_from(p.field, fields)]
+        notes = [*_remarks(mesh)]
+        if not problems and not of_host:
+            notes += _uncalibrated(mesh, path)
+        return Findings([*problems, *of_host], notes) if here else Findings(problems, [*of_host, *notes])
+    return Findings(problems, [])
 
-        else:
-            fields = [problem.field for problem in problems]
-            more = [*disagreements(mesh)]
-            try:
-                settings = ServiceSettings.load(mesh_file=path)
-                more += _missing_outside(mesh, settings)
-                settings.processes_of_router(mesh)
-            except SettingsError as error:  # in the environment, which every service reads
-                more += error.problems
-            return problems + [p for p in more if not _follows_from(p.field, fields)]
-    return problems
+
+def _server_port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
+    """Problems of the fixed ports of servers that workers start."""
+    ranges = []
+    for i, tier in enumerate(mesh.tiers):
+        with contextlib.suppress(SettingsError):  # found by `tier_problems`
+            for field, first in engine_of(mesh, tier).ports(tier) if tier.workers else ():
+                ranges.append(Ports(f"tiers[{i}].{field}", first, tier.workers, "servers"))
+    known = {*port_problems(mesh)}
+    yield from (problem for problem in port_problems(mesh, ranges) if problem not in known)
+
+
+def _default_scorer(mesh: MeshFile) -> MeshScorer | None:
+    """The scorer of answers between tiers; None without one."""
+    if not mesh.judge.replicas or len(mesh.tiers) == 1:
+        return None
+    return next((each for each in mesh.judge.scorers if each.name == mesh.judge.used_scorer), None)
+
+
+def judging(mesh: MeshFile, gives_logprobs: Mapping[str, bool | None]) -> Iterator[str]:
+    """How answers that may escalate are judged, and what a score costs, a line each.
+
+    gives_logprobs: whether replies of a tier come with log-probabilities; None: it is not known.
+
+    Raises:
+        SettingsError: A scorer has a problem.
+    """
+    scorer = _default_scorer(mesh)
+    if scorer is None:
+        return
+    costs = {each.name: cost for each in asked_scorers(mesh, scorer) if (cost := scorer_of(mesh, each).cost())}
+    if scorer.name != WITHOUT_LOGPROBS or "grade" not in costs:
+        spent = "; ".join(f"{name}: {cost}" for name, cost in costs.items()) or "no further cost"
+        yield f"answers are judged by {scorer.name}: {spent}"
+        for tier in mesh.tiers[:-1] if asks_for_logprobs(mesh, scorer) else ():
+            if gives_logprobs.get(tier.name) is False:
+                yield f"answers of {tier.name} come without the log-probabilities that {scorer.name} needs: all escalate"
+        return
+    free = "judged by their log-probabilities and the examples that prompts show: no further cost"
+    paid = f"judged by the examples that prompts show, or a grade, which costs {costs['grade']}"
+    for tier in mesh.tiers[:-1]:
+        gives = gives_logprobs.get(tier.name)
+        with_them, without = f"with log-probabilities are {free}", f"without log-probabilities are {paid}"
+        parts = {True: [with_them], False: [without], None: [with_them, without]}[gives]
+        yield f"answers of {tier.name} " + "; ".join(parts)
+
+
+def _remarks(mesh: MeshFile) -> Iterator[FieldProblem]:
+    """What is valid and hardly meant."""
+    limits: list[tuple[str, float | None]] = [("router.flag_below", mesh.router.flag_below)]
+    for i, tier in enumerate(mesh.tiers):
+        at = f"tiers[{i}]"
+        limits += [(f"{at}.threshold", tier.threshold), (f"{at}.skip_below", tier.skip_below)]
+        limits += [(f"{at}.early_checks[{j}].reject_below", c.reject_below) for j, c in enumerate(tier.early_checks)]
+        limits += [(f"{at}.long_answers.threshold", tier.long_answers.threshold)] if tier.long_answers else []
+    for field, limit in limits:
+        if limit is not None and 0 < limit <= 1:
+            yield FieldProblem(field, f"{limit:g} of 100: scores are from 0 to 100, so {100 * limit:g} may be meant")
+    scorer = _default_scorer(mesh)
+    with contextlib.suppress(SettingsError):  # a problem of the scorer
+        if scorer is not None and scorer_of(mesh, scorer).needs_reference():
+            problem = f"'{scorer.name}' needs an expected answer, which requests of clients do not have"
+            yield FieldProblem("judge.default_scorer", problem)
+
+
+def _uncalibrated(mesh: MeshFile, path: Path) -> Iterator[FieldProblem]:
+    scorer = _default_scorer(mesh)
+    with contextlib.suppress(SettingsError):  # a problem of the scorer, or of the environment
+        if scorer is not None and not is_calibrated(mesh, scorer, ServiceSettings.load(mesh_file=path)):
+            yield FieldProblem("judge", ScorerInfo(scorer.name).warning)
 
 
 def _missing_outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[FieldProblem]:
-    """Folders, files, programs, environment variables and judges that a mesh file refers to and that do not exist."""
-    for i, tier in enumerate(mesh.tiers):
-        key_env = tier.openai.key_env if tier.engine == "openai" else ""
-        if key_env and environment_value(key_env) is None:
-            yield FieldProblem(f"tiers[{i}].openai.key_env", f"the environment variable {key_env} is not set")
-        if tier.engine not in ("simulated", "openai") and tier.model:
-            yield from _model_problems(tier.model, settings, f"tiers[{i}].model")
-        if tier.engine == "sglang" and tier.sglang.python and shutil.which(tier.sglang.python) is None:
-            yield FieldProblem(f"tiers[{i}].sglang.python", f"no program {tier.sglang.python}")
+    """Folders, files, environment variables and judges that a mesh file refers to and that do not exist."""
     if len(mesh.tiers) > 1 and not mesh.judge.replicas:
         yield FieldProblem("judge.replicas", f"0, but the thresholds of {len(mesh.tiers)} tiers need a judge")
-    for i, scorer in enumerate(mesh.judge.scorers if mesh.judge.replicas else ()):
-        where = f"judge.scorers[{i}]"
-        if scorer.kind in ("judge-model", "reward") and scorer.model:
-            yield from _model_problems(scorer.model, settings, f"{where}.model")
-        if scorer.calibration and not settings.resolve(scorer.calibration).is_file():
-            yield FieldProblem(f"{where}.calibration", f"no file {settings.resolve(scorer.calibration)}")
-        if scorer.schema_file and not settings.resolve(scorer.schema_file).is_file():
-            yield FieldProblem(f"{where}.schema_file", f"no file {settings.resolve(scorer.schema_file)}")
-        if scorer.api_key_env and environment_value(scorer.api_key_env) is None:
-            yield FieldProblem(f"{where}.api_key_env", f"the environment variable {scorer.api_key_env} is not set")
     if mesh.router.score_predictor:
         try:
             read_score_predictor(settings.resolve(mesh.router.score_predictor))
         except PredictorError as error:
             yield FieldProblem("router.score_predictor", str(error))
     replan = mesh.planner.replan
-    for name in ("cluster", "models", "trace", "quality") if replan.enabled else ():
-        file = settings.resolve(getattr(replan, name))
-        if not file.is_file():
-            yield FieldProblem(f"planner.replan.{name}", f"no file {file}")
-
-
-def _model_problems(model: str, settings: ServiceSettings, field: str) -> Iterator[FieldProblem]:
-    """A model must be a folder in Hugging Face format or look like an id at the hub, which is not looked up."""
-    folder = settings.resolve(model)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            yield FieldProblem(field, f"{folder} is not a model in Hugging Face format: it has no config.json")
-    elif not looks_like_hub_id(model):
-        yield FieldProblem(field, f"no folder {folder}")
+    if replan.enabled and replan.question:
+        try:
+            load_question(settings.resolve(replan.question))
+        except FileError as error:
+            yield FieldProblem("planner.replan.question", str(error))
 
 
 def _follows_from(field: str, fields: Sequence[str]) -> bool:

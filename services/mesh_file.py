@@ -7,9 +7,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from services.field_problems import SettingsError, field_problems, joined
-from services.mesh_rules import disagreements
-from services.mesh_schema import MeshFile
+from penstock.question_files.errors import yaml_problem
+from penstock.services.field_problems import SettingsError, field_problems, joined
+from penstock.services.mesh_rules import disagreements
+from penstock.services.mesh_schema import MeshFile
 
 
 def load_mesh_file(path: Path) -> MeshFile:
@@ -43,7 +44,7 @@ def read_mesh_data(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text: {error}") from None
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: not YAML: {error}") from None
+        raise SettingsError(f"{path}: not YAML: {yaml_problem(error)}") from None
     except RecursionError:
         raise SettingsError(f"{path}: nested too deep") from None
     if not isinstance(data, dict):

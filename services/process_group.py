@@ -17,16 +17,16 @@ from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from services import telemetry
-from services.background import end, supervise
-from services.domain.instances import Role
-from services.field_problems import SettingsError
-from services.group_metrics import GroupMetrics
-from services.process_heartbeat import HEARTBEAT_S, HeartbeatMonitor
-from services.process_slot import ProcessSlot
-from services.processes import UNUSABLE_SETTINGS, ProcessSpec, Watched, Watcher, free_port
-from services.settings import ServiceSettings
-from services.shared_port import SharedPort
+from penstock.services import telemetry
+from penstock.services.background import end, supervise
+from penstock.services.domain.instances import Role
+from penstock.services.field_problems import SettingsError
+from penstock.services.group_metrics import GroupMetrics
+from penstock.services.process_heartbeat import HEARTBEAT_S, HeartbeatMonitor
+from penstock.services.process_slot import ProcessSlot
+from penstock.services.processes import UNUSABLE_SETTINGS, ProcessSpec, Watched, Watcher, free_port
+from penstock.services.settings import ServiceSettings
+from penstock.services.shared_port import SharedPort
 
 _log = logging.getLogger(__name__)
 

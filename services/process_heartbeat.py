@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from services.process_slot import ProcessSlot
-from services.ticks import tick
+from penstock.services.process_slot import ProcessSlot
+from penstock.services.ticks import tick
 
 HEARTBEAT_S = 1.0
 

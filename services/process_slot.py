@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from penstock.services.field_problems import from_json
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessSlot:
@@ -52,7 +54,4 @@ class ProcessSlot:
         Raises:
             ValueError: `text` is not a slot.
         """
-        try:
-            return cls(**json.loads(text))
-        except TypeError as error:
-            raise ValueError(f"not a process slot: {error}") from None
+        return from_json(cls, text)

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -14,9 +15,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
-from services.background import end, supervise
-from services.field_problems import SettingsError
+from penstock.services.background import end, supervise
+from penstock.services.field_problems import SettingsError
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ STEADY_S = 60.0  # a process that ran this long starts with the shortest delay a
 UNUSABLE_SETTINGS = 2
 """Exit status for bad settings: a restart would not help."""
 LOG_TAIL_LINES = 20
+MAX_LOG_BYTES = 64 << 20  # of one process; as much again is kept in a second file
+LOG_CHECK_S = 30.0
 _PORTS = range(20_000, 30_000)
 
 _WITH_PARENT_DEATH_SIGNAL = (
@@ -128,8 +132,19 @@ class Watched:
         return "\n".join(self.spec.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
 
+def rotate(log: Path, limit_bytes: int = MAX_LOG_BYTES) -> None:
+    """Move the content of a log that has grown beyond the limit to `<log>.1`, in place of what is there.
+
+    By copying and truncating, as processes keep the file open for appending: lines written in between are lost.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > limit_bytes:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
+
+
 def _end_group(pid: int) -> None:
-    """Kill the processes that a process that has ended may have left behind."""
+    """Kill the processes that a process that has ended may have left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -201,6 +216,13 @@ class Watcher:
                 process_group=0,
             )
         entry.started_at, entry.ended = time.monotonic(), False
+
+    async def rotate_logs(self) -> NoReturn:
+        """Keep each log at about `MAX_LOG_BYTES`, and as much of it in a second file, forever."""
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            for log in {entry.spec.log for entry in self.watched.values() if entry.spec.log is not None}:
+                await asyncio.to_thread(rotate, log)
 
     async def _keep(self, entry: Watched) -> None:
         while True:

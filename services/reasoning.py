@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.domain.requests import ChatPrompt, Prompt, SamplingParams
-from services.domain.tools import ToolMode
+from penstock.types.prompts import ChatPrompt, Prompt
+from penstock.types.sampling import SamplingParams
+from penstock.types.tools import ToolMode
 
 _SPACE = " \t\r\n"
 

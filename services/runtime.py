@@ -17,32 +17,35 @@ from typing import Any
 from grpc import aio
 from redis.asyncio import Redis
 
-from services import grpc_server, open_files, telemetry
-from services.access.certificates import CertificateFiles, server_credentials
-from services.access.guard import CallGuard
-from services.access.listening import restricted
-from services.access.roles import Listener
-from services.background import EndProcess, end, supervise
-from services.channels import server_options
-from services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from services.domain.stages.places import StagePlace
-from services.field_problems import SettingsError
-from services.health import Health
-from services.interceptors import ChassisInterceptor
-from services.mesh_file import load_mesh_file
-from services.mesh_schema import MeshFile, MeshRouter
-from services.process_heartbeat import send_heartbeats
-from services.process_slot import ProcessSlot
-from services.processes import exits_on_unusable_settings
-from services.settings import ServiceSettings
-from services.state import Registrar, connect
-from services.state.keys import Keys
-from services.telemetry import Telemetry
-from services.trace_sampling import SamplingLimits
+from penstock.services import grpc_server, open_files, telemetry
+from penstock.services.access.certificates import CertificateFiles, server_credentials
+from penstock.services.access.guard import CallGuard
+from penstock.services.access.listening import restricted
+from penstock.services.access.roles import Listener
+from penstock.services.background import EndProcess, end, supervise
+from penstock.services.channels import server_options
+from penstock.services.domain.instances import LOADING, InstanceRecord, Load, ModelCard, Role
+from penstock.services.field_problems import SettingsError
+from penstock.services.health import Health
+from penstock.services.interceptors import ChassisInterceptor
+from penstock.services.loading import LoadingProgress
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.mesh_schema import MeshFile, MeshRouter
+from penstock.services.process_heartbeat import send_heartbeats
+from penstock.services.process_slot import ProcessSlot
+from penstock.services.processes import exits_on_unusable_settings
+from penstock.services.settings import ServiceSettings
+from penstock.services.state import Registrar, connect
+from penstock.services.state.keys import Keys
+from penstock.services.telemetry import Telemetry
+from penstock.services.trace_sampling import SamplingLimits
+from penstock.types.mesh_status import StagePlace
 
 _log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+LOADING_LEASES = 5.0
+"""Leases that a worker that loads has at once."""
 UNDO_S = 15.0
 """Time for a cancelled `compose` to clean up, such as to stop a server that it started. Then it is cancelled again."""
 
@@ -87,6 +90,8 @@ class Chassis:
     on_drain: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     announce_drain: Callable[[bool], None] = lambda _: None
     """Announces to the mesh whether this instance is draining, that is, accepts no new requests."""
+    loading: LoadingProgress = field(default_factory=LoadingProgress)
+    """How far a worker's model is loaded, which `compose` tells."""
     fatal: "asyncio.Future[BaseException]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def fail(self, error: BaseException) -> None:
@@ -107,9 +112,10 @@ class Chassis:
         self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
 
 
-ROUTER_YOUNG_OBJECTS = 100_000
-"""New objects between two garbage collections of a router (Python's default: 700): some ten megabytes. As many as 150
-requests have at once; where there are fewer, most objects of a request are gone before a collection would look at them."""
+ROUTER_YOUNG_OBJECTS = 20_000
+"""New objects between two garbage collections of a router (Python's default: 700): as many as 30 requests have at once.
+Most objects of a request are gone before a collection would look at them. Five times as many make passes of 0.17 s where
+clients send only what is refused, as errors are in cycles."""
 ENTRIES = (Role.ROUTER, Role.PLANNER)
 """Services that clients call. The others trace what their callers do."""
 
@@ -246,6 +252,9 @@ async def serve(
             stack=stack,
             slot=slot,
         )
+        before = await stack.enter_async_context(AsyncExitStack())
+        if role is Role.WORKER and settings.tier:
+            await before.enter_async_context(_loading(chassis))
         if not await _completed(compose(chassis), stop):
             _log.info("stopped before it served")
             return False
@@ -283,7 +292,10 @@ async def serve(
         await chassis.health.set_serving(True)
         chassis.announce_drain = registrar.drain
         await _first(chassis.fatal, registrar.published.wait(), stop.wait())
-        _log.info("%s serves at %s", instance_id, chassis.address)
+        await before.aclose()
+        bound = f"{settings.bind_host}:{service_port.number}"
+        others = "" if bound == chassis.address else f" and is announced as {chassis.address}"
+        _log.info("%s listens on %s%s", instance_id, bound, others)
         ready(chassis)
         await _first(chassis.fatal, stop.wait())
         if chassis.fatal.done():
@@ -302,6 +314,22 @@ async def serve(
         await asyncio.gather(server.stop(1.0), admin.stop(1.0))
     _log.info("stopped")
     return True
+
+
+def _loading(chassis: Chassis) -> Registrar:
+    """Tells the mesh, under a name of its own, that a worker loads. Its lease is long: loading may hold the interpreter."""
+    record = InstanceRecord(
+        instance_id=f"{LOADING}{chassis.instance_id}",
+        role=chassis.role,
+        address=chassis.address,
+        admin_address=chassis.admin_address,
+        epoch=time.time(),
+        sequence=0,
+        lease_s=LOADING_LEASES * chassis.settings.lease_s,
+        tier=chassis.settings.tier,
+    )
+    interval_s = chassis.settings.publish_interval_s
+    return Registrar(chassis.redis, chassis.keys, record, interval_s=interval_s, load=chassis.loading.load)
 
 
 def _client_certificates(settings: ServiceSettings, mesh: MeshFile) -> CertificateFiles | None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.domain.score_prediction import PredictorError, ScorePredictor
+from penstock.services.domain.score_prediction import PredictorError, ScorePredictor
 
 
 def read_score_predictor(path: Path) -> ScorePredictor:

@@ -11,10 +11,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.domain.errors import FieldProblem
-from services.domain.mesh_view import PULL_INTERVAL_S
-from services.field_problems import SettingsError, field_problems, joined
-from services.mesh_schema import MAX_PORT, MAX_ROUTER_PROCESSES, MeshFile, processes_problem
+from penstock.services.domain.mesh_view import PULL_INTERVAL_S
+from penstock.services.field_problems import SettingsError, field_problems, joined
+from penstock.services.mesh_schema import MAX_PORT, MAX_ROUTER_PROCESSES, MeshFile, processes_problem
+from penstock.types.problems import FieldProblem
 
 
 class ServiceSettings(BaseSettings):
@@ -26,6 +26,8 @@ class ServiceSettings(BaseSettings):
 
     mesh_file: Path = Path("mesh.yaml")
     """The mesh file."""
+    mesh_folder: str = ""
+    """The folder that its relative paths are resolved against. Empty: the mesh file's own."""
     tier: str = ""
     """The tier that a worker serves; required for workers."""
     worker_index: int = Field(default=0, ge=0)
@@ -149,8 +151,8 @@ class ServiceSettings(BaseSettings):
         return self.resolve(path) if path else None
 
     def resolve(self, path: str) -> Path:
-        """A path from the mesh file, resolved against its folder if it is relative."""
-        return Path(path) if Path(path).is_absolute() else self.mesh_file.resolve().parent / path
+        """A path from the mesh file, resolved if it is relative."""
+        return Path(self.mesh_folder or self.mesh_file.resolve().parent) / path
 
 
 def environment_value(name: str) -> str | None:

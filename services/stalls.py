@@ -6,12 +6,10 @@ it has read what arrived meanwhile.
 
 import asyncio
 import math
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import NoReturn
 
-from services.background import end, supervise
-from services.ticks import tick
+from penstock.services.background import BackgroundWork, Works
+from penstock.services.ticks import tick
 
 TICK_S = 0.25
 STALL_S = 1.0  # a gap that exceeds a tick by more than this is a stall; delays of a busy loop are shorter
@@ -42,24 +40,15 @@ class StallMeter:
         return max(since_s + silence_s + stalled_s, self._woke_at_s + GRACE_S if stalled_s else since_s)
 
 
-class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
+class StallMonitor(BackgroundWork):
     """Measures the stalls of the running event loop, as long as the context lasts."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._meter = StallMeter(self._loop.time())
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "StallMonitor":
-        self._meter.observe(self._loop.time())
-        self._task = supervise("stall-monitor", self._run)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            await end(self._task)
+    def work(self) -> Works:
+        return {"stall-monitor": self._run}
 
     def total_s(self) -> float:
         """Total of all stalls in seconds, including one that has just ended."""
@@ -71,8 +60,8 @@ class StallMonitor(AbstractAsyncContextManager["StallMonitor"]):
 
     async def _run(self) -> NoReturn:
         while True:
-            await tick(TICK_S)
             self._meter.observe(self._loop.time())
+            await tick(TICK_S)
 
 
 class Listener:

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from wsgiref.simple_server import WSGIServer
 
@@ -30,16 +30,19 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
+from opentelemetry.util.types import Attributes
 from prometheus_client import CollectorRegistry, start_http_server
 
-from services import background
-from services.domain.errors import PenstockError
-from services.domain.instances import Role
-from services.settings import ServiceSettings
-from services.state.connection import connect_blocking
-from services.state.keys import Keys
-from services.state.traces import SpanRecord, write_spans
-from services.trace_sampling import EVERYTHING, NOTHING, Caller, SamplingLimits, TraceSampler
+from penstock.services import background
+from penstock.services.domain.errors import PenstockError
+from penstock.services.domain.instances import Role
+from penstock.services.field_problems import SettingsError
+from penstock.services.settings import ServiceSettings
+from penstock.services.state.connection import connect_blocking
+from penstock.services.state.keys import Keys
+from penstock.services.state.traces import SpanRecord, write_spans
+from penstock.services.trace_sampling import EVERYTHING, NOTHING, Caller, SamplingLimits, TraceSampler
+from penstock.types.mesh_status import SpanEvent
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +56,10 @@ MAX_ATTRIBUTE_CHARS = 4096
 events of a span (128 each) and its variables override all of these limits."""
 
 
+NO_SPAN = nullcontext(INVALID_SPAN)
+"""Of what is not traced."""
+
+
 @dataclass(frozen=True, slots=True)
 class Telemetry:
     """Tracer, meter and exporters of a service."""
@@ -61,7 +68,7 @@ class Telemetry:
     meter: Meter
     metrics_address: str
     sampler: TraceSampler | None
-    """Decides which requests are traced; None where only traces that a caller has begun go on."""
+    """Decides which requests are traced; None where only traces that a caller has begun continue."""
     _tracers: TracerProvider
     _meters: MeterProvider
     _server: WSGIServer | None = None
@@ -72,6 +79,24 @@ class Telemetry:
         if self.sampler is None:
             return caller is Caller.SAMPLED
         return self.sampler.samples(caller, time.monotonic())
+
+    def server_span(
+        self, name: str, headers: Mapping[str, str], attributes: Mapping[str, str]
+    ) -> AbstractContextManager[Span]:
+        """The current span of a call as long as the context lasts; INVALID_SPAN, without a context, if it is not traced.
+
+        headers: of the call, with its caller's trace context.
+        """
+        if not self.is_traced(headers.get("traceparent")):
+            return NO_SPAN
+        return self.tracer.start_as_current_span(
+            name,
+            context=propagate.extract(headers),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
 
     def keeps_trace(self) -> bool:
         """Whether there is room for the trace of an untraced request that has failed or was slow."""
@@ -130,7 +155,13 @@ def set_up(
         unit="{failure}",
         description="Failures of background tasks of this process, by task.",
     )
-    server, _ = start_http_server(settings.metrics_port, addr=metrics_host or settings.bind_host, registry=registry)
+    page_host = metrics_host or settings.bind_host
+    try:
+        server, _ = start_http_server(settings.metrics_port, addr=page_host, registry=registry)
+    except OSError as error:
+        raise SettingsError(
+            f"metrics_port: cannot listen on {page_host}:{settings.metrics_port}: {error.strerror}"
+        ) from None
     return Telemetry(
         tracers.get_tracer("penstock"),
         meters.get_meter("penstock"),
@@ -194,12 +225,15 @@ def _record(span: ReadableSpan, service: str) -> SpanRecord:
         entry=service == Role.ROUTER.value and span.parent is not None and span.parent.is_remote,
         failed=span.status.status_code is StatusCode.ERROR,
         status_message=span.status.description or "",
-        attributes={k: str(v) for k, v in (span.attributes or {}).items()},
-        events=[
-            (event.name, (event.timestamp - start) / 1e9, {k: str(v) for k, v in (event.attributes or {}).items()})
-            for event in span.events
-        ],
+        attributes=_texts(span.attributes),
+        events=tuple(
+            SpanEvent(event.name, (event.timestamp - start) / 1e9, _texts(event.attributes)) for event in span.events
+        ),
     )
+
+
+def _texts(attributes: Attributes) -> dict[str, str]:
+    return {name: str(value) for name, value in (attributes or {}).items()}
 
 
 def observe_state_link(meter: Meter, connected: Callable[[], bool]) -> None:
@@ -219,11 +253,6 @@ def observe_unusable_entries(meter: Meter, entries: Callable[[], int]) -> None:
         unit="{entry}",
         description="Entries of instances in Redis that were ignored because they are damaged or not valid.",
     )
-
-
-def extract(metadata: Mapping[str, str]) -> Context:
-    """The trace context of the caller, from headers or gRPC metadata."""
-    return propagate.extract(metadata)
 
 
 def inject(context: Context | None = None) -> tuple[tuple[str, str], ...]:

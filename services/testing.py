@@ -10,12 +10,12 @@ from typing import Any
 
 import redis
 
-from services.domain.instances import Role
-from services.mesh_file import load_mesh_file
-from services.mesh_schema import MeshFile
-from services.process_slot import ProcessSlot
-from services.runtime import Chassis, Compose, serve
-from services.settings import ServiceSettings
+from penstock.services.domain.instances import Role
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.mesh_schema import MeshFile
+from penstock.services.process_slot import ProcessSlot
+from penstock.services.runtime import Chassis, Compose, serve
+from penstock.services.settings import ServiceSettings
 
 START_TIMEOUT_S = 600.0  # a worker may start a server of its own
 DRAIN_S = 5.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from services.domain.errors import Overloaded, Unavailable
+from penstock.services.domain.errors import Overloaded, Unavailable
 
 _T = TypeVar("_T")
 

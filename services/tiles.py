@@ -6,7 +6,8 @@ inputs, whatever the number of rows, so a token's result does not depend on what
 vectors what the processor has.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 import numba
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from penstock.services.compilation import compiled
 
 F32 = npt.NDArray[np.float32]
 
@@ -43,7 +46,7 @@ def _tile(vectors: int, lanes: int) -> Any:
             bases = [builder.inttoptr(address, ir.FloatType().as_pointer()) for address in addresses]
             for count in range(1, ROWS + 1):
                 with builder.if_then(builder.icmp_signed("==", rows, ir.Constant(rows.type, count))):
-                    _generate(builder, count, vectors, lanes, *bases, *sizes)
+                    _generate(builder, count, vectors, lanes, bases, sizes)
             return context.get_dummy_value()
 
         sizes = (rows, inputs, x_line, w_line, out_line)
@@ -52,20 +55,9 @@ def _tile(vectors: int, lanes: int) -> Any:
     return tile
 
 
-def _generate(
-    builder: Any,
-    rows: int,
-    vectors: int,
-    lanes: int,
-    x: Any,
-    w: Any,
-    out: Any,
-    inputs: Any,
-    x_line: Any,
-    w_line: Any,
-    out_line: Any,
-) -> None:
-    """The instructions of one size of tile."""
+def _generate(builder: Any, rows: int, vectors: int, lanes: int, bases: Sequence[Any], sizes: Sequence[Any]) -> None:
+    """The instructions of one size of tile. bases: x, w and out. sizes: inputs, then the lengths of their lines."""
+    (x, w, out), (inputs, x_line, w_line, out_line) = bases, sizes
     index, number = ir.IntType(64), ir.FloatType()
     vector, every = ir.VectorType(number, lanes), ir.VectorType(ir.IntType(32), lanes)
     undefined = ir.Constant(vector, ir.Undefined)
@@ -96,11 +88,22 @@ def _generate(
 _panel, _vector, _column = _tile(VECTORS, LANES), _tile(1, LANES), _tile(1, 1)
 
 
-@numba.njit(nogil=True, cache=True)
-def add_product(
-    x: int, w: int, out: int, rows: int, inputs: int, columns: int, x_line: int, w_line: int, out_line: int
-) -> None:
-    """Out += x @ w, of float32 at these addresses; the lengths of lines are in elements."""
+class Product(NamedTuple):
+    """The sizes of a product: x is (rows, inputs), w (inputs, columns); and the lengths of their lines and of the result's,
+    in elements."""
+
+    rows: int
+    inputs: int
+    columns: int
+    x_line: int
+    w_line: int
+    out_line: int
+
+
+@compiled()
+def add_product(x: int, w: int, out: int, size: Product) -> None:
+    """Out += x @ w, of float32 at these addresses: out[r, c] = (((out[r, c] + x[r, 0] w[0, c]) + x[r, 1] w[1, c]) + ...)."""
+    rows, inputs, columns, x_line, w_line, out_line = size
     done = 0
     while done < columns:
         width = PANEL if done + PANEL <= columns else LANES if done + LANES <= columns else 1
@@ -125,7 +128,7 @@ def panels(weight: F32) -> F32:
     return np.ascontiguousarray(padded.reshape(count, PANEL, inputs).transpose(0, 2, 1))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def product(x: F32, weight: F32, bias: F32, out: F32) -> None:
     """Multiply rows x (N, inputs) by the `panels` of a weight (outputs, inputs), which are read once; out (N, outputs).
 
@@ -140,14 +143,6 @@ def product(x: F32, weight: F32, bias: F32, out: F32) -> None:
         out[:] = np.float32(0.0)
     for p in range(weight.shape[0]):
         first = p * PANEL
-        add_product(
-            x.ctypes.data,
-            weight.ctypes.data + 4 * first * inputs,
-            out.ctypes.data + 4 * first,
-            rows,
-            inputs,
-            min(PANEL, outputs - first),
-            inputs,
-            PANEL,
-            outputs,
-        )
+        size = Product(rows, inputs, min(PANEL, outputs - first), inputs, PANEL, outputs)
+        weights, sums = weight.ctypes.data + 4 * first * inputs, out.ctypes.data + 4 * first
+        add_product(x.ctypes.data, weights, sums, size)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import TracebackType
 
-from services.domain.errors import PeerNotReading
+from penstock.services.domain.errors import PeerNotReading
 
 SWEEPS = 4  # per time-out: a write ends at most a quarter of it late
 MAX_SWEEP_S = 1.0  # and at most this much after its deadline

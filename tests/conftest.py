@@ -1,5 +1,6 @@
 """Shared by all tests: a real Redis, mesh files, the shipped models, tiny random ones."""
 
+import functools
 import gc
 import os
 import sys
@@ -13,8 +14,8 @@ import yaml
 from hypothesis import HealthCheck, settings
 
 from penstock.local import redis_server as local_redis
-from services.processes import free_port
-from services.testing import RedisProcess, redis_server
+from penstock.services.processes import free_port
+from penstock.services.testing import RedisProcess, redis_server
 from tests.support import cpu_limit
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ of them would run alone at the end."""
 NEEDS_AN_OPTION = {
     "sglang": "a real SGLang server: `make test-sglang` installs one and runs this",
     "compose": "real containers: `make test-compose` builds the images and runs this",
+    "kube": "the tools of Kubernetes: `make test-kube` installs them and runs this",
+    "ray": "Ray: `make test-ray` installs it and runs this",
     "compat": "other projects' clients: `make test-compat` installs them and runs this",
 }
 
@@ -85,8 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sglang", action="store_true", help="run the tests that need a real SGLang server")
     parser.addoption("--compose", action="store_true", help="run the tests that need a container engine")
+    parser.addoption("--kube", action="store_true", help="run the tests that need the tools of Kubernetes")
+    parser.addoption("--ray", action="store_true", help="run the tests that need Ray")
     parser.addoption("--compat", action="store_true", help="run the tests that need other projects' clients")
-    parser.addoption("--all-faults", action="store_true", help="try every fault, not a sample: some minutes")
     cpu_limit.pytest_addoption(parser)
 
 
@@ -123,9 +127,9 @@ def own_redis(tmp_path: Path) -> Iterator[RedisProcess]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sglang_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SglangServers"]:
-    """SGLang servers that tests share."""
+    """SGLang servers that the tests of a file share: those of two files together would need too much memory."""
     from tests.support.sglang import SglangServers
 
     servers = SglangServers(tmp_path_factory.mktemp("sglang"))
@@ -133,30 +137,36 @@ def sglang_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Sglang
     servers.close()
 
 
+FAST = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
+"""Options of a simulated engine whose replies take no time to speak of."""
+
+
+def write_mesh_file(folder: Path, tiers: list[dict[str, Any]] | None = None, **parts: Any) -> Path:
+    """A mesh file: simulated tiers unless told otherwise, under a name that no other test has."""
+    usual: list[dict[str, Any]] = [
+        {"name": "small", "model": "sim-small", "threshold": 50},
+        {"name": "large", "model": "sim-large"},
+    ]
+    content: dict[str, Any] = {
+        "name": f"test-{uuid.uuid4().hex[:8]}",
+        "tiers": [
+            ({} if "engine" in tier else {"engine": "simulated", "simulated": FAST}) | tier for tier in (tiers or usual)
+        ],
+        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
+    } | parts
+    path = folder / f"{content['name']}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
 MeshFileMaker = Callable[..., Path]
 
 
 @pytest.fixture
 def mesh_file(tmp_path: Path) -> MeshFileMaker:
-    """Write a mesh file: simulated tiers unless told otherwise, under a name that no other test has."""
-
-    def make(tiers: list[dict[str, Any]] | None = None, **parts: Any) -> Path:
-        fast = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
-        usual: list[dict[str, Any]] = [
-            {"name": "small", "model": "sim-small", "threshold": 50},
-            {"name": "large", "model": "sim-large"},
-        ]
-        content: dict[str, Any] = {
-            "name": f"test-{uuid.uuid4().hex[:8]}",
-            "tiers": [{"engine": "simulated", "simulated": fast} | tier for tier in (tiers or usual)],
-            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-            "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
-        } | parts
-        path = tmp_path / f"{content['name']}.yaml"
-        path.write_text(yaml.safe_dump(content))
-        return path
-
-    return make
+    """Writes mesh files, as `write_mesh_file` does."""
+    return functools.partial(write_mesh_file, tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -191,3 +201,34 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         build().save_pretrained(str(folder))
         made[name] = folder
     return made
+
+
+@pytest.fixture(scope="session")
+def gguf_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A shipped model as a GGUF file, by its tier; written once."""
+    folder = tmp_path_factory.mktemp("gguf")
+
+    @functools.cache
+    def written(tier: str) -> Path:
+        from tests.support.gguf import write_gguf  # it loads torch
+
+        return write_gguf(FAMILY / tier, folder / f"{tier}.gguf")
+
+    return written
+
+
+@pytest.fixture
+def precise_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have llama.cpp keep KV in float32, which flash attention would round: of two tokens that are as good as equal, the
+    order of cells in float16 chooses."""
+    from penstock.worker_service.engine.llamacpp import binding
+
+    library = binding.load_library(binding.library_path())
+    usual = library.llama_context_default_params
+
+    def params() -> binding.ContextParams:
+        made: binding.ContextParams = usual()
+        made.type_k = made.type_v = made.flash_attn_type = 0
+        return made
+
+    monkeypatch.setattr(library, "llama_context_default_params", params)

@@ -59,6 +59,13 @@ PHRASES = {
     r"is away": "is unavailable",
     r"suspect(?:ed)?": "ejected",
     r"so (?:long|many|often) as": "as long as, while",
+    r"(?<!leave )(?<!leaves )(?<!nothing )behind(?! (?:an?|one|each|every|Penstock)\b)": "after; `behind a proxy` may stay",
+    r"(?:stands?(?!-in)|stood|standing)": "is, is kept, is accepted, means",
+    r"go(?:es|ing)? on|went on": "continues",
+    r"besides": "in addition to, other than",
+    r"twins?": "compiled version, counterpart",
+    r"the very": "the same, exactly the",
+    r"hand(?:s|ed)? on": "passes on",
 }
 """Expressions in comments, docstrings, messages and pages -> what to write."""
 
@@ -71,8 +78,21 @@ CODE = (
     "planner_service",
     "benchmarks",
     "scripts",
+    "examples",
 )
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "protos/**/*.proto", "examples/*.yaml", "deploy/*.yaml")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "docs/tutorials/*.md",
+    "docs/how-to/*.md",
+    "docs/reference/*.md",
+    "docs/explanation/*.md",
+    "docs/adr/*.md",
+    "protos/**/*.proto",
+    "examples/*.yaml",
+    "deploy/*.yaml",
+)
 EXEMPT: tuple[str, ...] = ("penstock/proto",)  # generated
 _PHRASE = re.compile(r"\b(?:" + "|".join(f"({phrase})" for phrase in PHRASES) + r")\b", re.IGNORECASE)
 

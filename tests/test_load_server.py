@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from benchmarks import load_client, load_server, peers
-from services.background import end
-from services.processes import free_port
+from penstock.services.background import end
+from penstock.services.processes import free_port
 
 
 @pytest.fixture

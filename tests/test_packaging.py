@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.services.extensions import engine_of
+from penstock.services.mesh_file import load_mesh_file
+from penstock.worker_service.engine.sglang.extension import Sglang
 from scripts.requirements import requirements
-from services.mesh_file import load_mesh_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,7 +35,7 @@ def test_the_compose_file_and_the_mesh_files_say_the_same() -> None:
             if profile == "cpu":
                 assert service["deploy"]["replicas"] == tier.workers
             else:
-                assert tier.sglang.endpoint == f"http://sglang-{tier.name}:30000"
+                assert tier.options["endpoint"] == f"http://sglang-{tier.name}:30000"
                 assert f"sglang-{tier.name}" in service["depends_on"]
         ours = {name for name, s in services.items() if s.get("profiles") == [profile] and "sglang" not in name}
         tiers = {f"worker-{tier.name}{suffix}" for tier in mesh.tiers}
@@ -56,10 +58,12 @@ def test_the_example_meshes_give_every_worker_gpus_of_its_own(path: Path) -> Non
     used = list[int]()
     for tier in mesh.tiers:
         assert tier.device == "cuda"
-        assert len(tier.sglang.gpus) == tier.workers * tier.sglang.tp * tier.sglang.pp * tier.sglang.dp
-        used += tier.sglang.gpus
+        server = engine_of(mesh, tier)
+        assert isinstance(server, Sglang)
+        assert len(server.gpus) == tier.workers * server.tp * server.pp * server.dp
+        used += server.gpus
     assert sorted(used) == list(range(8))
-    assert {scorer.tier for scorer in mesh.judge.scorers} == {mesh.tiers[-1].name}
+    assert {scorer.options["tier"] for scorer in mesh.judge.scorers} == {mesh.tiers[-1].name}
 
 
 def test_the_image_is_labelled_with_the_distribution() -> None:
@@ -77,10 +81,10 @@ def test_the_router_and_planner_images_hold_no_torch() -> None:
     """The extras that compose builds them with need no torch, and every image has the extras of the services it runs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra_of = {
-        "router_service": "gateway",
-        "planner_service": "planner",
-        "judge_service": "judge",
-        "worker_service": "worker",
+        "penstock.router_service": "gateway",
+        "penstock.planner_service": "planner",
+        "penstock.judge_service": "judge",
+        "penstock.worker_service": "worker",
     }
     for service in compose()["services"].values():
         if not service["image"].startswith("penstock-mesh"):
@@ -90,7 +94,7 @@ def test_the_router_and_planner_images_hold_no_torch() -> None:
         assert extra_of[module] in extras
         names = {re.split(r"[><=\[]", need)[0] for need in requirements(project, extras)}
         assert {"grpcio", "redis"} <= names
-        assert ("torch" in names) == (module in ("worker_service", "judge_service"))
+        assert ("torch" in names) == (module in ("penstock.worker_service", "penstock.judge_service"))
         assert not any(name.startswith(project["name"]) for name in names)
 
 
@@ -152,16 +156,8 @@ def test_every_metric_of_the_dashboard_is_made_by_some_service() -> None:
 def test_the_sdk_alone_needs_nothing_heavy() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[><=\[]", need)[0] for need in project["dependencies"]}
-    assert names == {"grpcio", "grpcio-status", "protobuf", "rich", "typer"}
+    assert names == {"grpcio", "grpcio-status", "protobuf", "pyyaml", "rich", "typer"}
     assert {"gateway", "planner", "worker", "judge", "mesh", "dev"} <= set(project["optional-dependencies"])
-
-
-def test_every_link_in_the_docs_leads_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
-    for page in pages:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
 
 
 def test_nothing_of_the_makers_machine_is_in_the_tree() -> None:

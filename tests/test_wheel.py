@@ -1,4 +1,4 @@
-"""The wheel in an environment that holds the base dependencies alone: what runs there, and what says which extra it needs."""
+"""The wheels in new environments: what runs with the base dependencies alone, what asks for which extra, and the demo."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -18,72 +18,84 @@ import yaml
 from packaging.requirements import Requirement
 
 import penstock
-from tests.conftest import ROOT
+from scripts.requirements import requirements
+from tests.conftest import ROOT, TIERS
 
 pytestmark = pytest.mark.slow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "penstock", "services", "worker_service", "router_service",
-              "planner_service", "judge_service")  # fmt: skip
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "mesh.yaml", "models", "penstock", "services", "worker_service",
+              "router_service", "planner_service", "judge_service")  # fmt: skip
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
-def base_distributions() -> dict[str, Distribution]:
-    """What `pip install penstock-mesh` brings: the base dependencies and all that they need, without any extra."""
+def distributions(requirements: Iterable[str]) -> dict[str, Distribution]:
+    """What fulfils requirements in this environment, with all that it needs."""
     found: dict[str, Distribution] = {}
-    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
+    wanted = [Requirement(line) for line in requirements]
     while wanted:
         need = wanted.pop()
         name = re.sub(r"[-_.]+", "-", need.name).lower()
-        if name in found or (need.marker is not None and not need.marker.evaluate({"extra": ""})):
-            continue
-        found[name] = distribution(name)
-        wanted += [Requirement(line) for line in found[name].requires or ()]
+        if name not in found and name != "penstock-demo":
+            found[name] = distribution(name)
+            inner = [Requirement(line) for line in found[name].requires or ()]
+            extras = ("", *need.extras)
+            wanted += [r for r in inner if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras)]
     return found
 
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the wheel in it."""
+    """An environment with wheels in it."""
 
     folder: Path
     site_packages: Path
-    wheel: Path
+    wheels: Path
 
-    def run(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, text: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment, out of reach of the source tree."""
         environment = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "HOME": str(self.folder), "COLUMNS": "80"}
         return subprocess.run(
-            [str(self.folder / "bin" / command[0]), *command[1:]],
-            cwd=self.folder, env=environment, input=text, capture_output=True, text=True, timeout=300, check=False,
+            [str(self.folder / "bin" / command[0]), *command[1:]], cwd=cwd or self.folder, env=environment,
+            input=text, capture_output=True, text=True, timeout=1_500, check=False,
         )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """A new environment with the wheel and its base dependencies, the latter copied from this environment."""
-    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("environment")
-    for name in BUILT_FROM:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(source / "dist"), str(source)]
-    subprocess.run(build, check=True, timeout=300)
-    (wheel,) = (source / "dist").glob("*.whl")
+def environment(folder: Path, wheels: Path, *extras: str) -> Installed:
+    """A new environment with penstock-mesh from `wheels`, and of the others' packages just those that it asks for."""
     venv.create(folder, with_pip=False)
     python = str(folder / "bin" / "python")
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
     site_packages = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    for one in base_distributions().values():
-        for file in one.files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:  # console scripts lie outside
-                (site_packages / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(Path(str(one.locate_file(file))), site_packages / file)
-    subprocess.run(
-        [*pip, "--python", python, "install", "--no-deps", "--no-index", str(wheel)], check=True, timeout=300
-    )
-    return Installed(folder, site_packages, wheel)
+    for one in distributions(requirements(PROJECT, extras)).values():
+        for name in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:  # `..`: console scripts
+            if not (site_packages / name).exists():
+                (site_packages / name).symlink_to(Path(str(one.locate_file(name))).resolve())
+    wanted = f"penstock-mesh[{','.join(extras)}]"
+    install = [*PIP, "--python", python, "install", "--no-index", "--find-links", str(wheels), wanted]
+    subprocess.run(install, check=True, timeout=300)
+    return Installed(folder, site_packages, wheels)
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of both wheels."""
+    source = tmp_path_factory.mktemp("source")
+    for name in BUILT_FROM:
+        if (ROOT / name).is_dir():
+            unwanted = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=unwanted)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(source / "dist")]
+    subprocess.run([*build, str(source), str(source / "penstock/demo_data")], check=True, timeout=300)
+    return source / "dist"
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An environment that holds the base dependencies alone."""
+    return environment(tmp_path_factory.mktemp("environment"), wheels)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +130,7 @@ def admin(running: dict[str, list[str]]) -> str:
 
 def test_the_environment_lacks_the_extras_and_nothing_else(installed: Installed) -> None:
     """The tests below prove something only where no extra is there, and every base dependency is."""
-    extras = ("yaml", "pydantic_settings", "redis", "numpy", "torch", "aiohttp", "numba", "opentelemetry")
+    extras = ("pydantic_settings", "redis", "numpy", "torch", "aiohttp", "numba", "opentelemetry")
     look = f"from importlib.util import find_spec; print([p for p in {extras} if find_spec(p)])"
     assert installed.run("python", "-c", look).stdout == "[]\n"
     python = str(installed.folder / "bin" / "python")
@@ -130,7 +142,8 @@ def test_the_environment_lacks_the_extras_and_nothing_else(installed: Installed)
 
 def test_the_distribution_is_penstock_mesh_and_the_import_penstock(installed: Installed) -> None:
     """Another project owns the name `penstock` at the package index: neither metadata nor extras may ask for that one."""
-    assert installed.wheel.name.startswith(f"penstock_mesh-{penstock.__version__}-")
+    built = {wheel.name.rpartition("-py3-")[0] for wheel in installed.wheels.iterdir()}
+    assert built == {f"penstock_mesh-{penstock.__version__}", f"penstock_demo-{penstock.__version__}"}
     assert installed.run("penstock", "--version").stdout == f"penstock {penstock.__version__}\n"
     (metadata,) = installed.site_packages.glob("penstock_mesh-*.dist-info")
     wanted = [
@@ -179,8 +192,9 @@ def test_a_chat_runs_without_extras(installed: Installed, target: str) -> None:
 
 NEEDS = {
     "up": "mesh",
-    "demo": "mesh",
+    "demo": "demo",
     "check": "service",
+    "values mesh.yaml": "service",
     "plan --cluster c --models m --trace t --quality q --min-quality 80": "planner",
     "plan apply plan.json": "planner",
     "plan render plan.json --to compose": "planner",
@@ -206,6 +220,7 @@ NEED_NONE = {
     "trace",
     "down",
     "measure",
+    "plan new",
     "plan show",
     "plan set",
     "plan history",
@@ -257,3 +272,17 @@ def test_down_and_measure_get_as_far_as_they_can(installed: Installed) -> None:
     measured = installed.run("penstock", "measure", "prompts.jsonl", "--target", "127.0.0.1:9")
     assert measured.returncode == 1
     assert "penstock up" in measured.stderr
+
+
+@pytest.mark.timeout(1_800)
+def test_the_demo_runs_in_an_empty_folder(wheels: Path, tmp_path: Path) -> None:
+    """With the extra `demo` and nothing of the source tree."""
+    installed = environment(tmp_path / "environment", wheels, "demo")
+    (tmp_path / "empty").mkdir()
+    asked = ("penstock", "demo", "--prompts", "30", "--rate", "20", "--json")
+    done = installed.run(*asked, cwd=tmp_path / "empty")
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "empty" / "demo.json").read_text())
+    assert [tier["name"] for tier in figures["tiers"]] == list(TIERS)
+    assert figures["cascade"]["failed"] == 0
+    assert figures["early_checks"]["accuracy"] > 0.5

@@ -1,8 +1,8 @@
-"""`python -m worker_service`: one worker of the tier that PENSTOCK_TIER names."""
+"""`python -m penstock.worker_service`: one worker of the tier that PENSTOCK_TIER names."""
 
-from services.domain.instances import Role
-from services.runtime import run_service
-from worker_service.compose import compose
+from penstock.services.domain.instances import Role
+from penstock.services.runtime import run_service
+from penstock.worker_service.compose import compose
 
 if __name__ == "__main__":
     run_service(Role.WORKER, compose)

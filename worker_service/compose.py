@@ -2,49 +2,37 @@
 
 import asyncio
 import functools
-import logging
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.channels import ChannelPool
-from services.domain.errors import NotFound, PenstockError
-from services.domain.instances import ModelCard
-from services.domain.latency import StepLatencyModel
-from services.domain.mesh_view import MeshView
-from services.domain.stages import bidding
-from services.domain.stages.worth import move_s
-from services.field_problems import SettingsError
-from services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MeshFile, MeshTier
-from services.model_folder import model_folder
-from services.runtime import Chassis
-from services.settings import ServiceSettings, environment_value
-from services.state import MeshFeed
-from services.state.keys import tier_group
-from services.telemetry import observe_unusable_entries
-from worker_service.devices import worker_device
-from worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
-from worker_service.engine.loop import OutputCoalescing
-from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
-from worker_service.load_tracker import LoadTracker
-from worker_service.migration.receiver import KvReceiver
-from worker_service.migration.sender import KvSender
-from worker_service.output_coalescing import CoalescingLimits, OutputCoalescer
-from worker_service.peer_client import PeerClient
-from worker_service.replies import Replies
-from worker_service.scheduling import PolicyName
-from worker_service.servicer import SERVICE, WorkerServicer
-from worker_service.stage_tracker import StageTracker
-from worker_service.transfer_queue import TransferQueue
-
-if TYPE_CHECKING:
-    from worker_service.engine.remote import RemoteEngineOptions
-
-_log = logging.getLogger(__name__)
+from penstock.services.channels import ChannelPool
+from penstock.services.domain.errors import NotFound
+from penstock.services.domain.instances import ModelCard
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.stages import bidding
+from penstock.services.domain.stages.worth import move_s
+from penstock.services.extensions import engine_of, tier_problems
+from penstock.services.field_problems import SettingsError, joined
+from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.runtime import Chassis
+from penstock.services.settings import ServiceSettings
+from penstock.services.state import MeshFeed
+from penstock.services.state.keys import tier_group
+from penstock.services.telemetry import observe_unusable_entries
+from penstock.worker_service.clients.peer_client import PeerClient
+from penstock.worker_service.engine.extension import EngineExtension, EngineSite, untold
+from penstock.worker_service.engine.held_tokens import OutputCoalescing
+from penstock.worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
+from penstock.worker_service.migration.receiver import KvReceiver
+from penstock.worker_service.migration.sender import KvSender
+from penstock.worker_service.replies.heartbeats import Heartbeats
+from penstock.worker_service.replies.replies import Replies
+from penstock.worker_service.servicer import SERVICE, WorkerServicer
+from penstock.worker_service.stages.stage_tracker import StageTracker
+from penstock.worker_service.stages.transfer_queue import TransferQueue
+from penstock.worker_service.telemetry.load_tracker import LoadTracker
 
 HEARTBEAT_S = 2.0
-MEASURE_AGAIN_S = 1.0
-"""After this long without another worker, or after a measurement that failed, it is tried again."""
 
 
 async def compose(chassis: Chassis) -> None:
@@ -57,8 +45,7 @@ async def compose(chassis: Chassis) -> None:
     if not settings.tier:
         raise SettingsError("PENSTOCK_TIER: required for a worker")
     tier = chassis.mesh.tier(settings.tier)
-    drafters = drafter_folders(chassis.mesh, tier, settings)
-    engine = build_engine(tier, settings, drafters, tightest_tpot_s=chassis.mesh.slo.tightest_tpot_s)
+    engine = build_engine(chassis.mesh, tier, settings, chassis.loading)
     try:
         await engine.start()
     except EngineUnusable as error:
@@ -67,7 +54,6 @@ async def compose(chassis: Chassis) -> None:
     chassis.watch(engine.failed())
     info = engine.info
     tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
-    limits = CoalescingLimits(settings.frame_interval_ms / 1000, settings.frame_tokens, HEARTBEAT_S)
     options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
     bids = bidding.Sender(slots)
     stages = StageTracker(
@@ -122,7 +108,7 @@ async def compose(chassis: Chassis) -> None:
     replies = Replies(
         engine,
         stages,
-        OutputCoalescer(limits),
+        Heartbeats(HEARTBEAT_S),
         chassis.telemetry.meter,
         instance_id=chassis.instance_id,
         tier=tier.name,
@@ -159,15 +145,11 @@ async def compose(chassis: Chassis) -> None:
         takes_drafts=Capability.DRAFTS in info.capabilities,
         reasoning_format=marks.name if (marks := engine.tokenizer.reasoning_format) is not None else "",
         kv_bytes_per_token=_kv_token_bytes(engine),
+        gives_logprobs=Capability.LOGPROBS in info.capabilities,
     )
-    chassis.on_drain.append(servicer.drained)
+    chassis.on_drain.append(replies.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)
     chassis.supervise("stage-watch", lambda: _watch(stages, feed, tracker, servicer, options.look_s))
-    if isinstance(engine, KvTransferring) and sender is not None:
-        measuring = functools.partial(
-            _measure_bandwidth, sender, feed, view, tier.name, chassis.instance_id, _kv_token_bytes(engine)
-        )
-        chassis.supervise("kv-bandwidth", measuring, endless=False)
     if isinstance(engine, Interruptible):
         interruptible = engine
         chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
@@ -209,27 +191,6 @@ def _move_s(tracker: LoadTracker, token_bytes: float, tokens: int) -> float | No
     return move_s(tokens, token_bytes, bytes_per_s) if bytes_per_s > 0 or token_bytes == 0 else None
 
 
-async def _measure_bandwidth(
-    sender: KvSender, feed: MeshFeed, view: MeshView, tier: str, instance_id: str, token_bytes: float
-) -> None:
-    """Measure once at which rate KV moves, to the next worker of the tier by id: so each measures with another one."""
-    if token_bytes == 0:
-        return
-    await feed.synced.wait()
-    failures = 0
-    while not sender.bandwidth.known:
-        others = [record for record in view.workers(tier) if record.instance_id != instance_id]
-        after = [record for record in others if record.instance_id > instance_id] or others
-        if others:
-            try:
-                await sender.measure(after[failures % len(after)].address)
-            except PenstockError as error:
-                failures += 1
-                _log.info("KV bandwidth is not measured yet: %s", error)
-        if not sender.bandwidth.known:
-            await asyncio.sleep(MEASURE_AGAIN_S)
-
-
 async def _watch(
     stages: StageTracker, feed: MeshFeed, tracker: LoadTracker, servicer: WorkerServicer, look_s: float
 ) -> None:
@@ -242,115 +203,19 @@ async def _watch(
         await asyncio.sleep(look_s)
 
 
-def drafter_folders(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -> tuple[Path, ...]:
-    """The folders of the models that draft for a tier.
-
-    Raises:
-        SettingsError: A model cannot be downloaded.
-    """
-    models = {other.name: other.model for other in mesh.tiers}
-    # Tiers may share a model, which is loaded once.
-    return tuple(dict.fromkeys(model_folder(settings, models.get(name, name)) for name in mesh.drafters(tier)))
-
-
 def build_engine(
-    tier: MeshTier,
-    settings: ServiceSettings,
-    drafters: tuple[Path, ...] = (),
-    *,
-    tightest_tpot_s: float | None = None,
+    mesh: MeshFile, tier: MeshTier, settings: ServiceSettings, progress: Callable[[float], None] = untold
 ) -> Engine:
-    """Create the engine of a tier, without starting it.
-
-    drafters: folders of the models that draft. tightest_tpot_s: the tightest pace of the mesh's SLO classes; None for none.
-    """
-    name = tier.served_name
-    hold = (
-        OutputCoalescing(settings.frame_interval_ms / 1000, settings.frame_tokens)
-        if settings.frame_interval_ms
-        else None
-    )
-    if tier.engine == "simulated":
-        simulated = tier.simulated
-        return simulated_engine(
-            SimulatedEngineOptions(
-                name=name,
-                latency=StepLatencyModel.linear(
-                    simulated.overhead_ms * 1e-3, simulated.token_us * 1e-6, simulated.context_token_ns * 1e-9
-                ),
-                reply_tokens=simulated.reply_tokens,
-                kv_tokens=tier.kv_tokens or DEFAULT_KV_TOKENS,
-                kv_block_tokens=tier.kv_block_tokens,
-                max_running=tier.max_running,
-                max_queued=tier.max_queued,
-                max_step_tokens=tier.max_step_tokens or DEFAULT_STEP_TOKENS,
-                max_context_tokens=tier.max_context_tokens or simulated.max_context_tokens,
-                batch_policy=PolicyName(tier.batch_policy),
-                best_effort_reserve=tier.best_effort_reserve,
-            ),
-            hold=hold,
-        )
-    refused = {"sglang": ("prefill_first",), "openai": ("prefill_first", "slo")}.get(tier.engine, ())
-    if tier.batch_policy in refused:
-        raise SettingsError(
-            f"tiers: {tier.name}: batch_policy: '{tier.batch_policy}' is not for the {tier.engine} engine"
-        )
-    if tier.engine == "openai":
-        from worker_service.engine.remote import RemoteEngine
-
-        return RemoteEngine(_remote_options(tier))
-    if tier.engine == "sglang":
-        from worker_service.sglang_tier import sglang_engine  # tokenizers take a second to import
-
-        return sglang_engine(tier, settings, hold, tightest_tpot_s)
-    from worker_service.engine.torch import TorchEngineOptions, torch_engine  # torch takes seconds to import
-
-    return torch_engine(
-        TorchEngineOptions(
-            folder=model_folder(settings, tier.model),
-            name=name,
-            device=worker_device(tier.device, settings.worker_index),
-            dtype=tier.dtype,
-            kv_tokens=tier.kv_tokens,
-            kv_block_tokens=tier.kv_block_tokens,
-            max_running=tier.max_running,
-            max_queued=tier.max_queued,
-            max_step_tokens=tier.max_step_tokens or DEFAULT_STEP_TOKENS,
-            max_context_tokens=tier.max_context_tokens,
-            threads=tier.threads,
-            tool_format=tier.tool_format,
-            batch_policy=PolicyName(tier.batch_policy),
-            best_effort_reserve=tier.best_effort_reserve,
-            drafters=drafters,
-            skips_drafters=tier.speculation.drafters == "auto",
-            max_window=tier.speculation.max_window,
-        ),
-        hold=hold,
-    )
-
-
-def _remote_options(tier: MeshTier) -> "RemoteEngineOptions":
-    """The options of a remote tier's engine.
+    """Create the engine of a tier, without starting it. progress: as in EngineSite.
 
     Raises:
-        SettingsError: The environment variable of the key is not set.
+        SettingsError: `penstock check` refuses the tier, or something that it names is missing.
     """
-    from worker_service.engine.remote import DEFAULT_REMOTE_CONTEXT, RemoteEngineOptions
-
-    remote = tier.openai
-    key = environment_value(remote.key_env) if remote.key_env else ""
-    if key is None:
-        problem = f"the environment variable {remote.key_env} is not set"
-        raise SettingsError(f"tiers: {tier.name}: openai.key_env: {problem}")
-    return RemoteEngineOptions(
-        model=tier.model,
-        name=tier.served_name,
-        endpoints=remote.endpoints,
-        key=key,
-        extensions=frozenset(remote.extensions),
-        limit_field=remote.limit_field,
-        max_requests=tier.max_running + tier.max_queued,
-        max_context_tokens=tier.max_context_tokens or DEFAULT_REMOTE_CONTEXT,
-        silence_s=remote.silence_s,
-        start_timeout_s=remote.start_timeout_s,
-    )
+    if problems := tier_problems(mesh, tier, settings):
+        raise SettingsError(joined(problems), problems)
+    engine = engine_of(mesh, tier)
+    if not isinstance(engine, EngineExtension):
+        raise SettingsError(f"tiers: {tier.name}: engine: '{tier.engine}' is no EngineExtension")
+    delay_s = settings.frame_interval_ms / 1000
+    hold = OutputCoalescing(delay_s, settings.frame_tokens) if delay_s else None
+    return engine.build(EngineSite(mesh, tier, settings, hold, progress))

@@ -4,25 +4,26 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
+from penstock.mapper import to_message
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services import proto_codec as common
-from services.domain.errors import InvalidRequest, NotServed, invalid
-from services.domain.requests import prompt_problems
-from services.domain.stages.bidding import RefusalReason
-from services.grpc_types import Context
-from services.interceptors import CallRecorder
-from services.telemetry import Telemetry
-from worker_service import proto_codec as codec
-from worker_service.engine.interface import Engine, Verifying
-from worker_service.load_tracker import LoadTracker
-from worker_service.migration.messages import NotMoved
-from worker_service.migration.receiver import KvReceiver
-from worker_service.migration.sender import KvSender
-from worker_service.replies import Replies
-from worker_service.reply_demultiplexer import ReplyDemultiplexer, SingleReply
-from worker_service.text.text_work import TextWork
-from worker_service.transfer_queue import TransferQueue
+from penstock.services import proto_codec as common
+from penstock.services.domain.errors import InvalidRequest, NotServed, invalid
+from penstock.services.domain.stages.bidding import RefusalReason
+from penstock.services.grpc_types import Context
+from penstock.services.interceptors import CallRecorder
+from penstock.services.telemetry import Telemetry
+from penstock.types.prompts import Prompt, TokenIds, prompt_problems
+from penstock.types.workers import NotMoved, ToTarget, TransferTurn
+from penstock.worker_service import proto_codec as codec
+from penstock.worker_service.engine.interface import Engine
+from penstock.worker_service.migration.receiver import KvReceiver
+from penstock.worker_service.migration.sender import KvSender
+from penstock.worker_service.replies.replies import Replies
+from penstock.worker_service.replies.reply_demultiplexer import ReplyDemultiplexer, SingleReply
+from penstock.worker_service.stages.transfer_queue import TransferQueue
+from penstock.worker_service.telemetry.load_tracker import LoadTracker
+from penstock.worker_service.text.text_work import TextWork
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 CUT_OFF_MARGIN_S = 1.0  # part of a Drain's deadline that is reserved for aborting requests and for the response
@@ -91,7 +92,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         left_s = context.time_remaining()
         try:
             async with asyncio.timeout(None if left_s is None else max(0.0, left_s - CUT_OFF_MARGIN_S)):
-                await self.drained()
+                await self._replies.drained()
         except TimeoutError:
             cut_off = self._replies.running
             for request_id in cut_off:
@@ -99,35 +100,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             return pb.DrainResponse(cut_off_count=len(cut_off))
         return pb.DrainResponse()
 
-    async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
-        if not isinstance(self._engine, Verifying):
-            raise NotServed("this engine cannot verify drafts")
-        sampling = common.sampling_from_proto(request.sampling)
-        if problems := [*sampling.problems("sampling")]:
-            raise invalid(problems[0].field, problems[0].problem)
-        sampling = sampling.with_defaults(self._engine.info.sampling_defaults)
-        if not request.request_id:
-            raise invalid("request_id", "must not be empty")
-        with self._replies.counting_failures():
-            verification = await self._engine.verify(
-                request.request_id,
-                request.prefix_token_ids,
-                request.draft_token_ids,
-                sampling,
-                offset=request.offset,
-                distributions=codec.distributions_from_proto(request),
-            )
-        return pb.VerifyResponse(accepted_count=verification.accepted, next_token_id=verification.next_token)
-
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        prompt = common.prompt_from_proto(request.prompt)
+        common.check_calls(request.prompt)
+        prompt: Prompt = common.received(request, Prompt)
         if problems := [*prompt_problems(prompt, "prompt")]:
             raise InvalidRequest(*problems)
         token_ids = await self.text_work.tokens(prompt)
         return pb.TokenizeResponse(token_ids=token_ids, max_context_tokens=self._engine.info.max_context_tokens)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        token_ids = common.token_ids_from_proto(request.token_ids, "token_ids")
+        token_ids: tuple[int, ...] = common.received(request, TokenIds)
         vocab_size = self._engine.tokenizer.vocab_size
         if token_ids and max(token_ids) >= vocab_size:
             raise invalid("token_ids", f"this model's token ids end at {vocab_size - 1}")
@@ -148,7 +130,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 return
             while True:
                 starving = await won.turn()
-                yield pb.ConfirmBidResponse(transfer_turn=pb.TransferTurn(starving=starving))
+                yield to_message(TransferTurn(starving), pb.ConfirmBidResponse)
                 step = await _next_step(request_iterator, "sender_busy", "transfer_started")
                 if step.HasField("transfer_started"):
                     break
@@ -166,26 +148,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         address = await self._address_of(request.target_instance_id)
         async with self._transfers.sending(request.request_id, starving=request.starving) as free:
             if not free:
-                yield codec.report_to_proto(NotMoved("another request is being sent", busy=True))
+                yield to_message(NotMoved("another request is being sent", busy=True), pb.MigrateOutResponse)
                 return
             reports = self._sender.move(request.request_id, request.transfer_id, address)
             async with aclosing(reports):
                 async for report in reports:
-                    yield codec.report_to_proto(report)
+                    yield to_message(report, pb.MigrateOutResponse)
 
     async def MigrateIn(
         self, request_iterator: AsyncIterator[pb.MigrateInRequest], context: Context
     ) -> AsyncIterator[pb.MigrateInResponse]:
         if self._receiver is None:
             raise NotServed("this engine cannot take over running requests")
-        messages = (codec.to_target_from_proto(message) async for message in request_iterator)
+        messages = (common.received(message, ToTarget) async for message in request_iterator)
         async with aclosing(self._receiver.receive(messages)) as answers:
             async for answer in answers:
-                yield codec.to_source_to_proto(answer)
-
-    async def drained(self) -> None:
-        """Accept no new requests; wait until none is running."""
-        await self._replies.drained()
+                yield to_message(answer, pb.MigrateInResponse)
 
 
 async def _next_step(steps: AsyncIterator[pb.ConfirmBidRequest], *expected: str) -> pb.ConfirmBidRequest:

@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.end_to_end.systems import System, replicas
 from penstock.cli.replay import Run
-from planner_service.simulator import Workload, serve
-from planner_service.simulator.workload import Floats, Ints
-from planner_service.site import Site
-from services.domain.latency import StepLatencyModel
+from penstock.planner_service.question.site import Site
+from penstock.planner_service.simulator import Workload, serve
+from penstock.planner_service.simulator.workload import Floats, Ints
+from penstock.services.domain.latency import StepLatencyModel
 
 MOST_FACTOR, FACTOR_TOLERANCE = 8.0, 0.01  # of step times
 

@@ -20,7 +20,7 @@ from penstock.cli.held_out import Question
 from penstock.client.judging import AsyncJudge
 from penstock.local import LocalMesh, MeshOptions
 from penstock.local.cpu_time import group_cpu_s, scheduled_s
-from services.domain.instances import Role
+from penstock.services.domain.instances import Role
 
 IDLE_S = 3.0  # over which the CPU time of an idle mesh is measured
 

@@ -23,12 +23,12 @@ from penstock.cli.held_out import Question, read_questions
 from penstock.cli.replay import replay
 from penstock.client.judging import Answered
 from penstock.client.types import Options
-from planner_service.demand import demand_of, draw_demand, stretch_of
-from planner_service.files import read_quality, read_trace
-from planner_service.simulator import Workload
-from planner_service.site import Demand, Site
-from services.mesh_file import load_mesh_file, read_mesh_data
-from services.mesh_schema import MeshFile
+from penstock.planner_service.files import read_quality, read_trace
+from penstock.planner_service.question.demand import demand_of, draw_demand, stretch_of
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.simulator import Workload
+from penstock.services.mesh_file import load_mesh_file, read_mesh_data
+from penstock.services.mesh_schema import MeshFile
 
 TRACE = "traces/azure2023_conv.csv.gz"
 SLO_TIMES = 5.0  # the SLO: so many times what the largest model takes for a request without others

@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 
 from benchmarks.end_to_end.systems import System
-from planner_service.files import read_site, read_trace
-from planner_service.simulator import Workload
-from planner_service.site import Site
-from services.mesh_schema import MeshTier
+from penstock.planner_service.files import read_site, read_trace
+from penstock.planner_service.question.site import Site
+from penstock.planner_service.simulator import Workload
+from penstock.services.mesh_schema import MeshTier
 
 KV_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = 32_768, 32, 512  # of each worker, the same for profile and mesh
 JUDGED = "judged.csv"
@@ -165,19 +165,21 @@ async def plan(
 
     skip: with skip prediction. Where no plan meets both, the latency target is left out, then the bound on the load.
     """
-    files = ("--cluster", folder / "cluster.yaml", "--models", folder / "models.yaml", "--trace", trace)
-    quality = ("--quality", folder / JUDGED, "--min-quality", f"{min_quality:.6g}")
-    targets = (*quality, "--rate", f"{rate:.6g}", *(("--skip",) if skip else ()))
-    attempts: list[tuple[object, ...]] = [("--max-latency", f"{slo_s:.6g}"), (), ("--allow-overload",)]
+    targets = {"min_quality": min_quality, "rate": rate, "goal": "latency", "seed": seed, "rules": {"skip": skip}}
+    files = {"cluster": "cluster.yaml", "models": "models.yaml", "quality": JUDGED}
+    attempts: list[dict[str, Any]] = [{"max_latency_s": slo_s}, {}, {"allow_overload": True}]
     for more in attempts:
+        question = folder / "question.yaml"
+        question.write_text(yaml.safe_dump(files | targets | more))
         try:
-            text = await penstock("plan", *files, *targets, "--goal", "latency", "--seed", seed, *more, "--json")
+            text = await penstock("plan", "--question", question, "--trace", trace, "--json")
         except CommandFailed as error:
             if error.status != UNREACHABLE or more == attempts[-1]:
                 raise
             continue
         figures: dict[str, Any] = json.loads(text)
-        return figures | {"targets": " ".join(map(str, ("--min-quality", f"{min_quality:.6g}", *more)))}
+        reached = ", ".join(f"{name} {value:.6g}" for name, value in {"min_quality": min_quality, **more}.items())
+        return figures | {"targets": reached}
     raise AssertionError("the last attempt returns or raises")
 
 

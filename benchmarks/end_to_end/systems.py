@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cascade_systems
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.deployment.search import Strategy
-from planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route
-from planner_service.simulator import Dispatch, Replica, Workload, serve
-from planner_service.simulator.workload import Floats
-from planner_service.site import Demand, Site
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route
+from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types.rules import AcceptanceRules
 
 ONE_WORKER = ReplicaShape(1, 1)
 PERCENTILE = 95
@@ -44,7 +45,10 @@ class System:
 
     def routed(self, judged: JudgedSample) -> Routed:
         """Where the mesh sends prompts."""
-        return route(judged.skipping(self.skip_below) if self.skip_below else judged, self.thresholds)
+        return route(
+            judged.under(AcceptanceRules(skip_below=tuple(self.skip_below))) if self.skip_below else judged,
+            self.thresholds,
+        )
 
     def models(self, tiers: Sequence[str], count: int, seed: int) -> list[str]:
         """The model that each of `count` requests names."""
@@ -57,7 +61,7 @@ class System:
 class Forecast:
     """What the simulator predicts for one run.
 
-    quality: mean of the answers that stand. attained: share of the requests within the SLO. engine_s: engine time per
+    quality: mean of the accepted answers. attained: share of the requests within the SLO. engine_s: engine time per
     request, judging included. seconds: from the first arrival to the last answer.
     """
 
@@ -178,7 +182,7 @@ def simulated_s(site: Site, demand: Demand, system: System, seed: int) -> Floats
             Strategy(((replica, count),), 0.0) if count else Strategy((), 0.0)
             for replica, count in zip(each, system.workers, strict=True)
         ]
-        demand = demand.skipping(system.skip_below) if system.skip_below else demand
+        demand = demand.under(AcceptanceRules(skip_below=tuple(system.skip_below))) if system.skip_below else demand
         return simulate_cascade(site, demand, system.thresholds, strategies, Dispatch.CAPACITY)[1]
     requests, tiers = demand.requests, list(site.tiers)
     drawn = np.array([tiers.index(model) for model in system.models(tiers, len(requests), seed)])

@@ -22,8 +22,8 @@ from benchmarks.gpu.measures import LOADS, TimeBudget, forecasts, mixed_batches,
 from benchmarks.gpu.shapes import SHAPES, Shape
 from benchmarks.gpu.subjects import Subject, sglang_python, sglang_subject, torch_subject
 from benchmarks.public_data import GpuMissing
-from planner_service.profiles import write_profile
-from services.domain.errors import InvalidRequest
+from penstock.planner_service.files.profiles import write_profile
+from penstock.services.domain.errors import InvalidRequest
 
 LIMIT_S = 570.0  # of a command, in seconds
 PROFILE_SHARE, MIXED_SHARE = 0.4, 0.3  # of an engine's time, and of what is left then

@@ -10,9 +10,9 @@ import numpy as np
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.subjects import Subject
 from benchmarks.simulator import Sample, figures_of
-from planner_service.profiles import Profile, fit_held_out, mean_error
-from planner_service.simulator import Replica, Served, Workload, serve
-from services.domain.errors import invalid
+from penstock.planner_service.files.profiles import Profile, fit_held_out, mean_error
+from penstock.planner_service.simulator import Replica, Served, Workload, serve
+from penstock.services.domain.errors import invalid
 
 LOADS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of what the simulator says that the replica can serve
 LONG_SHARES = (0.02, 0.05, 0.1, 0.25)  # of the sequences of a mixed batch that are long

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-TOKENIZER = Path("models/family/small")  # its files stand in for the tokenizer: prompts are random token ids
+TOKENIZER = Path("models/family/small")  # its files replace the tokenizer: prompts are random token ids
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 END_TOKEN = 257  # of this tokenizer; replies have a fixed length and never end at it
 

@@ -1,6 +1,7 @@
 """The engines that are measured: the torch engine in this process, and an SGLang server."""
 
 import asyncio
+import gc
 import importlib.util
 import itertools
 import os
@@ -18,18 +19,20 @@ import numpy as np
 
 from benchmarks.gpu.shapes import Shape, write_config, write_model
 from benchmarks.simulator import EngineTime, Sample, drive
-from planner_service.simulator import EngineLimits, Replica, Served, Workload
-from services.domain.hardware import ReplicaShape
-from services.domain.latency import StepLatencyModel
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from penstock.planner_service.simulator import EngineLimits, Replica, Served, Workload
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.profile import timed_steps
+from penstock.worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
+from penstock.worker_service.engine.sglang.launch import ServerShape
+from penstock.worker_service.engine.sglang.profile import measure_decodes, measure_server
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 from tests.support import sglang
-from worker_service.engine.core import EngineCore
-from worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
-from worker_service.engine.sglang.launch import ServerShape
-from worker_service.engine.sglang.profile import measure_decodes, measure_server
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
-from worker_service.profile import timed_steps
 
 MIXED_STEPS = 16  # decode steps that are timed per batch
 MEM_FRACTION = 0.85  # of the GPU's memory, for an SGLang server
@@ -61,6 +64,11 @@ class TorchSubject:
         self.name = "torch"
         self._core, self._clock = core, clock
 
+    def close(self) -> None:
+        """Release the engine, also where this object is still referenced: its KV fills a GPU, which the next one needs."""
+        del self._core
+        _release()
+
     def replica(self, latency: StepLatencyModel) -> Replica:
         limits, pool = self._core.limits.batch, self._core.scheduler.pool
         engine = EngineLimits(limits.max_running, limits.max_step_tokens, pool.block_tokens)
@@ -80,7 +88,7 @@ class TorchSubject:
         room = max(1, limits.max_step_tokens - len(lengths))
         most = 2 * (sum(lengths) // room + len(lengths)) + MIXED_STEPS
         names = [f"mixed-{i}" for i in range(len(lengths))]
-        sampling = SamplingParams(temperature=0.0, max_output_tokens=most, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
         for name, length in zip(names, lengths, strict=True):
             prompt = [draw.randrange(core.tokenizer.vocab_size) for _ in range(length)]
             core.add(GenerationRequest(name, TokenPrompt(tuple(prompt)), sampling), prompt)
@@ -110,6 +118,7 @@ def torch_subject(shape: Shape, device: str, folder: Path, seed: int) -> Iterato
     """The torch engine with a random model."""
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
     model = write_model(folder / f"{shape.name}-torch", shape, dtype, device, seed)
+    _release()
     clock = EngineTime(time.perf_counter)
     options = TorchEngineOptions(
         model,
@@ -120,8 +129,19 @@ def torch_subject(shape: Shape, device: str, folder: Path, seed: int) -> Iterato
         max_queued=1_000_000,  # a replay beyond the engine's capacity must not be refused
         max_step_tokens=shape.max_step_tokens,
     )
-    core, _ = torch_core(options, clock)
-    yield TorchSubject(core, clock)
+    subject = TorchSubject(torch_core(options, clock)[0], clock)
+    try:
+        yield subject
+    finally:
+        subject.close()
+
+
+def _release() -> None:
+    """Give memory back that no tensor uses, on a GPU to the device."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class SglangSubject:

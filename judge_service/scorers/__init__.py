@@ -1,5 +1,1 @@
-"""Scorers behind one interface."""
-
-from judge_service.scorers.interface import JudgedAnswer, LogprobSummary, RawScore, Scorer, ScorerKind
-
-__all__ = ["JudgedAnswer", "LogprobSummary", "RawScore", "Scorer", "ScorerKind"]
+"""The scorers, each an entry point of `penstock.scorers`."""

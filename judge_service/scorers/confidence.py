@@ -4,32 +4,26 @@ import math
 from collections.abc import Sequence as Seq
 from typing import Literal
 
-from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
-from services.domain.errors import invalid
+from penstock.judge_service.scoring.extension import ScorerExtension, ScorerSite
+from penstock.judge_service.scoring.interface import RawScore, Scorer
+from penstock.services.domain.errors import invalid
+from penstock.types.judging import JudgedAnswer
 
 Statistic = Literal["mean", "min"]
 
 
-class ConfidenceScorer:
+class ConfidenceScorer(Scorer):
     """raw: the mean or least logprob of the answer's tokens. Uncalibrated score: its probability in percent.
 
     The mean gives the tokens' geometric mean probability. The minimum is the better judge where one wrong step makes an
     answer wrong; without calibration its scores are low for long answers.
     """
 
-    kind = ScorerKind.CONFIDENCE
     needs_logprobs = True
-    needs_reference = False
     scores_unfinished = True
 
     def __init__(self, statistic: Statistic = "mean") -> None:
         self._statistic = statistic
-
-    async def start(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
         scores = []
@@ -41,3 +35,18 @@ class ConfidenceScorer:
                 raise invalid(f"items[{i}].logprobs.{self._statistic}_logprob", "a logprob is at most 0")
             scores.append(RawScore(logprob, 100.0 * math.exp(logprob)))
         return scores
+
+
+class Confidence(ScorerExtension):
+    """`confidence`: the token logprobs of the answer."""
+
+    needs_logprobs = True
+
+    statistic: Statistic = "mean"
+    """The mean or the least logprob of the answer's tokens."""
+
+    def stated_weight(self) -> tuple[float, float] | None:
+        return (8.0, 0.0) if self.statistic == "mean" else None
+
+    def build(self, site: ScorerSite) -> ConfidenceScorer:
+        return ConfidenceScorer(self.statistic)

@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol
 
-from judge_service.scorers.exact import Compare, same
-from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
-from services.background import end
-from services.domain.requests import Prompt, SamplingParams
+from pydantic import Field
+
+from penstock.judge_service.clients.tier_scorer import TierScorer
+from penstock.judge_service.scoring.comparison import Compare, same
+from penstock.judge_service.scoring.extension import ScorerSite
+from penstock.judge_service.scoring.interface import RawScore, Scorer
+from penstock.services.background import gathered
+from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import Prompt
+from penstock.types.sampling import SamplingParams
 
 
 class Sampler(Protocol):
@@ -29,34 +34,18 @@ class Sampler(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SampleOptions:
-    """tier: that is asked; empty: the one that gave the answer. count: samples per answer. max_tokens: of each.
-
-    temperature: above 0, or all samples would be equal. seed: of the first sample; the next ones follow.
-    """
-
-    tier: str
-    count: int
-    temperature: float
-    max_tokens: int
-    compare: Compare
-    seed: int = 1
+FIRST_SEED = 1
+"""Of the first sample of an answer; those of the next ones follow."""
 
 
-class ConsistencyScorer:
+class ConsistencyScorer(Scorer):
     """raw: the share of samples that agree with the answer, 0 to 1. Score without calibration: the same in percent.
 
     The samples' seeds are fixed, so an answer gets the same score again.
     """
 
-    kind = ScorerKind.CONSISTENCY
-    needs_logprobs = False
-    needs_reference = False
-    scores_unfinished = False
-
-    def __init__(self, sampler: Sampler, options: SampleOptions, *, concurrency: int) -> None:
-        self._sampler, self._options, self._slots = sampler, options, asyncio.Semaphore(concurrency)
+    def __init__(self, sampler: Sampler, options: "Consistency") -> None:
+        self._sampler, self._options, self._slots = sampler, options, asyncio.Semaphore(options.concurrency)
 
     async def start(self) -> None:
         await self._sampler.start()
@@ -65,24 +54,41 @@ class ConsistencyScorer:
         await self._sampler.close()
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
-        count = self._options.count
-        tasks = [asyncio.create_task(self._sample(item, i)) for item in answers for i in range(count)]
-        try:
-            samples = await asyncio.gather(*tasks)
-        finally:  # after a failure or a cancellation, end the other requests
-            await end(*tasks)
+        count = self._options.samples
+        samples = await gathered(*(self._sample(item, i) for item in answers for i in range(count)))
         scores = []
         for i, item in enumerate(answers):
             agreeing = sum(
                 same(self._options.compare, sample, item.answer) for sample in samples[i * count : (i + 1) * count]
             )
-            scores.append(RawScore(agreeing / count, 100.0 * agreeing / count))
+            scores.append(RawScore.of_share(agreeing / count))
         return scores
 
     async def _sample(self, item: JudgedAnswer, number: int) -> str:
         options = self._options
-        sampling = SamplingParams(
-            temperature=options.temperature, max_output_tokens=options.max_tokens, seed=options.seed + number
-        )
+        seed = FIRST_SEED + number
+        sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens, seed=seed)
         async with self._slots:
             return await self._sampler.sample(options.tier or item.tier, item.prompt, sampling)
+
+
+class Consistency(TierScorer):
+    """`consistency`: how many further samples agree."""
+
+    tier: str = ""
+    """The tier that is sampled. Empty: the one that gave the answer."""
+    compare: Compare = "final-answer"
+    """How two answers are compared: the text, the last number, or the text after the last `Answer:`."""
+    samples: int = Field(default=5, ge=1, le=64)
+    """Further answers drawn for each answer."""
+    temperature: float = Field(default=0.7, ge=0.01, le=2)
+    """Temperature of the samples."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Largest length of a sample, in tokens."""
+
+    def cost(self) -> str:
+        return f"{self.samples} further answers of {self.tier or 'the same tier'}, of at most {self.max_tokens} tokens each"
+
+    def build(self, site: ScorerSite) -> ConsistencyScorer:
+        tiers = [self.tier] if self.tier else [tier.name for tier in site.mesh.tiers]
+        return ConsistencyScorer(self.chat(site, tiers), self)

@@ -1,23 +1,21 @@
 """Verifies that an answer is JSON that fits a schema. No I/O but reading the schema's file."""
 
 import json
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from judge_service.scorers.interface import JudgedAnswer, RawScore, ScorerKind
-from services.domain.errors import invalid
-from services.domain.structured import MAX_SCHEMA_DEPTH, StructureKind, json_depth, schema_problems
-from services.json_schema import SchemaTooComplex, fits
+from penstock.judge_service.scoring.extension import ScorerExtension, ScorerSite
+from penstock.judge_service.scoring.interface import RawScore, Scorer
+from penstock.services.domain.errors import invalid
+from penstock.services.json_schema import SchemaTooComplex, fits
+from penstock.types.judging import JudgedAnswer
+from penstock.types.structured import MAX_SCHEMA_DEPTH, StructureKind, json_depth, schema_problems
 
 
-class JsonSchemaScorer:
+class JsonSchemaScorer(Scorer):
     """100 for JSON that fits the schema of the file, or else the one of the request; 0 otherwise."""
-
-    kind = ScorerKind.JSON_SCHEMA
-    needs_logprobs = False
-    needs_reference = False
-    scores_unfinished = False
 
     def __init__(self, file: Path | None) -> None:
         """file: of the schema. None: each answer needs a schema in `structured_output`."""
@@ -25,12 +23,6 @@ class JsonSchemaScorer:
         self._schema: Any = None
 
     async def start(self) -> None:
-        """Read the schema.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is no schema.
-        """
         if self._file is None:
             return
         text = self._file.read_text()
@@ -38,17 +30,13 @@ class JsonSchemaScorer:
             raise ValueError(f"{problem.field}: {problem.problem}")
         self._schema = json.loads(text)
 
-    async def close(self) -> None:
-        pass
-
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
         scores = []
         for i, item in enumerate(answers):
             try:
-                is_valid = _is_valid(item.answer, self._schema_of(item, i))
+                scores.append(RawScore.of_share(_is_valid(item.answer, self._schema_of(item, i))))
             except SchemaTooComplex as error:
                 raise invalid(f"items[{i}].structured_output", str(error)) from error
-            scores.append(RawScore(float(is_valid), 100.0 * is_valid))
         return scores
 
     def _schema_of(self, item: JudgedAnswer, index: int) -> Any:
@@ -67,3 +55,19 @@ def _is_valid(answer: str, schema: Any) -> bool:
         return fits(json.loads(answer), schema)
     except ValueError:
         return False
+
+
+class JsonSchema(ScorerExtension):
+    """`json-schema`: whether the answer fits a schema."""
+
+    schema_file: str = ""
+    """File with the schema that all answers must fit. Empty: the schema of the request's structured output."""
+
+    def verifies(self) -> bool:
+        return True
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        yield "schema_file", self.schema_file
+
+    def build(self, site: ScorerSite) -> JsonSchemaScorer:
+        return JsonSchemaScorer(site.settings.resolve(self.schema_file) if self.schema_file else None)

@@ -13,15 +13,17 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 from models.training.data import turn_ids
 from models.training.problems import Problem, is_correct
 from models.training.rows import BOS, END, PAD, text_ids
-from services.clock import SystemClock
-from services.domain.requests import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
+from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
+from penstock.services.clock import SystemClock
+from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 
 TOGETHER = 96
 KV_TOKENS = TOGETHER * 640
@@ -77,7 +79,7 @@ def _answer(folder: Path, tier: str, problems: Iterable[Problem]) -> list[Answer
                 break
             i, problem = item
             prompt = [BOS, *turn_ids(problem)[0]]
-            sampling = SamplingParams(temperature=0.0, max_output_tokens=MAX_TOKENS)
+            sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
             core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
             batch_problems.append(problem)
             pieces[str(i)], counts[str(i)] = [], 0
@@ -146,7 +148,7 @@ def step_cost_s(folder: Path, *, threads: int = 1) -> float:
     )
     core, _ = torch_core(options, SystemClock())
     prompt = [BOS] + [65] * 100
-    sampling = SamplingParams(temperature=0.0, seed=1, max_output_tokens=WARM_STEPS + STEPS + 50, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, seed=1, max_tokens=WARM_STEPS + STEPS + 50, ignore_eos=True)
     for i in range(COST_BATCH):
         core.add(GenerationRequest(str(i), TokenPrompt(tuple(prompt)), sampling), prompt)
     for _ in range(WARM_STEPS):

@@ -1,7 +1,7 @@
 """The judge: the trunk of the large tier as it is, without lessons in judging.
 
 Its score of an answer is the probability of the least likely token of it, the end included: a model that can solve a
-problem expects the right answer, and who cannot solve it cannot judge it. What lessons brought: docs/adr/0075.
+problem expects the right answer, and who cannot solve it cannot judge it. What lessons brought: docs/adr/history.md#75.
 """
 
 import json

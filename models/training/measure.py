@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from judge_service.calibration import Calibration, fit
-from judge_service.metrics import auc
-from judge_service.screened_scorer import is_sure
 from models.training import tasks, wording
 from models.training.answers import COST_BATCH, Answered, accuracy, answer_all, logprobs_all, score_all, step_cost_s
 from models.training.data import turn_ids
 from models.training.operating_point import Answers, Outcome, Rule, best_of, choose, outcome
 from models.training.problems import Problem
-from planner_service.score_predictor import train
-from services.domain.score_prediction import ScorePredictor
+from penstock.judge_service.calibration.isotonic import Calibration, fit
+from penstock.judge_service.scorers.screened import is_sure
+from penstock.planner_service.question.score_predictor import train
+from penstock.services.domain.auc import auc
+from penstock.services.domain.score_prediction import ScorePredictor
 
 TIERS = ("small", "medium", "large")
 LOWER = TIERS[:-1]

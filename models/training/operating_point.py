@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.types.rules import AcceptanceRules
 
 THRESHOLDS = tuple(float(t) for t in range(5, 100, 5))
 SKIP_LIMITS = (0.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0)  # 0: never
@@ -53,7 +54,9 @@ class Outcome:
 
 def outcome(answers: Answers, rule: Rule) -> Outcome:
     """What the cascade does under `rule`."""
-    return _outcome(answers, _sample(answers).skipping(rule.skip_below), rule.thresholds)
+    return _outcome(
+        answers, _sample(answers).under(AcceptanceRules(skip_below=tuple(rule.skip_below))), rule.thresholds
+    )
 
 
 def _sample(answers: Answers) -> JudgedSample:
@@ -94,7 +97,7 @@ def outcomes(answers: Answers, limits: Sequence[float] = SKIP_LIMITS) -> Iterato
     """Every rule of THRESHOLDS and skip limits, with what the cascade does under it."""
     lower, sample = len(answers.right) - 1, _sample(answers)
     for skip_below in itertools.product(limits, repeat=lower):
-        skipping = sample.skipping(skip_below)
+        skipping = sample.under(AcceptanceRules(skip_below=tuple(skip_below)))
         for thresholds in itertools.product(THRESHOLDS, repeat=lower):
             yield Rule(thresholds, skip_below), _outcome(answers, skipping, thresholds)
 

@@ -7,19 +7,10 @@ import typer
 from penstock.cli import forms, options, targets
 from penstock.cli.output import cli_error_handling, console, fail, print_json, seconds
 from penstock.client.sync import Client
-from penstock.client.types import (
-    Escalated,
-    Finished,
-    FinishReason,
-    InstanceChanged,
-    Judged,
-    Options,
-    Slo,
-    TierAdmitted,
-    TierDeclined,
-    TierStarted,
-    Tokens,
-)
+from penstock.client.types import Options, Tokens
+from penstock.types.events import Escalated, Finished, InstanceChanged, Judged, TierAdmitted, TierDeclined, TierStarted
+from penstock.types.replies import FinishReason
+from penstock.types.slo import Slo
 
 ModelOption = Annotated[str, typer.Option("--model", help="cascade, or a tier's name.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]
@@ -87,7 +78,7 @@ def _slo(ttft_s: float | None, tpot_s: float | None, name: str, decline: bool) -
         if decline:
             fail("--decline: needs --ttft, --tpot or --slo", 2)
         return None
-    return Slo(ttft_s, (), tpot_s, name, "decline" if decline else None)
+    return Slo(ttft_s, name=name, fallback="decline" if decline else None, time_per_output_token_s=tpot_s)
 
 
 def chat(
@@ -158,7 +149,8 @@ def _line(event: object) -> str:
             if event.better_tier:
                 decision = f"the answer of {event.better_tier} scored more"
             because = f" ({event.reason.replace('_', ' ')})" if event.reason else ""
-            score = f"scored {event.score:.0f}{because} by {event.scorer}, threshold {event.threshold:.0f}"
+            scorer = f"{event.scorer} (not calibrated)" if event.uncalibrated else event.scorer
+            score = f"scored {event.score:.0f}{because} by {scorer}, threshold {event.threshold:.0f}"
             return f"  {event.tier}: {score}: {decision}"
         case Escalated(predicted_score=float() as predicted):
             return f"  {event.from_tier} -> {event.to_tier}: passed over, predicted score {predicted:.0f}"

@@ -41,7 +41,7 @@ def init(
     Clients find the routers at this machine's names, and at those of --host. Keep ca.key away from the mesh: only `penstock
     certs rotate` needs it.
     """
-    from services.access.authority import AuthorityError, create
+    from penstock.services.access.authority import AuthorityError, create
 
     hosts = dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), *(host or ())])
     try:
@@ -61,8 +61,8 @@ def rotate(
     ] = False,
 ) -> None:
     """Issue new certificates. Running services take them up within a second; connections continue."""
-    from services.access.authority import AuthorityError
-    from services.access.authority import rotate as rotate_certificates
+    from penstock.services.access.authority import AuthorityError
+    from penstock.services.access.authority import rotate as rotate_certificates
 
     try:
         rotate_certificates(folder, days, authority=authority)

@@ -1,5 +1,6 @@
 """`penstock check`: find the problems of a mesh file without starting the mesh."""
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,33 +11,60 @@ from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, errors, print_json
 
 if TYPE_CHECKING:
-    from services.mesh_schema import MeshFile
+    from penstock.services.mesh_schema import MeshFile
 
 
 @needs_extra("check", "service")
 def check(
-    mesh: Annotated[Path, typer.Argument(help="The mesh file.")] = Path("mesh.yaml"), json: targets.Json = False
+    mesh: Annotated[Path, typer.Argument(help="The mesh file.")] = Path("mesh.yaml"),
+    here: Annotated[bool, typer.Option("--here", help="The mesh is to run on this machine.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Notes are problems, too: such as a judge that is not calibrated.")
+    ] = False,
+    json: targets.Json = False,
 ) -> None:
     """List all problems of a mesh file by field. The exit status is 1 if there are any.
 
-    Checks each field, the rules between fields, and that folders, files and programs exist. Model ids at the hub are not
-    looked up.
+    Checks each field, the rules between fields, the options of engines, and that folders and files exist. What a machine
+    lacks (a GPU, a program, a variable, a folder with an absolute path) is a note, and with `--here` a problem. Model ids
+    at the hub are not looked up. Says how answers are judged and what that costs; with `--here` endpoints of tiers are asked
+    for a short reply, to see whether they give log-probabilities.
     """
-    from services.mesh_check import mesh_file_problems
-    from services.mesh_file import load_mesh_file
+    from penstock.services.mesh_check import check_mesh_file
+    from penstock.services.mesh_file import load_mesh_file
 
-    problems = mesh_file_problems(mesh)
+    findings = check_mesh_file(mesh, here=here)
+    judged = [] if findings.problems else asyncio.run(_judging(load_mesh_file(mesh), here=here))
     if json:
-        report = [{"field": p.field, "problem": p.problem} for p in problems]
-        print_json({"file": str(mesh), "sound": not report, "problems": report})
-    elif problems:
-        for p in problems:
+        problems, notes = (
+            [{"field": p.field, "problem": p.problem} for p in each] for each in (findings.problems, findings.notes)
+        )
+        sound = not problems
+        print_json({"file": str(mesh), "sound": sound, "problems": problems, "notes": notes, "judging": judged})
+    else:
+        for p in findings.problems:
             line = f"{mesh}: {p.field}: {p.problem}" if p.field else p.problem
             errors.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
-    else:
-        console.print(f"{mesh}: sound: {_summary(load_mesh_file(mesh))}", highlight=False, markup=False, soft_wrap=True)
-    if problems:
+        for p in findings.notes:
+            note = f"{mesh}: note: {p.field}: {p.problem}"
+            errors.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        if not findings.problems:
+            summary = f"{mesh}: sound: {_summary(load_mesh_file(mesh))}"
+            for line in (summary, *judged):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if findings.problems or (strict and findings.notes):
         raise typer.Exit(1)
+
+
+async def _judging(mesh: "MeshFile", *, here: bool) -> list[str]:
+    from penstock.services.extensions import engine_of
+    from penstock.services.mesh_check import judging
+
+    engines = {tier.name: (engine_of(mesh, tier), tier) for tier in mesh.tiers[:-1]}
+    gives = {
+        name: await engine.logprobs_now(t) if here else engine.gives_logprobs for name, (engine, t) in engines.items()
+    }
+    return [*judging(mesh, gives)]
 
 
 def _summary(mesh: "MeshFile") -> str:
@@ -45,8 +73,7 @@ def _summary(mesh: "MeshFile") -> str:
         f"{tier.name} ({tier.served_name}, {tier.engine}, {tier.workers} {'worker' if tier.workers == 1 else 'workers'})"
         for tier in mesh.tiers
     )
-    judge = mesh.judge.default_scorer or mesh.judge.scorers[0].name
-    scored_by = f"judged by {judge}" if mesh.judge.replicas else "no judge"
+    scored_by = f"judged by {mesh.judge.used_scorer}" if mesh.judge.replicas else "no judge"
     routers = f"{mesh.router.replicas} {'router' if mesh.router.replicas == 1 else 'routers'}"
     processes = f" of {mesh.router.processes} processes" if mesh.router.processes > 1 else ""
     return f"{tiers}; {scored_by}; {routers}{processes}"

@@ -5,20 +5,21 @@ import json as json_module
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.cli import demo_report, demo_run, options, targets
 from penstock.cli.early_checks_file import EarlyChecksError, read_early_checks
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
-from penstock.cli.local import MeshFileOption, started
-from penstock.cli.output import cli_error_handling, console, errors, fail, print_json
+from penstock.cli.local import started
+from penstock.cli.output import cli_error_handling, console, fail, print_json, progress
 from penstock.cli.replay import Run, arrivals_s, replay
-from penstock.client.aio import AsyncClient, AsyncPlannerClient
+from penstock.client.aio import AsyncClient
+from penstock.client.aio_planner import AsyncPlannerClient
 from penstock.client.plans import EarlyCheck, TierPlan
 
 if TYPE_CHECKING:
@@ -29,12 +30,13 @@ RUN_S = 18.0  # of the runs, by default: with three tiers, all of them take less
 LEAST_PROMPTS, MOST_PROMPTS = 30, 100  # of a run, by default
 LIMIT_TIMES = 5.0  # an answer is in time within so many times what the last tier takes for a request without others
 SEED = 1  # of the arrivals
-MESH, EARLY_CHECKS = Path("mesh.yaml"), Path("models/family/early_checks.json")
 
 
-@needs_extra("demo", "mesh")
+@needs_extra("demo", "demo")
 def demo(
-    mesh: MeshFileOption = MESH,
+    mesh: Annotated[
+        Path | None, typer.Option("--mesh", "-m", help="The mesh file; default: the shipped models'.")
+    ] = None,
     prompts: Annotated[
         int | None,
         options.number(
@@ -63,15 +65,16 @@ def demo(
             most=options.MAX_CONCURRENCY,
         ),
     ] = 16,
-    questions: Annotated[Path, typer.Option("--questions", help="Held-out prompts with their answers.")] = Path(
-        "models/heldout.jsonl"
-    ),
+    questions: Annotated[
+        Path | None,
+        typer.Option("--questions", help="Prompts with their answers; default: those held out from training."),
+    ] = None,
     early_checks: Annotated[
         Path | None,
         typer.Option(
             "--early-checks",
             help="Output of `penstock measure --early-after ... --json`: also a run of the cascade with these checks. "
-            f"Default: {EARLY_CHECKS} for {MESH}, where it exists.",
+            "Default: those of the shipped models, without --mesh.",
         ),
     ] = None,
     out: Annotated[Path, options.new_file("--out", help="The JSON file to write.")] = Path("demo.json"),
@@ -84,13 +87,14 @@ def demo(
     in the training data.
     """
     from penstock.local import MeshOptions
-    from services.field_problems import SettingsError
-    from services.mesh_file import load_mesh_file
+    from penstock.services.field_problems import SettingsError
+    from penstock.services.mesh_file import load_mesh_file
 
+    shipped = Path(str(resources.files("penstock.demo_data")))
+    if mesh is None:
+        mesh, early_checks = shipped / "mesh.yaml", early_checks or shipped / "models/family/early_checks.json"
     try:
-        held_out = read_questions(questions, prompts or LEAST_PROMPTS)
-        if early_checks is None and mesh == MESH and EARLY_CHECKS.exists():
-            early_checks = EARLY_CHECKS
+        held_out = read_questions(questions or shipped / "models/heldout.jsonl", prompts or LEAST_PROMPTS)
         checks = {} if early_checks is None else read_early_checks(early_checks)
         if early_checks is not None:
             checks = {tier.name: checks[tier.name] for tier in load_mesh_file(mesh).tiers[:-1] if tier.name in checks}
@@ -118,11 +122,12 @@ async def _run(
     *,
     quiet: bool,
 ) -> dict[str, Any]:
-    async with started(mesh_options, quiet=quiet) as mesh:
+    from penstock.local import LocalMesh
+
+    async with started(partial(LocalMesh, mesh_options), quiet=quiet) as mesh:
         assert mesh is not None
         tiers = [tier.name for tier in mesh.mesh.tiers if tier.workers]
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=errors if quiet else console, disable=quiet) as progress:
+        with progress(quiet=quiet, transient=False) as bars:
             async with (
                 AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
                 AsyncPlannerClient(mesh.planner_address) as planner,
@@ -139,7 +144,7 @@ async def _run(
 
                 # each with a cache of its own: what one run has computed does not help the next one
                 async def run(name: str, model: str) -> None:
-                    bar = progress.add_task(name.ljust(8), total=count)
+                    bar = bars.add_task(name.ljust(8), total=count)
                     runs[name] = await replay(
                         client,
                         held_out[:count],
@@ -148,7 +153,7 @@ async def _run(
                         lambda: mesh_cpu_s(mesh),
                         timeout_s=demo_run.TIMEOUT_S,
                         cache_salt=name,
-                        on_reply=partial(progress.advance, bar),
+                        on_reply=partial(bars.advance, bar),
                     )
 
                 for model in ("cascade", *tiers):

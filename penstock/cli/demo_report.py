@@ -99,7 +99,7 @@ def escalation_drafts(run: Run) -> dict[str, int]:
 
 
 def skipping(tiers: Sequence[str], cascade: Run, plain: Run) -> dict[str, Any]:
-    """What skip prediction did. passed_over: tiers, over all requests. tokens_in_vain: of answers that did not stand."""
+    """What skip prediction did. passed_over: tiers, over all requests. tokens_in_vain: of answers that were rejected."""
     return {
         "passed_over": sum(_passed_over(tiers, reply) for _, reply in cascade.answered),
         "tokens_in_vain": tokens_in_vain(cascade),
@@ -109,8 +109,7 @@ def skipping(tiers: Sequence[str], cascade: Run, plain: Run) -> dict[str, Any]:
 
 
 def early_checks(cascade: Run, checked: Run) -> dict[str, Any]:
-    """What early checks did besides. rejected: answers, before they were finished. tokens_in_vain: of answers that did not
-    stand."""
+    """What early checks did. rejected: answers, before they were finished. tokens_in_vain: of rejected answers."""
     tiers = [tier for _, reply in checked.answered for tier in reply.tiers]
     return {
         "rejected": sum(tier.score_reason == "rejected_early" for tier in tiers),
@@ -139,10 +138,10 @@ def skipping_sentence(figures: Mapping[str, Any]) -> str:
 
 
 def early_checks_sentence(figures: Mapping[str, Any]) -> str:
-    """What early checks saved besides."""
+    """What early checks saved in addition."""
     right = "unknown" if figures["accuracy"] is None else f"{figures['accuracy']:.0%} right"
     ended = f"{figures['rejected']} answer{'' if figures['rejected'] == 1 else 's'} ended early"
-    return f"With early checks besides, {ended}: {_tokens_instead(figures)}; {right}."
+    return f"With early checks in addition, {ended}: {_tokens_instead(figures)}; {right}."
 
 
 def _tokens_instead(figures: Mapping[str, Any]) -> str:

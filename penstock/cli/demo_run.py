@@ -1,4 +1,4 @@
-"""What `penstock demo` measures besides its runs: what a tier sustains, and what the death of a worker costs."""
+"""What `penstock demo` measures in addition to its runs: what a tier sustains, and what the death of a worker costs."""
 
 import asyncio
 import os
@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from penstock.cli.held_out import Question
 from penstock.client import errors
-from penstock.client.aio import AsyncClient, AsyncPlannerClient
+from penstock.client.aio import AsyncClient
+from penstock.client.aio_planner import AsyncPlannerClient
 from penstock.client.plans import TierPlan
-from penstock.client.types import Escalated, Finished, InstanceChanged, TierStarted
+from penstock.types.events import Escalated, Finished, InstanceChanged, TierStarted
 
 TIMEOUT_S = 180.0  # of one request; a worker that was killed needs up to a minute to be back on a busy machine
 WARM_PROMPTS = 8
@@ -25,7 +26,7 @@ PLAN_LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """What a worker's death cost. worker: its process. elsewhere: requests that another instance or tier went on with.
+    """What a worker's death cost. worker: its process. elsewhere: requests that another instance or tier continued with.
 
     longest_s: the longest time that a request took.
     """

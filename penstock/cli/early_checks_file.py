@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from penstock.client.plans import EarlyCheck
-from services.domain.early_checks import EarlyCheck as DomainCheck
-from services.domain.early_checks import early_check_problems
+from penstock.services.acceptance.pipeline import tier_problems
+from penstock.types.rules import TierRules
 
 
 class EarlyChecksError(ValueError):
@@ -21,7 +21,7 @@ def read_early_checks(path: Path) -> dict[str, tuple[EarlyCheck, ...]]:
     try:
         fitted = json.loads(path.read_text())["early_checks"]
         checks = {
-            str(tier): tuple(DomainCheck(int(c["after_tokens"]), float(c["reject_below"])) for c in one["checks"])
+            str(tier): tuple(EarlyCheck(int(c["after_tokens"]), float(c["reject_below"])) for c in one["checks"])
             for tier, one in fitted.items()
             if one is not None
         }
@@ -30,10 +30,7 @@ def read_early_checks(path: Path) -> dict[str, tuple[EarlyCheck, ...]]:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise EarlyChecksError(f"{path}: not the output of `penstock measure --early-after`: {error!r}") from None
     for tier, of_tier in checks.items():
-        if problems := [*early_check_problems(of_tier, f"early_checks.{tier}.checks")]:
-            raise EarlyChecksError(f"{path}: {problems[0].field}: {problems[0].problem}")
-    return {
-        tier: tuple(EarlyCheck(check.after_tokens, check.reject_below) for check in of_tier)
-        for tier, of_tier in checks.items()
-        if of_tier
-    }
+        for problem in tier_problems((TierRules(early_checks=of_tier), TierRules()), "tiers"):
+            field = problem.field.replace("tiers[0].early_checks", f"early_checks.{tier}.checks")
+            raise EarlyChecksError(f"{path}: {field}: {problem.problem}")
+    return {tier: of_tier for tier, of_tier in checks.items() if of_tier}

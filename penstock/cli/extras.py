@@ -7,7 +7,6 @@ from typing import ParamSpec, TypeVar
 from penstock.cli.output import fail
 
 DISTRIBUTION = "penstock-mesh"
-OWN_PACKAGES = ("penstock", "services", "worker_service", "router_service", "planner_service", "judge_service")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -25,8 +24,10 @@ def needs_extra(command: str, extra: str) -> Callable[[Callable[_P, _R]], Callab
             try:
                 return run(*arguments, **options)
             except ModuleNotFoundError as error:
-                package = (error.name or "").partition(".")[0]
-                if package in OWN_PACKAGES:
+                package = (
+                    "penstock-demo" if error.name == "penstock.demo_data" else (error.name or "").partition(".")[0]
+                )
+                if package == "penstock":
                     raise  # a bug of Penstock: no extra would help
                 needed = f'penstock {command} needs the {extra} extra: pip install "{DISTRIBUTION}[{extra}]"'
                 fail(f"{needed} ({package} is not installed)", 2)

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.output import fail
-from penstock.client.types import StructuredOutput, Tool
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import Tool
 
 _FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 ToolsOption = Annotated[

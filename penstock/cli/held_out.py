@@ -1,6 +1,7 @@
 """Prompts with known answers, and whether a reply is right."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from penstock.client.types import Prompt
 
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 TOOL_CALL = "<tool_call>", "</tool_call>"
 
 
@@ -31,11 +33,19 @@ class Question:
         return last if isinstance(last, str) else str(last["content"])  # type: ignore[index]
 
     def answered_by(self, reply: str) -> bool:
-        """Whether a reply gives the answer: JSON objects and tool calls are compared by value, everything else by text."""
+        """Whether a reply gives the answer: JSON objects and tool calls are compared by value, a number with the reply's last
+        one, everything else by text."""
         if self.answer is None:
             return False
-        expected = _json_object(self.answer)
-        return _json_object(reply) == expected if expected else final_answer(reply) == final_answer(self.answer)
+        if expected := _json_object(self.answer):
+            return _json_object(reply) == expected
+        if _NUMBER.fullmatch(self.answer.strip()) and (numbers := _NUMBER.findall(final_answer(reply))):
+            return _value(numbers[-1]) == _value(self.answer)
+        return final_answer(reply) == final_answer(self.answer)
+
+
+def _value(number: str) -> float:
+    return float(number.strip().replace(",", ""))
 
 
 def final_answer(text: str) -> str:

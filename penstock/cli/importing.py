@@ -65,12 +65,12 @@ def import_profile(
     json: targets.Json = False,
 ) -> None:
     """Fit the planner's latency model to published step times and report its error on held-out rows."""
-    from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
-    from planner_service.importers import Wanted, import_distserve, import_vidur
-    from planner_service.profiles import write_profile
-    from planner_service.simulator import EngineLimits
-    from services.domain.errors import InvalidRequest
-    from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
+    from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+    from penstock.planner_service.files.profiles import write_profile
+    from penstock.planner_service.files.published_tables import Wanted, import_distserve, import_vidur
+    from penstock.planner_service.simulator import EngineLimits
+    from penstock.services.domain.errors import InvalidRequest
+    from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
 
     if source is Source.DISTSERVE and len(files) != 1:
         fail(f"DistServe's formulas are in one file, not {len(files)}", 2)

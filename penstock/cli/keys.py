@@ -12,8 +12,8 @@ from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, print_json
 
 if TYPE_CHECKING:
-    from services.access.api_keys import ApiKey, KeyFile
-    from services.mesh_schema import MeshFile
+    from penstock.services.access.api_keys import ApiKey, KeyFile
+    from penstock.services.mesh_schema import MeshFile
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -38,7 +38,7 @@ def create(
     json: targets.Json = False,
 ) -> None:
     """Create a key and print it. It is shown only now: the key file has a hash of it."""
-    from services.access.api_keys import KeyFileError, new_key
+    from penstock.services.access.api_keys import KeyFileError, new_key
 
     content, file = _mesh_and_file(mesh)
     names = [each.name for each in content.access.tenants]
@@ -60,7 +60,7 @@ def create(
 @needs_extra("keys list", "service")
 def list_keys(mesh: MeshFileOption = Path("mesh.yaml"), json: targets.Json = False) -> None:
     """List the keys."""
-    from services.access.api_keys import KeyFileError
+    from penstock.services.access.api_keys import KeyFileError
 
     _, file = _mesh_and_file(mesh)
     try:
@@ -88,8 +88,8 @@ def revoke(
     json: targets.Json = False,
 ) -> None:
     """Revoke a key. Routers refuse it within a second; running requests are not ended."""
-    from services.access.api_keys import KeyFileError
-    from services.domain.errors import NotFound
+    from penstock.services.access.api_keys import KeyFileError
+    from penstock.services.domain.errors import NotFound
 
     _, file = _mesh_and_file(mesh)
     try:
@@ -104,10 +104,10 @@ def revoke(
 
 def _mesh_and_file(path: Path) -> "tuple[MeshFile, KeyFile]":
     """A mesh file, and the key file that it or the environment names."""
-    from services.access.api_keys import KeyFile
-    from services.field_problems import SettingsError
-    from services.mesh_file import load_mesh_file
-    from services.settings import ServiceSettings
+    from penstock.services.access.api_keys import KeyFile
+    from penstock.services.field_problems import SettingsError
+    from penstock.services.mesh_file import load_mesh_file
+    from penstock.services.settings import ServiceSettings
 
     try:
         mesh = load_mesh_file(path)

@@ -1,16 +1,17 @@
-"""`penstock up` and `penstock down`: start and stop a mesh on this machine."""
+"""`penstock up` and `penstock down`: start and stop a mesh on this machine or on a Ray cluster."""
 
 import asyncio
+import importlib.util
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.live import Live
-from rich.table import Table
 
 from penstock.cli import targets
 from penstock.cli.extras import needs_extra
@@ -18,13 +19,18 @@ from penstock.cli.output import console, fail, print_json, tier_counts
 
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
-    from penstock.local.start import Progress
+    from penstock.on_ray.mesh import RayMesh
+    from penstock.placement.running_mesh import RunningMesh
+    from penstock.placement.start import Progress
 
 DETACH_MARGIN_S = 60.0  # more than the mesh's own start time-out, after which it ends with the reason
 DOWN_TIMEOUT_S = 120.0  # four groups of processes are stopped in sequence, each killed after its own time-out
 POLL_S = 0.1
 REPEAT_S = 30.0  # without progress, the status line is repeated after this long
+LOADING_S = 5.0  # and while models are loaded, whose progress it tells
 INTERRUPTED = 130  # exit status after Ctrl-C
+
+LOCAL, RAY, KUBERNETES = "local", "ray", "kubernetes"
 
 MeshFileOption = Annotated[Path, typer.Option("--mesh", "-m", help="The mesh file.")]
 
@@ -39,9 +45,18 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background; return once the mesh is ready.")
     ] = False,
+    on: Annotated[
+        str,
+        typer.Option("--on", help="Where: local; ray, the cluster of this machine or RAY_ADDRESS; ray://HOST:PORT."),
+    ] = LOCAL,
+    runtime_env: Annotated[
+        Path | None, typer.Option("--runtime-env", help="YAML file with Ray's runtime_env of the processes.")
+    ] = None,
     json: targets.Json = False,
+    in_background: Annotated[bool, typer.Option(hidden=True)] = False,  # what --detach starts
 ) -> None:
     """Start the mesh that the mesh file describes; Ctrl-C stops it."""
+    _check_place(on, runtime_env)
     from penstock.local import MeshOptions, read_run_file
 
     try:
@@ -53,10 +68,24 @@ def up(
         fail(f"a mesh is running from {folder} already (process {running.pid}); stop it with `penstock down`")
     counts = tier_counts("--worker", worker or [])
     if detach:
-        _detached(mesh, folder, worker or [], json)
+        more = [part for option in worker or [] for part in ("--worker", option)]
+        more += ["--on", on, *(() if runtime_env is None else ("--runtime-env", str(runtime_env)))]
+        _detached(mesh, folder, more, json)
         return
-    options = MeshOptions(mesh, folder, counts)
-    asyncio.run(run(options, json=json))
+    options = MeshOptions(mesh, folder, counts, runtime_env=runtime_env)
+    asyncio.run(run(options, on=on, json=json, in_background=in_background))
+
+
+def _check_place(on: str, runtime_env: Path | None) -> None:
+    """End the command if the mesh cannot be started there."""
+    if on == KUBERNETES:
+        fail("--on: on Kubernetes the chart places the processes: see `penstock values`", 2)
+    if on not in (LOCAL, RAY) and not on.startswith("ray://"):
+        fail(f"--on: must be local, ray or ray://HOST:PORT, not '{on}'", 2)
+    if on == LOCAL and runtime_env is not None:
+        fail("--runtime-env: is for --on ray", 2)
+    if on != LOCAL and importlib.util.find_spec("ray") is None:
+        fail('penstock up --on ray needs the ray extra: pip install "penstock-mesh[ray]"', 2)
 
 
 def down(folder: targets.Folder = targets.FOLDER) -> None:
@@ -76,14 +105,16 @@ def down(folder: targets.Folder = targets.FOLDER) -> None:
     console.print("The mesh has stopped.")
 
 
-async def run(options: "MeshOptions", *, json: bool) -> None:
+async def run(options: "MeshOptions", *, on: str, json: bool, in_background: bool) -> None:
     """Run the mesh in the foreground until a signal arrives or a process fails for good."""
-    from services.state.connection import without_password
+    from penstock.local.runfile import METRICS_NAME
+    from penstock.services.mesh_check import judging
+    from penstock.services.state.connection import without_password
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with started(options, stop=stop, quiet=json) as mesh:
+    async with started(mesh_on(on, options), stop=stop, quiet=json) as mesh:
         if mesh is None:
             fail("interrupted: all processes have been stopped", INTERRUPTED)
         if json:
@@ -99,8 +130,14 @@ async def run(options: "MeshOptions", *, json: bool) -> None:
             scheme = "http" if mesh.tls_folder is None else "https"
             console.print(f"gRPC    {', '.join(mesh.grpc_addresses)}")
             console.print(f"OpenAI  {', '.join(f'{scheme}://{a}/v1' for a in mesh.http_addresses)}")
-            console.print(f"Logs    {options.folder / 'logs'}")
-            console.print("Try     penstock ask 'What is 12 + 30?'    Stop it with Ctrl-C.", highlight=False)
+            for line in judging(mesh.mesh, mesh.gives_logprobs):
+                console.print(f"Judge   {line}", highlight=False, markup=False, soft_wrap=True)
+            logs = options.folder / "logs" if on == LOCAL else f"ray logs cluster 'penstock-{mesh.mesh.name}-*'"
+            console.print(f"Logs    {logs}", highlight=False)
+            console.print(f"Metrics {options.folder / METRICS_NAME} (targets for Prometheus' file_sd_configs)")
+            command = targets.command_for(options.folder)
+            stop_hint = "" if in_background else "    Stop it with Ctrl-C."
+            console.print(f"Try     {command} ask 'What is 12 + 30?'{stop_hint}", highlight=False, soft_wrap=True)
         failed = asyncio.create_task(mesh.failed())
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait({failed, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,64 +149,69 @@ async def run(options: "MeshOptions", *, json: bool) -> None:
         failed.cancel()
 
 
-class started:  # noqa: N801 -- reads as a function: `async with started(...) as mesh`
+Mesh = TypeVar("Mesh", bound="RunningMesh")
+
+
+def mesh_on(on: str, options: "MeshOptions") -> "Callable[[Callable[[Progress], None]], LocalMesh | RayMesh]":
+    """A mesh on this machine, or on a Ray cluster."""
+    if on == LOCAL:
+        from penstock.local import LocalMesh
+
+        return partial(LocalMesh, options)
+    from penstock.on_ray.mesh import RayMesh
+
+    return partial(RayMesh, on, options)
+
+
+@asynccontextmanager
+async def started(
+    make: "Callable[[Callable[[Progress], None]], Mesh]", *, stop: asyncio.Event | None = None, quiet: bool = False
+) -> "AsyncIterator[Mesh | None]":
     """Run a mesh and show its progress while it starts. Gives None if `stop` is set before it is ready."""
+    from penstock.local.redis_server import NoRedis
+    from penstock.local.runfile import FolderInUse
+    from penstock.placement.mesh import MeshFailed
+    from penstock.services.field_problems import SettingsError
 
-    def __init__(self, options: "MeshOptions", *, stop: asyncio.Event | None = None, quiet: bool = False) -> None:
-        self._options, self._stop, self._quiet = options, stop, quiet
-        self._mesh: LocalMesh | None = None
+    began, lines = time.monotonic(), ProgressLines()
 
-    async def __aenter__(self) -> "LocalMesh | None":
-        from penstock.local import LocalMesh, MeshFailed
-        from penstock.local.redis_server import NoRedis
-        from penstock.local.runfile import FolderInUse
-        from services.field_problems import SettingsError
+    def show(progress: "Progress") -> None:
+        if not quiet and (line := lines.next(progress, time.monotonic() - began)) is not None:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-        began = time.monotonic()
-        try:
-            with ExitStack() as display:
-                lines, live = ProgressLines(), None
-                if console.is_terminal:
-                    live = display.enter_context(Live(console=console, transient=True, refresh_per_second=8))
-
-                def show(progress: "Progress") -> None:
-                    if self._quiet:
-                        return
-                    elapsed_s = time.monotonic() - began
-                    if live is not None:
-                        live.update(_progress_table(progress, elapsed_s))
-                    elif (line := lines.next(progress, elapsed_s)) is not None:
-                        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-                mesh = LocalMesh(self._options, show)
-                entering = asyncio.create_task(mesh.__aenter__())
-                waits = {entering}
-                if self._stop is not None:
-                    waits.add(asyncio.create_task(self._stop.wait()))  # type: ignore[arg-type]
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if not entering.done():
-                    entering.cancel()
-                    await asyncio.gather(entering, return_exceptions=True)
-                    return None
-                await entering
-        except (FolderInUse, MeshFailed, NoRedis, SettingsError) as error:
-            fail(str(error))
-        self._mesh = mesh
-        if not self._quiet:
-            console.print(f"The mesh is ready after {time.monotonic() - began:.1f} s.")
-        return mesh
-
-    async def __aexit__(self, *details: object) -> None:
-        if self._mesh is not None:
-            await self._mesh.__aexit__(None, None, None)
+    mesh = None
+    try:
+        mesh = make(show)
+        entering = asyncio.create_task(mesh.__aenter__())
+        waits: set[asyncio.Task[Any]] = {entering}
+        if stop is not None:
+            waits.add(asyncio.create_task(stop.wait()))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not entering.done():
+            entering.cancel()
+            await asyncio.gather(entering, return_exceptions=True)
+            mesh = None
+        else:
+            await entering
+    except (FolderInUse, MeshFailed, NoRedis, SettingsError) as error:
+        fail(str(error))
+    if mesh is None:
+        yield None
+        return
+    if not quiet:
+        console.print(f"The mesh is ready after {time.monotonic() - began:.1f} s.")
+    try:
+        yield mesh
+    finally:
+        await mesh.__aexit__(None, None, None)
 
 
-def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
+def _detached(mesh: Path, folder: Path, options: list[str], json: bool) -> None:
     """Start `penstock up` as a background process; show its progress until it is ready, or the reason why it failed."""
     from penstock.local.runfile import FolderInUse, FolderLock, read_run_file
-    from penstock.local.start import start_timeout_s
-    from services.field_problems import SettingsError
-    from services.mesh_file import load_mesh_file
+    from penstock.placement.start import start_timeout_s
+    from penstock.services.field_problems import SettingsError
+    from penstock.services.mesh_file import load_mesh_file
 
     try:
         limit_s = start_timeout_s(load_mesh_file(mesh), mesh) + DETACH_MARGIN_S
@@ -182,7 +224,7 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
         fail(str(error))
     log = folder / "up.log"
     arguments = [sys.executable, "-m", "penstock.cli.main", "up", "--mesh", str(mesh), "--folder", str(folder)]
-    arguments += [part for option in worker for part in ("--worker", option)]
+    arguments += ["--in-background", *options]
     with log.open("wb") as out:
         child = lock.start_holder(arguments, out)
     until, shown = time.monotonic() + limit_s, 0
@@ -213,6 +255,7 @@ def _detached(mesh: Path, folder: Path, worker: list[str], json: bool) -> None:
     else:
         scheme = "https" if running.tls_folder else "http"
         console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI {scheme}://{running.http[0]}/v1")
+        console.print(f"Stop it with `{targets.command_for(folder)} down`.", highlight=False, soft_wrap=True)
 
 
 class ProgressLines:
@@ -234,17 +277,8 @@ class ProgressLines:
             for kind in progress.missing
         ]
         line = up + (f"waiting for {', '.join(missing)}" if missing else "all ready")
-        if line == self._last and elapsed_s - self._last_s < REPEAT_S:
+        if line == self._last and elapsed_s - self._last_s < (LOADING_S if progress.loading else REPEAT_S):
             return None
         self._last, self._last_s = line, elapsed_s
-        return f"{elapsed_s:4.0f} s  {line}"
-
-
-def _progress_table(progress: "Progress", elapsed_s: float) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for kind, expected in progress.expected.items():
-        ready = progress.ready.get(kind, 0)
-        mark = "[green]ready[/]" if ready >= expected else "[yellow]starting[/]"
-        table.add_row(kind, f"{ready}/{expected}", mark)
-    table.add_row(f"[dim]{elapsed_s:.0f} s[/]")
-    return table
+        loading = "".join(f"; {kind} is loading: {how_far}" for kind, how_far in progress.loading.items())
+        return f"{elapsed_s:4.0f} s  {line}{loading}"

@@ -1,5 +1,7 @@
 """The `penstock` command."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +21,12 @@ from penstock.cli import (
     profile,
     simulate,
     stages,
+    targets,
     top,
     trace,
     trace_files,
     usage,
+    values,
 )
 
 app = typer.Typer(
@@ -46,6 +50,7 @@ app.command("import-trace")(trace_files.import_trace)
 app.command("measure")(measure.measure)
 app.command("predictor")(predictor.predictor)
 app.command("usage")(usage.usage)
+app.command("values")(values.values)
 app.add_typer(plan.app, name="plan")
 app.add_typer(keys.app, name="keys")
 app.add_typer(certs.app, name="certs")
@@ -59,11 +64,16 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback acts
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="The folder of the mesh; default: PENSTOCK_FOLDER, then .penstock.")
+    ] = None,
 ) -> None:
     """Serve a cascade of language models on hardware you own."""
+    if folder is not None:
+        os.environ[targets.FOLDER_VARIABLE] = str(folder)  # where all commands look
 
 
 def command_names() -> list[str]:

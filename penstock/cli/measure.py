@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
-from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, print_written
+from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written, progress, table_of
+from penstock.cli.proposal import MeasuredTier, Proposal, ScorerWorth, propose, worth
 from penstock.client.aio import AsyncClient
+from penstock.client.errors import PenstockError
 from penstock.client.judging import Answered, AsyncJudge
-from penstock.client.types import Message, Options
+from penstock.client.types import Options
+from penstock.types.replies import FinishReason
 
 MAX_EARLY_CHECKS = 16  # of a plan
+RIGHT = 50.0  # the least score of a right answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,18 @@ class _Scored:
     score: float
     beginnings: list[float | None]
     refused: bool
+    good: bool
+    by_scorer: dict[str, float | None]
 
-    @property
-    def good(self) -> bool:
-        return self.question.answered_by(self.answered.reply.text)
+
+@dataclass(frozen=True, slots=True)
+class _Scorers:
+    """chosen: the one that is measured. others: that are compared with it. right_by: says which answers are right; empty: the
+    comparison with the expected answer does."""
+
+    chosen: str
+    others: tuple[str, ...]
+    right_by: str
 
 
 @needs_extra("measure --early-after", "planner")
@@ -58,6 +68,14 @@ def measure(
         ),
     ] = None,
     scorer: Annotated[str, typer.Option("--scorer", help="Scorer to use; default: the judge's default scorer.")] = "",
+    right_by: Annotated[
+        str,
+        typer.Option(
+            "--right-by",
+            help="Scorer that says which answers are right, by each prompt's answer: such as one of kind code, where answers "
+            "are tests. Default: answers are compared, numbers by value.",
+        ),
+    ] = "",
     early_after: Annotated[
         str,
         typer.Option(
@@ -104,11 +122,13 @@ def measure(
         fail(f"{prompts}: --labelled needs prompts of one message: samples for calibration hold no chats", 2)
     after = _token_counts(early_after)
     if after:
-        import planner_service.early_checks  # noqa: F401 - what is missing is said before anything is measured
+        import penstock.services.acceptance.early_checks  # noqa: F401 - what is missing is said before anything is measured
     generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with cli_error_handling(routers):
-        measured = _measure(routers, listeners, questions, generation, scorer, concurrency, after, quiet=json)
-        scores, thresholds = asyncio.run(measured)
+        measured = _measure(
+            routers, listeners, questions, generation, (scorer, right_by), concurrency, after, quiet=json
+        )
+        scores, thresholds, seconds = asyncio.run(measured)
     _write_quality(out, scores, after)
     if labelled is not None:
         _write_labelled(labelled, scores)
@@ -116,13 +136,18 @@ def measure(
     checks = (
         {tier: _early_checks(scores[tier], after, thresholds[tier], early_error) for tier in scores} if after else {}
     )
+    tiers = [
+        MeasuredTier(tier, seconds[tier], [each.good for each in scored], _by_scorer(scored))
+        for tier, scored in scores.items()
+        if all(each.question.answer is not None for each in scored)
+    ]
+    worths, proposal = [each for tier in tiers[:-1] for each in worth(tier)], propose(tiers) if tiers else None
     if json:
         fitted = {"early_checks": checks} if after else {}
-        print_json({"prompts": len(questions), "out": str(out), "tiers": figures} | fitted)
+        shown = {"scorers": [asdict(each) for each in worths], "proposal": asdict(proposal)} if proposal else {}
+        print_json({"prompts": len(questions), "out": str(out), "tiers": figures} | fitted | shown)
         return
-    table = Table(title=f"{len(questions)} prompts")
-    for column in ("tier", "mean score", "output tokens", "right"):
-        table.add_column(column, justify="left" if column == "tier" else "right")
+    table = table_of("tier", "mean score", "output tokens", "right", title=f"{len(questions)} prompts")
     for row in figures:
         right = "-" if row["right"] is None else f"{row['right']:.0%}"
         table.add_row(row["tier"], f"{row['mean_score']:.1f}", f"{row['mean_output_tokens']:.0f}", right)
@@ -130,18 +155,17 @@ def measure(
     for tier, fitted_checks in checks.items():
         if fitted_checks is not None:
             _show_checks(tier, fitted_checks)
+    for each in worths:
+        _show_worth(each)
+    if proposal is not None:
+        _show_proposal(proposal, tiers)
     print_written(out, labelled)
 
 
 def _live_questions(listeners: str) -> list[Question]:
     """The prompts that the mesh has sampled, the oldest first, each once."""
-    sampled, token = list[list[Message]](), ""
     with cli_error_handling(listeners), targets.admin_client(listeners) as client:
-        while True:
-            page, token = client.sampled_prompts(token)
-            sampled += page
-            if not token:
-                break
+        sampled = targets.all_pages(client.sampled_prompts)
     if not sampled:
         fail("the mesh has sampled no prompts yet")
     distinct = {json_module.dumps(messages): messages for messages in reversed(sampled)}
@@ -153,13 +177,14 @@ async def _measure(
     admin: str,
     questions: list[Question],
     generation: Options,
-    scorer: str,
+    scorers: tuple[str, str],
     concurrency: int,
     early_after: Sequence[int],
     *,
     quiet: bool,
-) -> tuple[dict[str, list[_Scored]], dict[str, float | None]]:
-    """The scored answers by tier, in the order of the prompts, and the thresholds. Tiers are in the plan's order."""
+) -> tuple[dict[str, list[_Scored]], dict[str, float | None], dict[str, float]]:
+    """The scored answers by tier, in the order of the prompts, the thresholds, and seconds for an answer. Tiers are in the
+    plan's order, one after another. scorers: that is measured (empty: the judge's default), and that says what is right."""
     slots = asyncio.Semaphore(concurrency)
     async with AsyncClient(routers, admin=admin, api_key=targets.api_key(), tls=targets.tls()) as client:
         status = await client.status()
@@ -168,25 +193,61 @@ async def _measure(
         )
         if judge_address is None:
             fail("the mesh has no judge that is ready")
-        columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
-            bar = progress.add_task("", total=len(questions) * len(status.tiers))
+        with progress(quiet=quiet) as bars:
+            bar = bars.add_task("measuring", total=len(questions) * len(status.tiers))
             async with AsyncJudge(judge_address, tls=targets.tls()) as judge:
+                used = await _scorers(judge, *scorers, compare=all(each.answer is not None for each in questions))
 
-                async def one(tier: str, question: Question) -> _Scored:
+                async def reply_of(tier: str, question: Question) -> Answered:
                     async with slots:
                         reply = await client.generate(question.prompt, generation, model=tier)
-                        answered = Answered(question.prompt, reply, question.answer)
-                        (verdict,) = await judge.verdicts([answered], scorer)
-                        beginnings = await judge.score_beginnings(answered, early_after, scorer)
-                    progress.advance(bar)
-                    return _Scored(question, answered, verdict.score, beginnings, bool(verdict.reason))
+                    bars.advance(bar)
+                    return Answered(question.prompt, reply, question.answer)
 
-                scores = {
-                    tier.name: await asyncio.gather(*(one(tier.name, question) for question in questions))
-                    for tier in status.tiers
-                }
-                return scores, {tier.name: tier.threshold for tier in status.tiers}
+                async def scored(question: Question, answered: Answered) -> _Scored:
+                    async with slots:
+                        return await _scored(judge, question, answered, used, early_after)
+
+                scores, seconds, loop = dict[str, list[_Scored]](), dict[str, float](), asyncio.get_running_loop()
+                for tier in status.tiers:
+                    began_s = loop.time()
+                    answers = await asyncio.gather(*(reply_of(tier.name, question) for question in questions))
+                    seconds[tier.name] = (loop.time() - began_s) / len(questions)
+                    scores[tier.name] = await asyncio.gather(*map(scored, questions, answers))
+                return scores, {tier.name: tier.threshold for tier in status.tiers}, seconds
+
+
+async def _scorers(judge: AsyncJudge, chosen: str, right_by: str, *, compare: bool) -> _Scorers:
+    listed, default = await judge.scorers()
+    chosen = chosen or default
+    others = tuple(each.name for each in listed if each.name != chosen and compare and not each.needs_reference)
+    return _Scorers(chosen, others, right_by)
+
+
+async def _scored(
+    judge: AsyncJudge, question: Question, answered: Answered, scorers: _Scorers, early_after: Sequence[int]
+) -> _Scored:
+    """An answer that was cut off is never good. Other scorers may have no score for it."""
+    (verdict,) = await judge.verdicts([answered], scorers.chosen)
+    by_scorer: dict[str, float | None] = {scorers.chosen: verdict.score}
+    for name in scorers.others:
+        try:
+            by_scorer[name] = (await judge.score([answered], name))[0]
+        except PenstockError:
+            by_scorer[name] = None
+    good = answered.reply.finish_reason is FinishReason.STOP
+    if good and scorers.right_by:
+        good = (await judge.score([answered], scorers.right_by))[0] >= RIGHT
+    elif good:
+        good = question.answered_by(answered.reply.text)
+    beginnings = await judge.score_beginnings(answered, early_after, scorers.chosen)
+    return _Scored(question, answered, verdict.score, beginnings, bool(verdict.reason), good, by_scorer)
+
+
+def _by_scorer(scored: Sequence[_Scored]) -> dict[str, Sequence[float]]:
+    """The scores of those that scored every answer."""
+    columns = {name: [each.by_scorer[name] for each in scored] for name in scored[0].by_scorer}
+    return {name: [x for x in column if x is not None] for name, column in columns.items() if None not in column}
 
 
 def _token_counts(text: str) -> list[int]:
@@ -212,13 +273,16 @@ def _early_checks(
         return None
     import numpy as np
 
-    from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
+    from penstock.services.acceptance.early_checks import checked_answers, fit_early_checks
+    from penstock.types.rules import PlannedEarlyChecks
 
     parts = np.array([[np.nan if s is None else s for s in answer.beginnings] for answer in scored], float)
     accepted = np.array([answer.score >= threshold for answer in scored])
     of_half = fit_early_checks(after, parts[::2], accepted[::2], error)
     lengths, stands = np.array([answer.answered.reply.usage.output_tokens for answer in scored[1::2]]), accepted[1::2]
-    rejected = checked_answers(EarlyRule(of_half), after, parts[1::2], lengths).rejected  # by a verdict at once
+    rejected = checked_answers(
+        PlannedEarlyChecks(of_half), after, parts[1::2], lengths
+    ).rejected  # by a verdict at once
     return {
         "checks": [asdict(check) for check in fit_early_checks(after, parts, accepted, error)],
         "stated_error": error,
@@ -239,10 +303,32 @@ def _show_checks(tier: str, fitted: dict[str, Any]) -> None:
     ]
     console.print(
         f"early_checks of {tier}: [{limits}]; held out, they reject {shares[0]} of the answers that would not be accepted, "
-        f"and {shares[1]} of those that would",
+        f"and {shares[1]} of those that would be accepted",
         highlight=False,
         markup=False,
     )
+
+
+def _show_worth(each: ScorerWorth) -> None:
+    bins = ", ".join(f"{right:.0%} of {count} up to {limit:.0f}" for limit, right, count in each.reliability)
+    figure, low, high = each.auc
+    line = f"{each.tier}: {each.scorer} tells right answers from wrong ones with AUC {figure:.2f} ({low:.2f} to {high:.2f})"
+    console.print(f"{line}; right: {bins}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_proposal(proposal: Proposal, tiers: Sequence[MeasuredTier]) -> None:
+    last = tiers[-1].name
+    knows = f"a judge that accepts exactly the right answers would make it {proposal.least_cost:.2f} times {last} alone"
+    if not proposal.pays:
+        line = f"no cascade of these tiers pays: {last} alone is right in {proposal.last_right:.0%}; {knows}"
+    else:
+        limits = ", ".join(f"{tier}={limit:.3g}" for tier, limit in proposal.thresholds.items())
+        figure, low, high = proposal.gained
+        line = (
+            f"proposed: scorer {proposal.scorer}, thresholds {limits}: right in {proposal.right:.0%} at {proposal.cost:.2f} "
+            f"times the cost of {last} alone ({figure:+.1f} points, {low:+.1f} to {high:+.1f}; held out); {knows}"
+        )
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence[int]) -> None:

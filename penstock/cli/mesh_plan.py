@@ -3,8 +3,9 @@
 from rich.table import Table
 
 from penstock.cli.output import console, print_json, seconds
-from penstock.cli.plan_report import BEST_ANSWER, burst_table, long_answers_line
+from penstock.cli.plan_report import burst_table
 from penstock.client.plans import Plan, Prediction
+from penstock.services.acceptance.pipeline import rule_lines
 
 
 def show(plan: Plan, *, json: bool) -> None:
@@ -20,10 +21,8 @@ def show(plan: Plan, *, json: bool) -> None:
         drafters = (", ".join(t.drafters) or "-",) if drafts else ()
         table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances), *drafters)
     console.print(table)
-    if any(t.long_answers for t in plan.tiers):
-        console.print(long_answers_line((t.name, t.long_answers) for t in plan.tiers), highlight=False)
-    if plan.best_answer:
-        console.print(BEST_ANSWER)
+    for line in rule_lines(plan, None):
+        console.print(line, highlight=False)
     if plan.burst is not None:
         console.print(burst_table(plan.burst, [t.name for t in plan.tiers]))
     if plan.prediction is not None:

@@ -25,7 +25,6 @@ PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
 STDOUT = Path("-")
 DEFAULT_REPLAY = 2000  # requests of a replayed trace
-LENGTHS_OF_ANSWERS = "--lengths trace goes without --long-answers: the length of each answer counts"
 
 _Number = TypeVar("_Number", int, float)
 
@@ -37,12 +36,12 @@ def number(*flags: str, help: str, least: float, most: float, above: bool = Fals
 
 def new_file(*flags: str, help: str) -> Any:
     """An option for a file to write. Its folder must exist."""
-    return typer.Option(*flags, help=help, callback=_writable)
+    return typer.Option(*flags, help=help, callback=writable)
 
 
 def new_file_or_stdout(*flags: str, help: str) -> Any:
-    """As new_file; STDOUT stands for standard output."""
-    return typer.Option(*flags, help=help, callback=lambda path: path if path == STDOUT else _writable(path))
+    """As new_file; STDOUT means standard output."""
+    return typer.Option(*flags, help=help, callback=lambda path: path if path == STDOUT else writable(path))
 
 
 def require_out(flag: str, out: Path | None) -> None:
@@ -130,7 +129,22 @@ def within(least: float, most: float, above: bool = False) -> Callable[[_Number 
     return check
 
 
-def _writable(path: Path | None) -> Path | None:
+def of_question(flag: str, field: str, *, help: str) -> Any:
+    """A number of a planning question, in the range that it has there."""
+    from penstock.types.planning import PlanOptions
+    from penstock.types.ranges import range_of
+
+    within_range = range_of(PlanOptions, field)
+
+    def check(value: _Number | None) -> _Number | None:
+        if value is None or within_range.holds(value):
+            return value
+        raise typer.BadParameter(f"must be {within_range}, not {value:g}")
+
+    return typer.Option(flag, help=help, callback=check)
+
+
+def writable(path: Path | None) -> Path | None:
     if path is None:
         return None
     if path.is_dir():

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from penstock.client.errors import InvalidRequestError, PenstockError, UnavailableError
 
@@ -50,6 +52,20 @@ def print_written(*paths: Path | None) -> None:
     )
 
 
+def table_of(*columns: str, words: int = 1, title: str | None = None) -> Table:
+    """A table with these columns: the first `words` of them to the left, numbers to the right."""
+    table = Table(title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < words else "right")
+    return table
+
+
+def progress(*, quiet: bool, transient: bool = True) -> Progress:
+    """Bars of work that is counted, on stderr; none if `quiet`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=errors, transient=transient, disable=quiet)
+
+
 def fail(message: str, status: int = 1) -> NoReturn:
     """End the command with one line on stderr."""
     errors.print(f"penstock: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -64,7 +80,7 @@ def cli_error_handling(target: str) -> Iterator[None]:
     except UnavailableError as error:
         fail(
             f"no response from {target} ({error}); is the mesh running? Start it with `penstock up`; "
-            "for one that was started with --folder, give the addresses in its run.json"
+            "one that was started with --folder is found by `penstock --folder FOLDER ...`"
         )
     except InvalidRequestError as error:
         fail("; ".join(f"{name}: {problem}" for name, problem in error.fields.items()) or str(error), 2)

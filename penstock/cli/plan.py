@@ -1,28 +1,35 @@
 """`penstock plan`: compute a plan for a cascade; show and change the plan of a mesh."""
 
+import json as json_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli import (
+    new_question,
     options,
     plan_capacity,
     plan_diff,
+    plan_plots,
     plan_publishing,
+    plan_report,
     plan_revisions,
-    planning,
+    plan_sweep,
     rendering,
+    slo_attainment,
     targets,
 )
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import cli_error_handling, fail, print_written
+from penstock.cli.output import cli_error_handling, errors, fail, print_json, print_written
+from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.planner_errors import planner_error_handling
 
-MAX_LATENCY_S = 86_400.0
-MAX_CONFIDENCE = 0.999999
-MAX_PERCENTILE = 99.99
-MAX_EARLY_ERROR = 0.5
+if TYPE_CHECKING:
+    from penstock.planner_service.codecs.plan_file import PlanFile
+    from penstock.question_files import QuestionFile, QuestionSource
 
 app = typer.Typer(
     no_args_is_help=True, help="Compute a plan for a cluster, or show and change the current plan of a mesh."
@@ -33,6 +40,12 @@ app = typer.Typer(
 @needs_extra("plan", "planner")
 def plan(
     context: typer.Context,
+    question: Annotated[
+        Path | None,
+        typer.Option(
+            "--question", help="YAML file: what is planned for; `penstock plan new` writes one. Options override it."
+        ),
+    ] = None,
     cluster: Annotated[Path | None, typer.Option("--cluster", help="YAML file: GPUs and nodes.")] = None,
     models: Annotated[Path | None, typer.Option("--models", help="YAML file: the tiers and their models.")] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help=options.TRACE_COLUMNS)] = None,
@@ -46,153 +59,40 @@ def plan(
     ] = None,
     min_quality: Annotated[
         float | None,
-        options.number("--min-quality", help="Mean quality of the answers that stand.", least=0, most=100),
+        options.of_question("--min-quality", "min_quality", help="Mean quality of the answers, 0 to 100."),
     ] = None,
     max_latency: Annotated[
         float | None,
-        options.number(
-            "--max-latency",
-            help="The latency that --objective names, at --percentile, seconds.",
-            least=0,
-            most=MAX_LATENCY_S,
-            above=True,
+        options.of_question(
+            "--max-latency", "max_latency_s", help="In seconds: p95 end to end, or as the question has it."
         ),
     ] = None,
     goal: Annotated[
         str | None,
         typer.Option(
-            "--goal", help="latency, quality, cost or rate; else cost where both targets are given, or what has none."
+            "--goal",
+            help="latency, quality, cost or rate; default: cost with --min-quality, quality without. The cheapest plan keeps "
+            "1.2 times the latency of the largest model alone, if there is no --max-latency.",
         ),
     ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            "--objective",
-            help="Which latency: end-to-end; first-token, to the first token that a user sees; pace, seconds per output "
-            "token; largest-tier, of the slowest tier. Else end-to-end, with up to three tiers and without --confidence and "
-            "--budget exact.",
-        ),
+    rate: Annotated[
+        float | None, options.of_question("--rate", "rate", help="Requests per second; default: the rate of the trace.")
     ] = None,
-    percentile: Annotated[
-        float,
-        options.number("--percentile", help="Percentile of that latency, such as 99.", least=50, most=MAX_PERCENTILE),
-    ] = 95.0,
     max_utilisation: Annotated[
-        float,
-        options.number(
-            "--max-utilisation",
-            help="Of what each tier sustains, the share that the rate may take.",
-            least=0,
-            most=1,
-            above=True,
-        ),
-    ] = 0.75,
-    allow_overload: Annotated[
-        bool, typer.Option("--allow-overload", help="Plan although no plan sustains the rate: for a burst.")
-    ] = False,
-    runs: Annotated[
-        int,
-        options.number("--runs", help="Other stretches of the trace that the plan is run on.", least=0, most=100),
-    ] = 5,
-    confidence: Annotated[
         float | None,
-        options.number(
-            "--confidence",
-            help="Guarantee --min-quality for new requests with this probability, such as 0.95.",
-            least=0.5,
-            most=MAX_CONFIDENCE,
+        options.of_question(
+            "--max-utilisation",
+            "max_utilisation",
+            help="Share of what a tier sustains that the rate may take; default: 0.75.",
         ),
     ] = None,
     gpus: Annotated[
         int | None,
-        options.number(
-            "--gpus", help="Number of GPUs to use; default: all of the cluster.", least=1, most=options.MAX_COUNT
-        ),
+        options.of_question("--gpus", "gpus", help="Number of GPUs to use at most; default: all of the cluster."),
     ] = None,
-    budget: Annotated[
-        str,
-        typer.Option(
-            "--budget", help="at-most: only as many GPUs as reduce the latency of the slowest tier; exact: all of them."
-        ),
-    ] = "at-most",
-    requests: Annotated[
+    seed: Annotated[
         int | None,
-        options.number(
-            "--requests",
-            help="Requests to plan for; else as many as come in 20 latencies, from 500 to 6000, or all that the trace has.",
-            least=1,
-            most=options.MAX_COUNT,
-        ),
-    ] = None,
-    seed: options.SelectionSeed = 1,
-    lengths: options.Lengths = "quality",
-    rate: options.TraceRate = None,
-    ignore_cached: options.IgnoreCached = False,
-    dispatch: options.Dispatch = "capacity",
-    skip: Annotated[
-        bool,
-        typer.Option(
-            "--skip/--no-skip",
-            help="Also choose below which predicted score a tier is passed over; --quality then needs predicted scores.",
-        ),
-    ] = False,
-    best_answer: Annotated[
-        bool,
-        typer.Option(
-            "--best-answer/--no-best-answer",
-            help="Also choose whether a request's reply is the best of its answers, instead of the last.",
-        ),
-    ] = False,
-    long_answers: Annotated[
-        bool,
-        typer.Option(
-            "--long-answers/--no-long-answers",
-            help="Also choose from which length and score on long answers are accepted.",
-        ),
-    ] = False,
-    early_error: Annotated[
-        float | None,
-        options.number(
-            "--early-error",
-            help="Also fit early checks, which may reject this share of the answers that would stand, such as 0.01; "
-            "--quality then needs scores of unfinished answers.",
-            least=0,
-            most=MAX_EARLY_ERROR,
-            above=True,
-        ),
-    ] = None,
-    burst_floor: Annotated[
-        float | None,
-        options.number(
-            "--burst-floor",
-            help="Also compute a ladder of thresholds that give way under a burst, down to this mean judge score.",
-            least=0,
-            most=100,
-        ),
-    ] = None,
-    burst_mean: Annotated[
-        float | None,
-        options.number(
-            "--burst-mean",
-            help="Mean judge score that routers hold over a window while thresholds give way; else --min-quality.",
-            least=0,
-            most=100,
-        ),
-    ] = None,
-    max_tiers: Annotated[
-        int | None,
-        options.number(
-            "--max-tiers",
-            help="The tiers of --models are candidates: choose the best cascade of at most so many, in their order.",
-            least=1,
-            most=options.MAX_COUNT,
-        ),
-    ] = None,
-    min_tiers: Annotated[
-        int | None,
-        options.number(
-            "--min-tiers", help="With --max-tiers: of at least so many; default: 1.", least=1, most=options.MAX_COUNT
-        ),
+        options.of_question("--seed", "seed", help="Seed of the selection of requests and prompts; default: 1."),
     ] = None,
     slo: Annotated[
         list[str] | None,
@@ -222,7 +122,7 @@ def plan(
         str | None,
         typer.Option(
             "--render",
-            help="compose or kubernetes: write manifests with the flags of SGLang next to the file of --out.",
+            help="compose: write a mesh file and a compose file with the flags of SGLang next to the file of --out.",
         ),
     ] = None,
     force: plan_publishing.ForceOption = False,
@@ -232,83 +132,105 @@ def plan(
     """Compute a plan for a cascade: GPUs, parallelism and thresholds for a trace and judged prompts. Needs no mesh."""
     if context.invoked_subcommand is not None:
         return
-    inputs = {"--cluster": cluster, "--models": models, "--trace": trace, "--quality": quality}
-    if missing := [name for name, value in inputs.items() if value is None]:
-        fail(f"{', '.join(missing)} missing: a plan needs cluster, models, trace and quality", 2)
-    assert cluster is not None
-    assert models is not None
-    assert trace is not None
-    assert quality is not None
     for name, requested in (("--plot", plot), ("--render", render is not None)):
         if requested:
             options.require_out(name, out)
-    if sweep is not None and (apply or render is not None or slo or burst_floor is not None):
-        fail("--sweep computes several plans: it goes without --apply, --render, --slo and --burst-floor", 2)
+    if sweep is not None and (apply or render is not None or slo):
+        fail("--sweep computes several plans: it goes without --apply, --render and --slo", 2)
     if render is not None:
         rendering.check(render)
-    if apply:  # check first whether the mesh would refuse the plan
-        with planner_error_handling():
-            tiers = plan_publishing.planned_tiers(cluster, models)
-        listeners = targets.resolve_admin(admin)
-        with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
-            current = planner.get_plan()
-        if max_tiers is not None:  # those of the mesh may be chosen
-            served = {tier.name for tier in current.tiers}
-            tiers = [tier for tier in tiers if tier.name in served]
-        plan_publishing.refuse_other_models(current, tiers, force=force)
-    figures = planning.plan(
-        cluster,
-        models,
-        trace,
-        quality,
-        min_quality=min_quality,
-        max_latency=max_latency,
-        goal=goal,
-        objective=objective,
-        percentile=percentile,
-        max_utilisation=None if allow_overload else max_utilisation,
-        runs=runs,
-        confidence=confidence,
-        gpus=gpus,
-        budget=budget,
-        requests=requests,
-        seed=seed,
-        lengths=lengths,
-        rate=rate,
-        ignore_cached=ignore_cached,
-        dispatch=dispatch,
-        skip=skip,
-        best_answer=best_answer,
-        long_answers=long_answers,
-        early_error=early_error,
-        burst_floor=burst_floor,
-        burst_mean=burst_mean,
-        max_tiers=max_tiers,
-        min_tiers=min_tiers,
-        slo=slo or [],
-        out=out,
-        plot=plot,
-        sweep=sweep,
-        json=json,
-    )
+    from penstock.question_files import QuestionSource
+
+    quiet = json or out == options.STDOUT
+    with planner_error_handling(json=quiet):
+        source = QuestionSource(
+            question,
+            cluster=cluster,
+            models=models,
+            trace=trace,
+            quality=quality,
+            min_quality=min_quality,
+            max_latency_s=max_latency,
+            goal=goal,
+            rate=rate,
+            max_utilisation=max_utilisation,
+            gpus=gpus,
+            seed=seed,
+        )
+        if apply:
+            _refuse_other_mesh(source, admin, force=force)
+        question_file = source.read()
+        if sweep is not None:
+            plan_sweep.run(sweep, question_file.question, out=out, plot=plot, json=json)
+            return
+        file = _computed(question_file, slo or [], out, plot=plot, quiet=quiet)
     if render is not None:
         assert out is not None
         written = rendering.render(out, render)
         if not json:
             print_written(*written)
     if apply:
-        plan_publishing.publish(figures, "", admin, force=force, json=False, quiet=json)
+        plan_publishing.publish(file, "", admin, force=force, json=False, quiet=json)
+
+
+def _refuse_other_mesh(source: "QuestionSource", admin: str | None, *, force: bool) -> None:
+    """End the command if the mesh would refuse the plan, before it is computed."""
+    options = source.options()
+    tiers = [PlannedTier(tier.name, tier.model.name or tier.name) for tier in source.models().tiers]
+    listeners = targets.resolve_admin(admin)
+    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+        current = planner.get_plan()
+    if options.max_tiers is not None:  # those of the mesh may be chosen
+        served = {tier.name for tier in current.tiers}
+        tiers = [tier for tier in tiers if tier.name in served]
+    plan_publishing.refuse_other_models(current, tiers, force=force)
+
+
+def _computed(
+    question_file: "QuestionFile", slo: Sequence[str], out: Path | None, *, plot: bool, quiet: bool
+) -> "PlanFile":
+    """Compute, write and show a plan."""
+    from penstock.planner_service import api
+    from penstock.planner_service.codecs.plan_file import PlanFile, plan_inputs
+
+    classes = slo_attainment.read_classes(slo)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
+        bar = progress.add_task("planning", total=None)
+
+        def say(text: str) -> None:
+            progress.update(bar, description=text)
+
+        planned = api.plan(question_file.question, lambda n: say(f"planning: {n} routings tried"))
+        say("planning for more quality or without the guarantee, for comparison")
+        report = planned.compared(classes)
+        file = PlanFile(report, plan_inputs(question_file, report))
+        written = []
+        if out is not None and out != options.STDOUT:
+            out.write_text(json_module.dumps(file.to_json(), indent=1) + "\n")
+            written.append(out)
+            if plot:
+                say("drawing the frontier")
+                written += plan_plots.plot_frontiers(*planned.frontiers(), report, out)
+                written += plan_plots.plot_nodes(planned.node_layout(), report, out)
+    if quiet:
+        print_json(file.to_json())
+    else:
+        plan_report.show(report, question_file.question.rules, written)
+        slo_attainment.show(report.slo)
+    return file
 
 
 @needs_extra("plan render", "planner")
 def render_(
     file: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`.")],
-    form: Annotated[str, typer.Option("--to", help="compose or kubernetes.")],
+    form: Annotated[str, typer.Option("--to", help="compose.")],
 ) -> None:
-    """Write the manifests of a plan: SGLang servers with their flags, workers and the other services."""
+    """Write the compose file of a plan: SGLang servers with their flags, workers and the other services."""
     print_written(*rendering.render(file, form))
 
 
+app.command("new")(new_question.new)
 app.command("apply")(plan_publishing.apply)
 app.command("diff")(plan_diff.diff)
 app.command("capacity")(plan_capacity.capacity)

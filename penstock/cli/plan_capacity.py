@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli import options, slo_attainment, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json
+from penstock.cli.output import console, print_json
 from penstock.cli.planner_errors import planner_error_handling
 
 
@@ -32,42 +32,31 @@ def capacity(
     json: targets.Json = False,
 ) -> None:
     """Compute the fewest GPUs with which a trace attains its SLOs, for one tier, and the rate that they sustain."""
-    from planner_service.demand import stretch_of
-    from planner_service.files import read_site, read_trace
-    from planner_service.plan_file import group_json
-    from planner_service.slo_simulation import fewest_gpus
+    from penstock.planner_service import api
+    from penstock.question_files import load_cluster, load_models, load_trace
 
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo)
-        site = read_site(cluster, models)
-        name = site.tiers[-1] if tier is None else tier
-        if name not in site.tiers:
-            fail(f"--tier: no tier '{name}' in {models}; there are {', '.join(site.tiers)}", 2)
-        arrivals = read_trace(trace)
-        count = min(options.DEFAULT_REPLAY, len(arrivals)) if requests is None else requests
-        work = stretch_of(arrivals, count, seed, rate)
-        result = fewest_gpus(site, site.tiers.index(name), work, classes, attainment, seed)
-    figures = {
-        "tier": name,
-        "gpus": result.gpus,
-        "replicas": [group_json(result.replica.shape, result.replicas)],
-        "rate_per_s": work.rate_per_s,
-        "target_attainment": attainment,
-        "attainment": result.attainment,
-        "capacity_per_s": result.capacity_per_s,
-        "capacity_per_gpu_s": result.capacity_per_s / result.gpus,
-        "requests": len(work),
-        "seed": seed,
-        "slo": slo_attainment.classes_json(classes, result.classes),
-    }
+        result = api.capacity(
+            load_cluster(cluster),
+            load_models(models),
+            load_trace(trace),
+            classes,
+            attainment=attainment,
+            tier=tier,
+            requests=requests,
+            rate=rate,
+            seed=seed,
+        )
     if json:
-        print_json(figures)
+        print_json(result)
         return
+    (group,) = result.replicas
     console.print(
-        f"{name}: {result.gpus} GPUs ({result.replicas} x {result.replica.shape}) attain {result.attainment:.1%} of the SLOs "
-        f"at {work.rate_per_s:.3g} requests/s; {attainment:.0%} up to {result.capacity_per_s:.3g} requests/s, "
-        f"{result.capacity_per_s / result.gpus:.3g} per GPU",
+        f"{result.tier}: {result.gpus} GPUs ({group.count} x {api.shape_of(group)}) attain {result.attainment:.1%} of the "
+        f"SLOs at {result.rate_per_s:.3g} requests/s; {attainment:.0%} up to {result.capacity_per_s:.3g} requests/s, "
+        f"{result.capacity_per_gpu_s:.3g} per GPU",
         highlight=False,
         soft_wrap=True,
     )
-    slo_attainment.show(result.classes)
+    slo_attainment.show(result.slo)

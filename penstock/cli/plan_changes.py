@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.client.plans import Plan, TierPlan
-from services.domain.plans import same_model, same_models
+from penstock.services.domain.plans import same_model, same_models
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """`penstock plan diff`: what changes from one plan file to another, and what the move costs."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,11 +9,12 @@ from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json, seconds
+from penstock.cli.output import console, print_json, seconds
 from penstock.cli.planner_errors import planner_error_handling
+from penstock.services.acceptance.pipeline import OF_PLANS
 
 if TYPE_CHECKING:
-    from planner_service.plan_move import PlanMove
+    from penstock.planner_service.planning.plan_move import PlanMove
 
 FIGURES = (("quality", "quality"), ("latency_p95_s", "p95 of the slowest tier"), ("end_to_end_p95_s", "p95 end to end"))
 
@@ -36,24 +38,13 @@ def diff(
     json: targets.Json = False,
 ) -> None:
     """Compare two plan files, and say what the move costs before it is applied: steps, time, memory. Needs no mesh."""
-    from planner_service.plan_file import read_figures, read_plan, read_planned_site
-    from planner_service.plan_move import MoveSpeed, Served, plan_move
+    from penstock.planner_service import api
+    from penstock.planner_service.codecs.plan_file import plan_to_json, read_plan
 
     with planner_error_handling():
-        figures, plans = [read_figures(path) for path in (old, new)], [read_plan(path) for path in (old, new)]
-        names, others = ([tier["name"] for tier in each["tiers"]] for each in figures)
-        if names != others:
-            fail(f"{old} has the tiers {', '.join(names)}, {new} has {', '.join(others)}: they cannot be compared", 2)
-        site = read_planned_site(plans[1])
-        if list(site.tiers) != others:
-            fail(
-                f"{new}: {plans[1].inputs.models} has the tiers {', '.join(site.tiers)}, no longer those of the plan", 2
-            )
-        served = [
-            Served(tier["model"], drafters)
-            for tier, drafters in zip(figures[0]["tiers"], plans[0].drafters, strict=True)
-        ]
-        move = plan_move(site, plans[0].shapes, plans[1].shapes, served, MoveSpeed(load_gb_per_s * 1e9, start_s))
+        before, after = read_plan(old), read_plan(new)
+        move = api.move(before, after, load_gb_per_s, start_s)
+    figures = [plan_to_json(file.plan) for file in (before, after)]
     if json:
         print_json(_json(figures, move))
         return
@@ -73,7 +64,7 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
     names = ("quality", "latency_p95_s", "end_to_end_p95_s", "cost", "rate_per_s", "breaks_at_rate", "burst")
     return {
         "tiers": tiers,
-        "best_answer": _best_answers(figures),
+        **{rule.field: [each[rule.field] for each in figures] for rule in OF_PLANS},
         "cached_share": _cached_shares(figures),
         **{name: [each.get(name) for each in figures] for name in names},
         "move": {
@@ -96,9 +87,9 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
 
 
 def _replicas(one: Any) -> dict[str, Any]:
-    from planner_service.plan_file import group_json
+    from penstock.planner_service.planning.plan_report import replica_group
 
-    return {"tier": one.tier, **group_json(one.shape, one.count)}
+    return {"tier": one.tier, **asdict(replica_group(one.shape, one.count))}
 
 
 def _thresholds(figures: list[dict[str, Any]]) -> list[list[float | None]]:
@@ -106,15 +97,9 @@ def _thresholds(figures: list[dict[str, Any]]) -> list[list[float | None]]:
     return [list(pair) for pair in zip(*([*each["thresholds"], None] for each in figures), strict=True)]
 
 
-def _best_answers(figures: list[dict[str, Any]]) -> list[bool]:
-    from planner_service.plan_file import best_answer_of
-
-    return list(map(best_answer_of, figures))
-
-
 def _cached_shares(figures: list[dict[str, Any]]) -> list[float]:
-    """Of the prompt tokens; plan files of earlier versions count on none."""
-    return [each.get("cached_share", 0.0) for each in figures]
+    """Of the prompt tokens."""
+    return [each["cached_share"] for each in figures]
 
 
 def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -> None:
@@ -131,9 +116,10 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
             table.add_row(f"{name}: drafts", *drafts)
         if thresholds[0] != thresholds[1]:
             table.add_row(f"{name}: threshold", *("not used" if h is None else f"{h:.4g}" for h in thresholds))
-    best_answers, shares = _best_answers(figures), _cached_shares(figures)
-    if any(best_answers):
-        table.add_row("delivered answer", *("highest score" if best else "last" for best in best_answers))
+    for rule in OF_PLANS:
+        if any(values := [each[rule.field] for each in figures]):
+            table.add_row(rule.title, *map(rule.words, values))
+    shares = _cached_shares(figures)
     if any(shares):
         table.add_row("cached prompt tokens", *(f"{share:.1%}" for share in shares))
     for field, words in FIGURES:
@@ -172,18 +158,18 @@ def _show(figures: list[dict[str, Any]], move: "PlanMove", old: str, new: str) -
 
 def _changed_words(figures: list[dict[str, Any]]) -> str:
     """What changes where all replicas stay."""
-    before, after = _best_answers(figures)
-    if before == after:
-        return "thresholds change"
-    if all(old == new for old, new in _thresholds(figures)):
-        return "the answer that is delivered changes"
-    return "thresholds and the answer that is delivered change"
+    old, new = figures
+    changed = [rule.subject for rule in OF_PLANS if old[rule.field] != new[rule.field]]
+    if changed and all(before == after for before, after in _thresholds(figures)):
+        return f"{' and '.join(changed)} change{'s' if len(changed) == 1 else ''}"
+    return f"{' and '.join(['thresholds', *changed])} change"
 
 
 def _groups(tier: dict[str, Any]) -> str:
-    from planner_service.plan_file import shape_of
+    from penstock.planner_service.api import shape_of
+    from penstock.types.deployments import ReplicaGroup
 
-    groups = (f"{group['count']} x {shape_of(group)}" for group in tier["replicas"])
+    groups = (f"{group['count']} x {shape_of(ReplicaGroup(**group))}" for group in tier["replicas"])
     return "; ".join(groups) or ("remote" if tier.get("remote") else "-")
 
 

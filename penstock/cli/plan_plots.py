@@ -5,30 +5,28 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import options
+from penstock.cli import options, plan_report
+from penstock.types.planned import CascadePlan
 
 if TYPE_CHECKING:
-    from planner_service.cascade_plan import CascadePlan
-    from planner_service.deployment.search import Strategy
-    from planner_service.frontiers import Points
-    from planner_service.node_layout import Node
-    from planner_service.site import Site
-    from planner_service.sweep import SweepPoint
+    from penstock.planner_service.manifests.node_layout import Node, NodeLayout
+    from penstock.planner_service.planning.frontiers import Points
+    from penstock.planner_service.planning.sweep import SweepPoint
 
 BEST, OWN, GREY = "#1f6f78", "#e07a3f", "#777777"
 MOST_ROWS = 32  # of the picture of the nodes
 
 
-def plot_frontiers(latencies: "Points", costs: "Points", plan: "CascadePlan", out: Path) -> list[Path]:
+def plot_frontiers(latencies: "Points", costs: "Points", plan: CascadePlan, out: Path) -> list[Path]:
     """Plot latency and cost against quality with this plan marked, as PNG and SVG next to the plan file."""
     figure, (left, right) = _panels("The best plans of each quality")
-    own_cost = float(plan.gpus) if plan.dollars_per_hour is None else plan.dollars_per_hour
-    unit = "GPUs" if plan.dollars_per_hour is None else "dollars per hour"
+    dollars = None if plan.cost is None else plan.cost.dollars_per_hour
+    own_cost, unit = (float(plan.gpus), "GPUs") if dollars is None else (dollars, "dollars per hour")
     for axes, points, own in ((left, latencies, plan.latency_p95_s), (right, costs, own_cost)):
         axes.step([q for q, _ in points], [y for _, y in points], where="pre", color=BEST, label="best plans")
         axes.plot([q for q, _ in points], [y for _, y in points], "o", color=BEST, markersize=4)
         axes.plot(plan.quality, own, "D", color=OWN, markersize=9, label="this plan")
-        axes.set_xlabel("quality: mean of the answers that stand (0 to 100)")
+        axes.set_xlabel("quality: mean of the accepted answers (0 to 100)")
         axes.set_ylim(0, 1.1 * max(own, *(y for _, y in points)))
     left.set_ylabel("p95 latency of the slowest tier (s)")
     left.set_title("Least latency on these GPUs", fontsize=10)
@@ -38,19 +36,15 @@ def plot_frontiers(latencies: "Points", costs: "Points", plan: "CascadePlan", ou
     return _write(figure, out)
 
 
-def plot_nodes(site: "Site", plan: "CascadePlan", out: Path) -> list[Path]:
+def plot_nodes(layout: "NodeLayout", plan: CascadePlan, out: Path) -> list[Path]:
     """Draw which GPUs of which node run which replica, as PNG and SVG named like the plan file, with `-nodes`.
 
     Above MOST_ROWS nodes, neighbours that run the same share a row.
     """
-    from planner_service.node_layout import node_layout
-
-    tiers = [[(replica.shape, count) for replica, count in tier.strategy.replicas] for tier in plan.tiers]
-    layout = node_layout(site.types, tiers)
     rows = [[node] for node in layout.nodes]
     if len(rows) > MOST_ROWS:
         rows = [list(same) for _, same in groupby(layout.nodes, key=_content)]
-    title = f"The tiers on the nodes: {plan.gpus} of {site.gpus} GPUs"
+    title = f"The tiers on the nodes: {plan.gpus} of {sum(node.type.gpus_per_node for node in layout.nodes)} GPUs"
     if layout.unplaced:
         title += f"; {layout.unplaced} replicas fit on no node whole"
     widest = max(row[0].type.gpus_per_node for row in rows)
@@ -87,7 +81,7 @@ def plot_nodes(site: "Site", plan: "CascadePlan", out: Path) -> list[Path]:
     axes.set_xlabel("GPU of the node")
     axes.tick_params(length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
-    names = [f"{tier.name}: {_replicas(tier.strategy)}" for tier in plan.tiers]
+    names = [f"{tier.name}: {plan_report.strategy_of(tier) if tier.used else 'not used'}" for tier in plan.tiers]
     handles = [_box(0, 0, 1, facecolor=colour) for colour in colours]
     handles.append(_box(0, 0, 1, facecolor="#f0f0f0", edgecolor="#d0d0d0"))
     figure.legend(handles, [*names, "idle"], loc="outside lower left", frameon=False, fontsize=8, ncols=1)
@@ -99,12 +93,14 @@ def plot_sweep(axis: str, points: "Sequence[SweepPoint]", out: Path) -> list[Pat
     labels = {"rate": "requests per second", "quality": "least quality (0 to 100)", "gpus": "GPUs that may be used"}
     figure, panels = _panels(f"Plans by {'number of GPUs' if axis == 'gpus' else axis}", 3)
     plans = [(point.value, point.plan) for point in points if point.plan is not None]
-    priced = bool(plans) and all(plan.dollars_per_hour is not None for _, plan in plans)
-    costs = [float(plan.gpus) if not priced else float(plan.dollars_per_hour or 0.0) for _, plan in plans]
+    prices = [plan.cost.dollars_per_hour for _, plan in plans if plan.cost is not None]
+    priced = bool(plans) and all(price is not None for price in prices)
+    costs = [price or 0.0 for price in prices] if priced else [float(plan.gpus) for _, plan in plans]
+    latencies = [plan.latency.seconds for _, plan in plans if plan.latency is not None]
     shown = (
-        ("Latency", "latency that the objective means (s)", [plan.felt_s for _, plan in plans]),
+        ("Latency", "latency that the objective means (s)", latencies),
         ("Cost", "dollars per hour" if priced else "GPUs", costs),
-        ("Quality", "mean of the answers that stand (0 to 100)", [plan.quality for _, plan in plans]),
+        ("Quality", "mean of the accepted answers (0 to 100)", [plan.quality for _, plan in plans]),
     )
     missing = [point.value for point in points if point.plan is None]
     for axes, (title, label, figures) in zip(panels, shown, strict=True):
@@ -167,9 +163,3 @@ def _write(figure: Any, out: Path) -> list[Path]:
         figure.savefig(path, dpi=120)
     plt.close(figure)
     return written
-
-
-def _replicas(strategy: "Strategy") -> str:
-    if not strategy.replicas:
-        return str(strategy) if strategy.used else "not used"
-    return ", ".join(f"{count} x {replica.shape}" for replica, count in strategy.replicas)

@@ -13,9 +13,9 @@ def planner_error_handling(*, json: bool = False) -> Iterator[None]:
 
     json: then also say on standard output which target binds, and the nearest that can be had.
     """
-    from planner_service.files import FileError
-    from planner_service.routing.solution import Unreachable
-    from services.domain.errors import InvalidRequest
+    from penstock.planner_service.files import FileError
+    from penstock.planner_service.routing.solution import Unreachable
+    from penstock.services.domain.errors import InvalidRequest
 
     try:
         yield

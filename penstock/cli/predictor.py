@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import QuestionsError, read_questions
-from penstock.cli.output import console, fail, print_json, print_written
+from penstock.cli.output import console, fail, print_json, print_written, table_of
 
 SCORE = "_judge_score"
 
@@ -36,7 +35,7 @@ def predictor(
         Path | None,
         options.new_file(
             "--quality-out",
-            help="Also write the quality file with a column of predicted scores for each tier, for `penstock plan --skip`.",
+            help="Also write the quality file with a column of predicted scores for each tier, for plans with `rules.skip`.",
         ),
     ] = None,
     seed: options.SelectionSeed = 1,
@@ -49,10 +48,10 @@ def predictor(
         given = context.get_parameter_source(option)
         if source is not None and given is not None and given.name == "COMMANDLINE":
             fail(f"--{option}: is of training, and --from does not train", 2)
-    from planner_service.files import FileError, csv_number, csv_rows
-    from planner_service.score_predictor import train
-    from services.domain.errors import InvalidRequest
-    from services.domain.score_prediction import PredictorError
+    from penstock.planner_service.question.score_predictor import train
+    from penstock.question_files import FileError, csv_number, csv_rows
+    from penstock.services.domain.errors import InvalidRequest
+    from penstock.services.domain.score_prediction import PredictorError
 
     try:
         texts = [question.text for question in read_questions(prompts)]
@@ -87,9 +86,8 @@ def predictor(
     if json:
         print_json({"prompts": len(texts), "out": str(out), "tiers": figures})
         return
-    table = Table(title=f"{len(texts)} prompts, predictions of those held out")
-    for column in ("tier", "mean score", "AUC", "log loss", "of the mean"):
-        table.add_column(column, justify="left" if column == "tier" else "right")
+    title = f"{len(texts)} prompts, predictions of those held out"
+    table = table_of("tier", "mean score", "AUC", "log loss", "of the mean", title=title)
     for row in figures:
         losses = f"{row['log_loss']:.3f}", f"{row['log_loss_of_the_mean']:.3f}"
         table.add_row(str(row["tier"]), f"{row['mean_score']:.1f}", f"{row['auc']:.3f}", *losses)
@@ -99,7 +97,7 @@ def predictor(
 
 def _predictions(source: Path, texts: list[str], tiers: list[str]) -> list[list[float]]:
     """Scores by prompt and tier. The last tier, which no router passes over, need not have predictions: 100."""
-    from services.score_predictor_file import read_score_predictor
+    from penstock.services.score_predictor_file import read_score_predictor
 
     predictor = read_score_predictor(source)
     if missing := [tier for tier in tiers[:-1] if tier not in predictor.tiers]:

@@ -5,21 +5,21 @@ import math
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json, print_written
+from penstock.cli.output import console, errors, fail, print_json, print_written, progress
 from penstock.cli.planner_errors import planner_error_handling
 
 if TYPE_CHECKING:
-    from services.domain.stages import QoeModel
-    from worker_service.engine.core import EngineCore
-    from worker_service.engine.sglang.client import ServerInfo
-    from worker_service.profile import StepSample
+    from penstock.types.plans import QoeModel
+    from penstock.worker_service.engine.core import EngineCore
+    from penstock.worker_service.engine.interface import EngineInfo
+    from penstock.worker_service.engine.profile import StepSample
+    from penstock.worker_service.engine.sglang.client import ServerInfo
 
 MAX_THREADS = 1024
 MAX_BATCH = 65_536
@@ -27,7 +27,7 @@ MAX_BATCH = 65_536
 
 @needs_extra("profile", "mesh")
 def profile(
-    model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format.")],
+    model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format, or a GGUF file.")],
     out: Annotated[Path, options.new_file("--out", help="The profile to write.")] = Path("profile.json"),
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, options.number("--threads", help="CPU threads.", least=1, most=MAX_THREADS)] = 1,
@@ -50,30 +50,26 @@ def profile(
     sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
-    """Measure the steps of the torch engine or of a running SGLang server, and fit the planner's latency model to them.
+    """Measure the steps of the built-in engine or of a running SGLang server, and fit the planner's latency model to them.
 
-    With the torch engine, batches are measured too, and the QoE model is fitted to them, unless --no-qoe is given: they
+    With the built-in engine, batches are measured too, and the QoE model is fitted to them, unless --no-qoe is given: they
     take most of the time. An SGLang server keeps its own limits: --kv-tokens, --max-running and --max-step-tokens do not
     apply, and no batches are measured.
     """
-    from planner_service.profiles import IDENTIFIED, Profile, fit_latency, write_profile
-    from planner_service.simulator import EngineLimits, Replica
-    from services.clock import SystemClock
-    from services.domain.errors import PenstockError
-    from services.domain.hardware import ReplicaShape
-    from worker_service.engine.interface import EngineUnusable
-    from worker_service.engine.torch import TorchEngineOptions
-    from worker_service.engine.torch.engine import torch_core
-    from worker_service.profile import measure
+    from penstock.planner_service.files.profiles import IDENTIFIED, Profile, fit_latency, write_profile
+    from penstock.planner_service.simulator import EngineLimits, Replica
+    from penstock.services.domain.errors import PenstockError
+    from penstock.services.domain.hardware import ReplicaShape
+    from penstock.worker_service.engine.interface import EngineUnusable
+    from penstock.worker_service.engine.profile import measure
 
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     qoe_model, held_out, batches, kv_bytes, uncertainty = None, 0.0, 0, 0.0, None
-    with planner_error_handling(), Progress(*columns, console=errors, transient=True, disable=json) as progress:
-        bar = progress.add_task("", total=None)
+    with planner_error_handling(), progress(quiet=json) as bars:
+        bar = bars.add_task("measuring", total=None)
 
         def show(completed: int, of: int) -> None:
-            progress.update(bar, completed=completed, total=of)
+            bars.update(bar, completed=completed, total=of)
 
         if sglang:
             try:
@@ -84,23 +80,23 @@ def profile(
             machine, step_tokens = f"SGLang at {sglang}", server.step_tokens * server.attn_dp
             limits, room = EngineLimits(server.max_running, step_tokens, server.page_tokens), server.kv_tokens
         else:
-            engine_options = TorchEngineOptions(
-                model,
-                model.name,
-                device=device,
-                kv_tokens=kv_tokens,
-                max_running=max_running,
-                max_queued=max_running,
-                max_step_tokens=max_step_tokens,
-                threads=threads,
-            )
+            size: dict[str, Any] = {
+                "kv_tokens": kv_tokens,
+                "max_running": max_running,
+                "max_queued": max_running,
+                "max_step_tokens": max_step_tokens,
+                "threads": threads,
+            }
             try:
-                core, info = torch_core(engine_options, SystemClock())
+                core, info = _built_in_core(model, device, size)
             except EngineUnusable as error:
                 fail(str(error), 2)
             samples = measure(core, seed=seed, on_progress=show)
-            if qoe:
-                qoe_model, held_out, batches, uncertainty = _fitted_qoe(core, seed, show)
+            fitted = _fitted_qoe(core, seed, show) if qoe else None
+            if fitted is not None:
+                qoe_model, held_out, batches, uncertainty = fitted
+            elif qoe:
+                errors.print("no QoE model: too few requests end in the time for measuring batches", highlight=False)
             kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
@@ -108,7 +104,7 @@ def profile(
     with planner_error_handling():
         latency, mean_error = fit_latency(pairs)
     replica = Replica(shape, latency, room, limits)
-    engine = "sglang" if sglang else "torch"
+    engine = "sglang" if sglang else info.engine
     measured = Profile(
         model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe_model, held_out, kv_bytes, uncertainty
     )
@@ -136,16 +132,33 @@ def profile(
     console.print(f"capacity at 200 + 200 tokens: {rate:.2f} requests/s", highlight=False)
 
 
+def _built_in_core(model: Path, device: str, size: dict[str, Any]) -> "tuple[EngineCore, EngineInfo]":
+    """The core of the built-in engine, on torch or llama.cpp. Raises EngineUnusable."""
+    from penstock.services.clock import SystemClock
+    from penstock.services.gguf import gguf_file
+    from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core
+    from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
+
+    if (file := gguf_file(model)) is not None:
+        return llamacpp_core(LlamaCppEngineOptions(file, file.stem, gpu=device != "cpu", **size), SystemClock())
+    return torch_core(TorchEngineOptions(model, model.name, device=device, **size), SystemClock())
+
+
 def _fitted_qoe(
     core: "EngineCore", seed: int, show: Callable[[int, int], None]
-) -> "tuple[QoeModel, float, int, float]":
-    """(model, mean error on held-out requests, number of requests, uncertainty of D4). Every other request is held out."""
+) -> "tuple[QoeModel, float, int, float] | None":
+    """(model, mean error on held-out requests, number of requests, uncertainty of D4). Every other request is held out.
+
+    None where the engine is too slow for LEAST_SAMPLES.
+    """
     import numpy as np
 
-    from planner_service.profiles import context_uncertainty, fit_qoe, qoe_errors
-    from worker_service.qoe_profile import measure_qoe, profile_cells
+    from penstock.planner_service.files.profiles import context_uncertainty, fit_qoe, qoe_errors
+    from penstock.worker_service.engine.qoe_profile import LEAST_SAMPLES, MEASURE_S, measure_qoe, profile_cells
 
-    samples = measure_qoe(core, profile_cells(core), seed=seed, on_progress=show)
+    samples = measure_qoe(core, profile_cells(core), seed=seed, on_progress=show, most_s=MEASURE_S)
+    if len(samples) < LEAST_SAMPLES:
+        return None
     batches = [(sample.load, sample.cost_s) for sample in samples]
     held_out = float(np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2])).mean())
     model = fit_qoe(batches)
@@ -155,9 +168,9 @@ def _fitted_qoe(
 async def _of_server(
     endpoint: str, model: Path, seed: int, show: Callable[[int, int], None]
 ) -> "tuple[list[StepSample], ServerInfo]":
-    from worker_service.engine.sglang.client import SglangClient
-    from worker_service.engine.sglang.engine import config_vocab
-    from worker_service.engine.sglang.profile import measure_server
+    from penstock.worker_service.engine.sglang.client import SglangClient
+    from penstock.worker_service.engine.sglang.engine import config_vocab
+    from penstock.worker_service.engine.sglang.profile import measure_server
 
     client = SglangClient(endpoint)
     try:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from penstock.cli.held_out import Question
 from penstock.client import errors
 from penstock.client.aio import AsyncClient
-from penstock.client.types import Finished, Reply, Tokens
+from penstock.client.types import Reply, Tokens
+from penstock.types.events import Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,13 @@
 """`penstock simulate`: replay a trace under a plan, without a mesh."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from penstock.cli import options, plan_report, slo_attainment, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json, seconds
+from penstock.cli.output import console, print_json, seconds, table_of
 from penstock.cli.planner_errors import planner_error_handling
 
 
@@ -48,81 +47,45 @@ def simulate(
 
     Where the plan has a burst ladder, thresholds give way as routers let them.
     """
-    from planner_service.burst_simulation import simulate_bursts
-    from planner_service.cascade_plan import Felt
-    from planner_service.cascade_simulation import run_cascade
-    from planner_service.demand import demand_of
-    from planner_service.files import read_quality, read_trace
-    from planner_service.plan_file import felt_json, read_plan, read_planned_site, report_json, strategies_of
-    from planner_service.simulator import Dispatch
+    from penstock.planner_service import api
+    from penstock.planner_service.codecs.plan_file import read_plan
+    from penstock.question_files import load_trace
+    from penstock.types.planning import Dispatch, LengthSource, PlanOptions
 
     options.check_choice("--dispatch", dispatch, Dispatch)
+    options.check_choice("--lengths", lengths, LengthSource)
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo or [])
-        planned = read_plan(plan)
-        if any(planned.long_answers) and lengths == "trace":
-            fail(options.LENGTHS_OF_ANSWERS, 2)
-        site = read_planned_site(planned)
-        judged, arrivals = read_quality(Path(planned.inputs.quality), site.tiers), read_trace(trace)
-        if planned.inputs.ignore_cached if ignore_cached is None else ignore_cached:
-            arrivals = arrivals.uncached()
-        count = requests or min(options.DEFAULT_REPLAY, len(arrivals))
-        demand = demand_of(arrivals, judged, requests=count, seed=seed, lengths=lengths, rate=rate)
-        demand = demand.under(planned.rules)
-        how = planned.dispatch if dispatch is None else Dispatch(dispatch)
-        strategies = strategies_of(planned.shapes, site)
-        bursts: dict[str, Any] | None = None
-        if planned.burst is None:
-            cascade = run_cascade(site, demand, planned.thresholds, strategies, how)
-        else:
-            run = simulate_bursts(site, demand, planned.burst, strategies, how, window_s=burst_window, seed=seed)
-            cascade = run.cascade
-            bursts = {
-                "steps": [int((run.steps == i).sum()) for i in range(len(planned.burst.steps))],
-                "changes": run.changes,
-                "quality": float(run.scores.mean()),
-            }
-        attainments = slo_attainment.simulate(site, demand, planned.thresholds, strategies, classes, seed)
-    felt, reports = Felt.of(cascade), cascade.reports
-    spread = felt_json(felt)
-    figures = {
-        "requests": len(cascade.total_s),
-        "cached_share": demand.cached_share,
-        "end_to_end_s": spread["end_to_end"],
-        "user_latency_s": spread,
-        "tiers": [{"name": name, **report_json(report)} for name, report in zip(site.tiers, reports, strict=True)],
-    }
-    if attainments:
-        figures["slo"] = slo_attainment.classes_json(classes, attainments)
-    if bursts is not None:
-        figures["burst"] = bursts
-    if json:
-        print_json(figures)
-        return
-    table = Table(
-        title=f"{len(cascade.total_s)} requests, end to end p50 {seconds(felt.end_to_end.p50)}, "
-        f"p95 {seconds(felt.end_to_end.p95)}"
-    )
-    for column in ("tier", "requests", "TTFT p50", "p95", "TPOT p50", "p95", "latency p95", "tokens/s", "busy"):
-        table.add_column(column, justify="left" if column == "tier" else "right")
-    for name, report in zip(site.tiers, reports, strict=True):
-        times = (report.ttft.p50, report.ttft.p95, report.tpot.p50, report.tpot.p95, report.latency.p95)
-        table.add_row(
-            name,
-            str(report.requests),
-            *map(seconds, times),
-            f"{report.output_tokens_per_s:,.0f}",
-            f"{report.utilisation:.0%}",
+        file = read_plan(plan)
+        drawn = PlanOptions(
+            requests=requests,
+            seed=seed,
+            lengths=LengthSource(lengths),
+            rate=rate,
+            ignore_cached=file.inputs.ignore_cached if ignore_cached is None else ignore_cached,
+            dispatch=file.plan.dispatch if dispatch is None else Dispatch(dispatch),
         )
+        result = api.simulate_plan(file, load_trace(trace), drawn, burst_window_s=burst_window, classes=classes)
+    if json:
+        print_json(result)
+        return
+    end_to_end = result.end_to_end_s
+    title = f"{result.requests} requests, end to end p50 {seconds(end_to_end.p50)}, p95 {seconds(end_to_end.p95)}"
+    columns = ("tier", "requests", "TTFT p50", "p95", "TPOT p50", "p95", "latency p95", "tokens/s", "busy")
+    table = table_of(*columns, title=title)
+    for tier in result.tiers:
+        times = (tier.ttft_s.p50, tier.ttft_s.p95, tier.tpot_s.p50, tier.tpot_s.p95, tier.latency_s.p95)
+        figures = (f"{tier.output_tokens_per_s:,.0f}", f"{tier.utilisation:.0%}")
+        table.add_row(tier.name, str(tier.requests), *map(seconds, times), *figures)
     console.print(table)
-    console.print(plan_report.felt_line(felt), highlight=False, soft_wrap=True)
-    if demand.cached_share > 0:
-        console.print(plan_report.cached_line(demand.cached_share), highlight=False, soft_wrap=True)
-    if bursts is not None:
-        shares = ", ".join(f"{i}: {count}" for i, count in enumerate(bursts["steps"]))
+    console.print(plan_report.felt_line(result.user_latency_s), highlight=False, soft_wrap=True)
+    if result.cached_share > 0:
+        console.print(plan_report.cached_line(result.cached_share), highlight=False, soft_wrap=True)
+    if result.burst is not None:
+        shares = ", ".join(f"{i}: {count}" for i, count in enumerate(result.burst.steps))
         console.print(
-            f"burst ladder, requests by step: {shares}; {bursts['changes']} changes, quality {bursts['quality']:.2f}",
+            f"burst ladder, requests by step: {shares}; {result.burst.changes} changes, quality {result.burst.quality:.2f}",
             highlight=False,
             soft_wrap=True,
         )
-    slo_attainment.show(attainments)
+    slo_attainment.show(result.slo)

@@ -2,21 +2,20 @@
 
 import dataclasses
 import json as json_module
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import cli_error_handling, console, fail, print_json
+from penstock.cli.output import cli_error_handling, console, fail, print_json, table_of
 from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, Stage, TierPlan
+from penstock.types.plans import QoeModel
 
 if TYPE_CHECKING:
-    from planner_service.stages import LengthSample, StagePlan, Verdict
+    from penstock.planner_service.stages import LengthSample, ReplayVerdict, StagePlan
 
 MAX_BANDWIDTH_GB_PER_S = 1e6
 MEASURED_BANDWIDTH_GB_PER_S = 0.63
@@ -91,19 +90,9 @@ def stages(
     json: targets.Json = False,
 ) -> None:
     """Split instances into stages by sequence length (CascadeInfer), if that helps: layouts are replayed on the trace."""
-    import numpy as np
-
-    from planner_service.files import read_replica, read_trace
-    from planner_service.simulator.cluster import Moves
-    from planner_service.stages import (
-        Method,
-        MoveCost,
-        choose,
-        count_in_flight,
-        in_flight,
-        plan_stages,
-        with_layout,
-    )
+    from penstock.planner_service import api
+    from penstock.planner_service.files import read_replica, read_trace
+    from penstock.planner_service.stages import Method, MoveCost
 
     if apply is not None and not replay:
         fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)
@@ -114,28 +103,22 @@ def stages(
     if method not in (methods := [m.value for m in Method]):
         fail(f"--method must be {', '.join(methods)}, not {method}", 2)
     with planner_error_handling():
-        work = read_trace(trace)
-        if rate is not None:
-            if not 0 < work.rate_per_s < np.inf:
-                fail(f"--rate: {trace} has only one arrival time and cannot be scaled to a rate", 2)
-            work = dataclasses.replace(work, arrival_s=work.arrival_s * work.rate_per_s / rate)
+        work = api.at_rate(read_trace(trace), rate)
         max_length = max_tokens if max_tokens is not None else work.longest_tokens + 1
         if max_length <= work.longest_tokens:
             fail(f"--max-tokens must exceed the trace's longest request, {work.longest_tokens} tokens", 2)
         measured = read_replica(profile, model, gpu, work)
-        count = count_in_flight(work, measured.qoe, instances, measured.replica)
-        sample = in_flight(work, count)
-        move = MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9)
-        plan_stages(sample, measured.qoe, 1, max_length, move)  # warm-up: the first call compiles
-        began = time.perf_counter()
-        planned = plan_stages(sample, measured.qoe, instances, max_length, move, Method(method), min_gain)
-        took_s = time.perf_counter() - began
-        verdict = None
-        if replay:
-            replica, qoe = measured.replica, measured.qoe
-            moves = Moves(measured.kv_bytes_per_token, bandwidth * 1e9, mixed=0.0)
-            verdict = choose(work, replica, moves, qoe, instances, max_length)
-            planned = with_layout(planned, verdict.chosen, sample, qoe, move)
+        result = api.stages(
+            instances,
+            max_length,
+            MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9),
+            qoe=measured.qoe,
+            trace=(work, measured.replica),
+            replayed=replay,
+            method=Method(method),
+            min_gain=min_gain,
+        )
+        planned, sample, verdict, took_s = result.plan, result.sample, result.verdict, result.took_s
         figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}
         written = []
         if out is not None:
@@ -144,14 +127,13 @@ def stages(
     if apply is not None and verdict is not None:
         if not verdict.use_stages:
             fail(f"--apply: not published. {verdict.sentence}")
-        stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in planned.layout.stages)
-        figures["revision"] = _publish(apply, stages, measured.qoe.coefficients, admin).revision
+        figures["revision"] = _publish(apply, planned.layout.stages, measured.qoe, admin).revision
     if json:
         print_json(figures)
         return
-    table = Table(title=f"{instances} instances in {len(planned.layout.stages)} stages, {count} sequences in flight")
-    for column in ("stage", "from", "to", "instances", "sequences", "tokens each"):
-        table.add_column(column, justify="right")
+    how_many = f"{len(planned.layout.stages)} stages, {len(sample.tokens)} sequences in flight"
+    columns = ("stage", "from", "to", "instances", "sequences", "tokens each")
+    table = table_of(*columns, words=0, title=f"{instances} instances in {how_many}")
     for i, stage in enumerate(planned.layout.stages):
         lengths = sample.tokens[(sample.tokens >= stage.from_tokens) & (sample.tokens < stage.to_tokens)]
         share = f"{lengths.sum() / stage.instances:,.0f}"
@@ -194,7 +176,7 @@ def _tier_of(plan: Plan, tier: str, instances: int) -> TierPlan:
     return planned
 
 
-def _publish(tier: str, stages: tuple[Stage, ...], qoe: tuple[float, ...], admin: str | None) -> Plan:
+def _publish(tier: str, stages: tuple[Stage, ...], qoe: QoeModel, admin: str | None) -> Plan:
     """Publish the current plan with these stages for a tier."""
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
@@ -221,7 +203,7 @@ def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:
     }
 
 
-def verdict_json(verdict: "Verdict") -> dict[str, Any]:
+def verdict_json(verdict: "ReplayVerdict") -> dict[str, Any]:
     """The verdict as JSON: changes against one stage as shares, negative is less. `stages`: the layout that was judged.
 
     before: the same changes on the requests before; null where they were not replayed.

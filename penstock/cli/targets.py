@@ -1,17 +1,25 @@
 """The mesh that a command connects to."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from penstock.cli.output import fail
 from penstock.client.connection import DEFAULT_ADMIN, DEFAULT_TARGET, Tls
 from penstock.client.retries import RetryPolicy
-from penstock.client.sync import Client, PlannerClient
+from penstock.client.sync import Client
+from penstock.client.sync_planner import PlannerClient
+
+if TYPE_CHECKING:
+    from penstock.local.runfile import RunFile
+
+_Entry = TypeVar("_Entry")
 
 FOLDER = Path(".penstock")
+FOLDER_VARIABLE = "PENSTOCK_FOLDER"
 
 INTERACTIVE = RetryPolicy(unavailable_timeout_s=3.0)
 """For interactive commands: wait for a full mesh, but not for one that is not running."""
@@ -21,8 +29,8 @@ Target = Annotated[
     typer.Option(
         "--target",
         "-t",
-        help="Routers, host:port, separated by commas. Default: PENSTOCK_TARGET, then the mesh running from .penstock, "
-        f"then {DEFAULT_TARGET}.",
+        help="Routers, host:port, separated by commas. Default: PENSTOCK_TARGET, then the mesh running from the folder "
+        f"(--folder of `penstock`, PENSTOCK_FOLDER, .penstock), then {DEFAULT_TARGET}.",
     ),
 ]
 Admin = Annotated[
@@ -31,31 +39,45 @@ Admin = Annotated[
         "--admin",
         "-a",
         help="Administrative listeners of routers, host:port, separated by commas. Default: PENSTOCK_ADMIN, then the mesh "
-        f"running from .penstock, then {DEFAULT_ADMIN}.",
+        f"running from the folder (--folder of `penstock`, PENSTOCK_FOLDER, .penstock), then {DEFAULT_ADMIN}.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Folder = Annotated[Path, typer.Option("--folder", help="Folder of the logs, the data of Redis and the run file.")]
+Folder = Annotated[
+    Path,
+    typer.Option("--folder", envvar=FOLDER_VARIABLE, help="Folder of the logs, the data of Redis and the run file."),
+]
 
 
-def resolve(target: str | None, folder: Path = FOLDER) -> str:
+def folder() -> Path:
+    """The folder of the mesh that commands connect to."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
+
+
+def command_for(folder: Path) -> str:
+    """How `penstock` is typed for the mesh of a folder."""
+    return "penstock" if folder == FOLDER else f"penstock --folder {folder}"
+
+
+def _running() -> "RunFile | None":
+    """The mesh that runs from the folder."""
+    from penstock.local.runfile import read_run_file
+
+    return read_run_file(folder())
+
+
+def resolve(target: str | None) -> str:
     """The routers to send requests to. Ends the command if --target or PENSTOCK_TARGET is blank."""
     if given := _given("--target", target, "PENSTOCK_TARGET"):
         return given
-    from penstock.local.runfile import read_run_file
-
-    running = read_run_file(folder)
-    return ",".join(running.grpc) if running is not None else DEFAULT_TARGET
+    return ",".join(running.grpc) if (running := _running()) is not None else DEFAULT_TARGET
 
 
-def resolve_admin(admin: str | None, folder: Path = FOLDER) -> str:
+def resolve_admin(admin: str | None) -> str:
     """The administrative listeners to connect to. Ends the command if --admin or PENSTOCK_ADMIN is blank."""
     if given := _given("--admin", admin, "PENSTOCK_ADMIN"):
         return given
-    from penstock.local.runfile import read_run_file
-
-    running = read_run_file(folder)
-    return ",".join(running.admin) if running is not None else DEFAULT_ADMIN
+    return ",".join(running.admin) if (running := _running()) is not None else DEFAULT_ADMIN
 
 
 def client(routers: str, **options: Any) -> Client:
@@ -68,12 +90,10 @@ def api_key() -> str | None:
     return os.environ.get("PENSTOCK_API_KEY")
 
 
-def tls(folder: Path = FOLDER) -> Tls | None:
-    """The certificates in PENSTOCK_TLS_FOLDER, or those of the mesh running from .penstock; None without TLS."""
-    from penstock.local.runfile import read_run_file
-
+def tls() -> Tls | None:
+    """The certificates in PENSTOCK_TLS_FOLDER, or those of the running mesh; None without TLS."""
     certificates = os.environ.get("PENSTOCK_TLS_FOLDER", "")
-    if not certificates and (running := read_run_file(folder)) is not None:
+    if not certificates and (running := _running()) is not None:
         certificates = running.tls_folder
     if not certificates:
         return None
@@ -84,6 +104,15 @@ def tls(folder: Path = FOLDER) -> Tls | None:
 def admin_client(admin: str) -> Client:
     """A client for administrative calls alone."""
     return Client(admin, admin=admin, tls=tls())
+
+
+def all_pages(read: Callable[[str], tuple[list[_Entry], str]]) -> list[_Entry]:
+    """All entries of a call that gives them page by page, each with the token of the next page."""
+    entries, token = read("")
+    while token:
+        page, token = read(token)
+        entries += page
+    return entries
 
 
 def planner_client(admin: str) -> PlannerClient:

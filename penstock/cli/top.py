@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json, seconds
-from penstock.client.mesh_status import BurstStatus, InstanceStatus, MeshStatus, SloCounts, TierStatus
+from penstock.types.mesh_status import BurstStatus, InstanceStatus, MeshStatus, SloCounts, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
@@ -84,6 +84,7 @@ def screen(mesh: MeshStatus, history: deque[float]) -> Group:
         peak = max(*history, 1e-9)
         line = "".join(BARS[round(value / peak * (len(BARS) - 1))] for value in history)
         parts.append(Text(f"tokens/s  {line}  now {history[-1]:.0f}, peak {peak:.0f}", style="cyan"))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in mesh.warnings]
     return Group(*parts)
 
 
@@ -173,7 +174,7 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
     table = _table("instance", *(("tier", "address") if _wide() else ()), *(("lengths",) if staged else ()), "state",
                    "running", "queued", "KV", "tokens/s", *(("drafted by", "accepted") if drafting else ()),
                    "age")  # fmt: skip
-    styles = {"ready": "green", "draining": "yellow", "ejected": "red"}
+    styles = {"ready": "green", "draining": "yellow", "ejected": "red", "loading": "yellow"}
     for i in sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)):
         worker = i.role == "worker"
         used = f"{100 * (1 - i.free_kv_blocks / i.kv_blocks):.0f} %" if i.kv_blocks else "-"
@@ -181,7 +182,7 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
             f"{i.instance_id} ({i.processes} processes)" if i.processes > 1 else i.instance_id,
             *((i.tier or "-", i.address) if _wide() else ()),
             *((_lengths(i),) if staged else ()),
-            f"[{styles.get(i.state, 'red')}]{i.state}[/]",
+            f"[{styles.get(i.state, 'red')}]{i.state}{f' {i.loading}' if i.loading is not None else ''}[/]",
             str(i.running) if worker else "-",
             str(i.queued) if worker else "-",
             used,

@@ -8,7 +8,7 @@ from rich.tree import Tree
 
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json
-from penstock.client.mesh_status import Span, Trace
+from penstock.types.mesh_status import Span, Trace
 
 BAR_CELLS = 24
 MAX_TRACES = 100  # the maximum of ListTraces
@@ -79,8 +79,8 @@ def _label(span: Span, begin: float, total: float) -> Text:
     for key in SHOWN_ATTRIBUTES:
         if key in span.attributes:
             text.append(f"  {key.rpartition('.')[2]}={_short(span.attributes[key])}", style="dim")
-    for name, after_s in span.events:
-        text.append(f"  {name} +{after_s * 1000:.1f} ms", style="green")
+    for event in span.events:
+        text.append(f"  {event.name} +{event.after_s * 1000:.1f} ms", style="green")
     if span.failed:
         text.append(f"  {span.status_message}", style="red")
     return text

@@ -11,7 +11,7 @@ import typer
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written
-from penstock.client.mesh_status import ServedRequest
+from penstock.types.mesh_status import ServedRequest
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 CACHED = "cached_tokens"
@@ -37,13 +37,9 @@ def export_trace(
 
     The mesh file has to have them kept: router.kept_requests.
     """
-    listeners, requests, token = targets.resolve_admin(admin), list[ServedRequest](), ""
+    listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.admin_client(listeners) as client:
-        while True:
-            page, token = client.served_requests(token)
-            requests += page
-            if not token:
-                break
+        requests = targets.all_pages(client.served_requests)
     if not requests:
         fail("the mesh has kept no requests yet")
     requests.sort(key=lambda request: request.arrival_s)
@@ -81,10 +77,10 @@ def import_trace(
     json: targets.Json = False,
 ) -> None:
     """Convert a log of vLLM, LiteLLM or OpenAI, or a Mooncake trace, to a trace: arrivals and token counts. Needs no mesh."""
-    from planner_service.files import FileError
-    from planner_service.prefix_reuse import BLOCK_TOKENS
-    from planner_service.trace_importers import from_litellm, from_mooncake, from_openai, from_vllm
-    from services.domain.errors import InvalidRequest
+    from penstock.planner_service.files import FileError
+    from penstock.planner_service.trace_importers import from_litellm, from_mooncake, from_openai, from_vllm
+    from penstock.planner_service.trace_importers.prefix_reuse import BLOCK_TOKENS
+    from penstock.services.domain.errors import InvalidRequest
 
     if source is Source.MOONCAKE and cache_tokens is None:
         fail("--from mooncake needs --cache-tokens, the tokens whose KV a prefix cache holds", 2)

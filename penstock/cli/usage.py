@@ -3,10 +3,8 @@
 from dataclasses import asdict
 from typing import Annotated
 
-from rich.table import Table
-
 from penstock.cli import options, targets
-from penstock.cli.output import cli_error_handling, console, print_json
+from penstock.cli.output import cli_error_handling, console, print_json, table_of
 
 MAX_DAYS = 400  # the maximum of GetUsage
 
@@ -25,19 +23,8 @@ def usage(
     if json:
         print_json([asdict(entry) for entry in entries])
         return
-    table = Table()
-    for column in (
-        "tenant",
-        "key",
-        "tier",
-        "replies",
-        "prompt tokens",
-        "output tokens",
-        "seconds",
-        "GPU seconds",
-        "cost",
-    ):
-        table.add_column(column, justify="left" if column in ("tenant", "key", "tier") else "right")
+    counted = ("replies", "prompt tokens", "output tokens", "seconds", "GPU seconds", "cost")
+    table = table_of("tenant", "key", "tier", *counted, words=3)
     for entry in sorted(entries, key=lambda entry: (entry.tenant, entry.key_id, entry.tier)):
         tokens = (f"{entry.prompt_tokens}", f"{entry.output_tokens}")
         figures = (f"{entry.requests}", *tokens, f"{entry.tier_s:.1f}", f"{entry.compute_s:.3f}", f"{entry.cost:.4f}")

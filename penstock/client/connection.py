@@ -39,13 +39,14 @@ _SERVICE_CONFIG = {
 }
 
 DEFAULT_KEEPALIVE_S = 60.0
-KEEPALIVE_TIMEOUT_S = 10.0
 MIN_KEEPALIVE_S = 10.0  # Penstock's servers close connections with more frequent pings
+# A connection is not given up before its streams are: those of a router that was suspended continue as soon as it does, while
+# a thousand that all move to another router cost seconds.
 DEFAULT_SILENCE_S = 15.0
 
 
 def channel_options(
-    keepalive_s: float = DEFAULT_KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
+    keepalive_s: float = DEFAULT_KEEPALIVE_S, keepalive_timeout_s: float = DEFAULT_SILENCE_S
 ) -> tuple[tuple[str, int | str], ...]:
     """Return the options of every channel of the SDK.
 
@@ -112,8 +113,15 @@ class Tls:
     server_name: str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Raises:
-        ValueError: A file cannot be read; the message names the field.
+        """The credentials of a channel.
+
+        Raises:
+            ValueError: A file cannot be read; the message names the field.
+
+        Example:
+            >>> Tls(ca=Path("missing.pem")).credentials()
+            Traceback (most recent call last):
+            ValueError: tls.ca: missing.pem: No such file or directory
         """
         identity = _read(self.identity, "identity")
         return grpc.ssl_channel_credentials(_read(self.ca, "ca"), identity, identity)

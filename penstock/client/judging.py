@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from penstock.client import chat, connection, errors
-from penstock.client.types import Options, PositionLogprobs, Prompt, Reply
-from penstock.proto.common.v1 import common_pb2
+from penstock.client import connection, errors
+from penstock.client.chat import prompt_value
+from penstock.client.types import Options, Prompt, Reply
+from penstock.mapper import from_message, to_message
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
+from penstock.types.judging import JudgedAnswer, LogprobSummary, ScoreRequest, ScoreResult, ScorerInfo
+from penstock.types.replies import PositionLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +22,6 @@ class Answered:
     prompt: Prompt
     reply: Reply
     reference: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """score: from 0 to 100. reason: why the judge gave 0 without its scorer, such as `truncated_answer`; otherwise empty."""
-
-    score: float
-    reason: str = ""
 
 
 class AsyncJudge:
@@ -49,6 +44,17 @@ class AsyncJudge:
     ) -> None:
         await self._channel.close()
 
+    async def scorers(self) -> tuple[list[ScorerInfo], str]:
+        """The scorers of the judge, and the name of its default one.
+
+        Raises:
+            PenstockError: The call failed.
+        """
+        with errors.raised_from_rpc():
+            stub = judge_pb2_grpc.JudgeServiceStub(self._channel)
+            listed = await stub.ListScorers(pb.ListScorersRequest(), timeout=self._timeout_s)
+        return [from_message(scorer, ScorerInfo) for scorer in listed.scorers], listed.default_scorer
+
     async def score(self, answers: Sequence[Answered], scorer: str = "") -> list[float]:
         """The scores of answers, from 0 to 100. scorer: empty for the judge's default.
 
@@ -57,7 +63,7 @@ class AsyncJudge:
         """
         return [verdict.score for verdict in await self.verdicts(answers, scorer)]
 
-    async def verdicts(self, answers: Sequence[Answered], scorer: str = "") -> list[Verdict]:
+    async def verdicts(self, answers: Sequence[Answered], scorer: str = "") -> list[ScoreResult]:
         """The scores of answers with the reasons of those that were refused. scorer: empty for the judge's default.
 
         Raises:
@@ -79,28 +85,26 @@ class AsyncJudge:
         verdicts = iter(await self._verdicts(scorer, to_score) if to_score else ())
         return [None if item is None else next(verdicts).score for item in items]
 
-    async def _verdicts(self, scorer: str, items: Sequence[pb.ScoreItem]) -> list[Verdict]:
-        request = pb.ScoreRequest(scorer=scorer, items=items)
+    async def _verdicts(self, scorer: str, items: Sequence[JudgedAnswer]) -> list[ScoreResult]:
+        request = to_message(ScoreRequest(tuple(items), scorer), pb.ScoreRequest)
         with errors.raised_from_rpc():
             response = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
-        return [Verdict(result.score, result.reason) for result in response.results]
+        return [from_message(result, ScoreResult) for result in response.results]
 
 
-def _item(answered: Answered) -> pb.ScoreItem:
+def _item(answered: Answered) -> JudgedAnswer:
     reply = answered.reply
-    item = pb.ScoreItem(
-        prompt=chat.prompt_to_proto(answered.prompt, Options()),
-        answer=reply.text,
-        tier=reply.tier,
-        finish_reason=common_pb2.FinishReason.Value(f"FINISH_REASON_{reply.finish_reason.value.upper()}"),
-        reference=answered.reference,
+    return JudgedAnswer(
+        prompt_value(answered.prompt, Options()),
+        reply.text,
+        reply.tier,
+        reply.finish_reason,
+        _summary(reply.logprobs) if reply.logprobs else None,
+        answered.reference,
     )
-    if reply.logprobs:
-        item.logprobs.CopyFrom(_summary(reply.logprobs))
-    return item
 
 
-def _beginning(answered: Answered, tokens: int) -> pb.ScoreItem | None:
+def _beginning(answered: Answered, tokens: int) -> JudgedAnswer | None:
     reply = answered.reply
     if len(reply.logprobs) <= tokens:
         return None
@@ -108,15 +112,9 @@ def _beginning(answered: Answered, tokens: int) -> pb.ScoreItem | None:
     text = b"".join(position.chosen.token_bytes for position in positions).decode("utf-8", "ignore")
     if not text.strip() or not reply.text.startswith(text):
         return None
-    return pb.ScoreItem(
-        prompt=chat.prompt_to_proto(answered.prompt, Options()),
-        answer=text,
-        tier=reply.tier,
-        logprobs=_summary(positions),
-        unfinished=True,
-    )
+    prompt = prompt_value(answered.prompt, Options())
+    return JudgedAnswer(prompt, text, reply.tier, logprobs=_summary(positions), unfinished=True)
 
 
-def _summary(positions: Sequence[PositionLogprobs]) -> pb.LogprobSummary:
-    values = [position.chosen.logprob for position in positions]
-    return pb.LogprobSummary(token_count=len(values), mean_logprob=sum(values) / len(values), min_logprob=min(values))
+def _summary(positions: Sequence[PositionLogprobs]) -> LogprobSummary:
+    return LogprobSummary.of([position.chosen.logprob for position in positions])

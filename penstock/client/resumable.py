@@ -2,7 +2,7 @@
 
 Both clients drive it in the same way: before each attempt they wait for `wait_s`, then they send `message()` to the router
 with the index `router`, pass each response to `take`, and a failure to `failed`. An attempt that failed before the first
-token is repeated; after it, the next attempt resumes behind the tokens received, so that the caller sees every token once.
+token is repeated; after it, the next attempt resumes after the tokens received, so that the caller sees every token once.
 """
 
 import math
@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from penstock.client import errors, types
-from penstock.client.messages import generation, times
+from penstock.client import errors, messages, types
 from penstock.client.retries import RetryBudget, RetryPolicy, is_charged, is_retryable
+from penstock.mapper import write
 from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.types.events import Accepted, Finished
+from penstock.types.replies import PositionLogprobs
+from penstock.types.requests import Resume
 
 MISSED_HEARTBEATS = 3  # a router counts as silent only after it has missed this many
 SLO_WINDOW_TOKENS = 10  # the pace of an SLO is judged over this many tokens
@@ -73,25 +76,6 @@ class Routers:
         return max(silence_s, MISSED_HEARTBEATS * heartbeat_s) if heartbeat_s is not None else None
 
 
-class RouterFailover:
-    """Which router to ask next in a call that may be repeated anywhere. No I/O.
-
-    The preferred router comes first; if a router is unavailable or does not respond in time, the next one is called.
-    """
-
-    def __init__(self, routers: Routers) -> None:
-        self._routers = routers
-        self.router, *self._remaining = routers.in_order()
-
-    def advance(self, failure: errors.PenstockError) -> bool:
-        """Take the next router after this failure; False where the failure is final."""
-        if not self._remaining or not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
-            return False
-        self._routers.failed(self.router)
-        self.router = self._remaining.pop(0)
-        return True
-
-
 @dataclass(slots=True)
 class _Router:
     """Attempts of one request at one router."""
@@ -129,15 +113,15 @@ class ResumableRequest:
     _last_failure: errors.PenstockError | None = None
     _answered: bool = False  # the current attempt has received more than heartbeats
     _request_id: str | None = None
-    _accepted: types.Accepted | None = None
+    _accepted: Accepted | None = None
     _tier: str = ""
     _token_ids: list[int] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
-    _logprobs: list[types.PositionLogprobs] = field(default_factory=list)
-    _finished: types.Finished | None = None
+    _logprobs: list[PositionLogprobs] = field(default_factory=list)
+    _finished: Finished | None = None
 
     def __post_init__(self) -> None:
-        self._request = generation.request_to_proto(self.prompt, self.options)
+        self._request = messages.request_to_proto(self.prompt, self.options)
         self._request_id = self.options.request_id
         self.metadata = _sampled_trace() if self.options.trace else ()
         self.router = self.routers.first()
@@ -180,8 +164,9 @@ class ResumableRequest:
         if self._token_ids:
             assert self._accepted is not None
             self._request.sampling.seed = self._accepted.seed
-            self._request.resume.CopyFrom(pb.Resume(tier=self._tier, token_ids=self._token_ids))
-            if self._request.prompt.chat.tools:
+            self._request.resume.Clear()
+            write(Resume(self._tier, tuple(self._token_ids)), self._request.resume)
+            if self._request.prompt.chat.tool_use.tools:
                 self._request.resume.text = "".join(self._text)
         return self._request
 
@@ -195,8 +180,8 @@ class ResumableRequest:
             if not slo.phases:
                 slo.ClearField("time_to_first_token")
                 return
-            left_s = SLO_WINDOW_TOKENS * times.seconds(slo.phases[0].time_per_output_token)
-        slo.time_to_first_token.CopyFrom(times.duration(max(MIN_REMAINDER_S, left_s)))
+            left_s = SLO_WINDOW_TOKENS * messages.seconds(slo.phases[0].time_per_output_token)
+        slo.time_to_first_token.CopyFrom(messages.duration(max(MIN_REMAINDER_S, left_s)))
 
     def silence_s(self, silence_s: float) -> float | None:
         """Silence after which the current attempt has failed; None if its router has not announced heartbeats."""
@@ -209,16 +194,16 @@ class ResumableRequest:
             UnavailableError: The router sent tokens that are not the next ones.
         """
         self._answered = self._answered or not response.HasField("heartbeat")
-        heartbeat_s = generation.heartbeat_interval_s(response)
+        heartbeat_s = messages.heartbeat_interval_s(response)
         if heartbeat_s is not None or response.HasField(
             "accepted"
         ):  # the router may have been replaced by an older version
             self.routers.heartbeat_s[self.router] = heartbeat_s
         if response.HasField("accepted"):
             self.routers.answered(self.router)
-        event = generation.event_from_proto(response)
+        event = messages.event_from_proto(response)
         match event:
-            case types.Accepted():
+            case Accepted():
                 if self._accepted is not None:
                     return None
                 self._accepted, self._request_id = event, event.request_id
@@ -237,7 +222,7 @@ class ResumableRequest:
                 self._logprobs += event.logprobs
                 if event.token_ids:
                     self._failures = self._tried[self.router].failures = 0
-            case types.Finished():
+            case Finished():
                 self._finished = event
                 self.budget.answered()
         self._unavailable_since_s = None

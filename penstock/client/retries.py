@@ -111,7 +111,12 @@ class RetryPolicy:
             raise ValueError(f"retries_per_s: must be over 0, not {self.retries_per_s}")
 
     def backoff_s(self, failures: int) -> float:
-        """Bound of the delay after this many consecutive failures (at least 1)."""
+        """Bound of the delay after this many consecutive failures (at least 1).
+
+        Example:
+            >>> [RetryPolicy().backoff_s(failures) for failures in (1, 2, 3, 20)]
+            [0.1, 0.2, 0.4, 5.0]
+        """
         growth = self.backoff_multiplier ** min(failures - 1, 64)
         return float(min(self.max_backoff_s, self.initial_backoff_s * growth))
 
@@ -119,6 +124,10 @@ class RetryPolicy:
         """Delay before the same router is tried again.
 
         hint_s: The retry delay from the server, or 0. random: Drawn uniformly from [0, 1).
+
+        Example:
+            >>> RetryPolicy().pause_s(failures=1, hint_s=4.0, random=0.5)
+            5.0
         """
         return hint_s + random * max(self.backoff_s(failures), _HINT_JITTER * hint_s)
 

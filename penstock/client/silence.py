@@ -1,13 +1,18 @@
-"""Detects streams on which a router has become silent.
+"""Reads streams, and detects those on which a router has become silent.
 
-`SilenceWatch` decides; each kind of client has a watcher that acts.
+`SilenceWatch` decides; each kind of client has a watcher that acts, and a function that reads.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+
+from penstock.client import errors
 
 _LATE_S = 1.0  # a check this late shows that this process was suspended, not that the router is silent
 _CHECK_S = 0.25  # between two checks of the thread that watches the streams of the blocking client
@@ -122,3 +127,69 @@ class ThreadWatcher:
                 watch.check(now, late_s)
                 if watch.silent:
                     call.cancel()
+
+
+_THREADS = ThreadWatcher()
+
+
+async def read_in_loop(
+    call: Any, limit_s: Callable[[], float | None], is_closed: Callable[[], bool]
+) -> AsyncGenerator[Any, None]:
+    """Yield the responses of a call of the asyncio client; cancel it at the end. limit_s: see SilenceWatch.
+
+    Raises:
+        PenstockError: The call failed, the router was silent, or the client has been closed.
+    """
+    watch = SilenceWatch(limit_s)
+    watcher, cancelling = LoopWatcher(watch, call), _cancelling()
+    try:
+        watcher.start()
+        watch.waiting(time.monotonic())
+        async for response in call:
+            watch.heard()
+            yield response
+            watcher.start()  # the response may have announced the limit
+            watch.waiting(time.monotonic())
+    except asyncio.CancelledError:
+        # gRPC also raises this in the reader when the call was cancelled, not the reader's task.
+        if _cancelling() > cancelling:
+            raise
+        if is_closed():
+            raise errors.client_closed() from None
+        if not watch.silent:
+            raise
+        raise errors.silent(watch.limit_s() or 0.0) from None
+    except aio.AioRpcError as error:
+        raise errors.from_rpc(error) from error
+    finally:
+        watcher.stop()
+        call.cancel()
+
+
+def _cancelling() -> int:
+    """Number of pending cancellation requests of the current task."""
+    task = asyncio.current_task()
+    return task.cancelling() if task is not None else 0
+
+
+def read_in_thread(
+    call: Any, limit_s: Callable[[], float | None], is_closed: Callable[[], bool]
+) -> Generator[Any, None, None]:
+    """As `read_in_loop`, for the blocking client."""
+    watch = SilenceWatch(limit_s)
+    watch.waiting(time.monotonic())
+    _THREADS.add(watch, call)
+    try:
+        for response in call:
+            watch.heard()
+            yield response
+            watch.waiting(time.monotonic())
+    except grpc.RpcError as error:
+        if is_closed():
+            raise errors.client_closed() from error
+        if watch.silent:
+            raise errors.silent(watch.limit_s() or 0.0) from error
+        raise errors.from_rpc(error) from error
+    finally:
+        _THREADS.remove(watch)
+        call.cancel()

@@ -1,31 +1,54 @@
-"""The blocking clients: like the asyncio clients, for programs without an event loop. Thread-safe."""
+"""The blocking client of routers, for programs without an event loop. Thread-safe.
+
+Generated from the asyncio client by `scripts/generate_sync.py`.
+"""
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 
-from penstock.client import connection, errors, mesh_status, plans, types
-from penstock.client.messages import generation, mesh, planning, served_plan, times
-from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, RouterFailover, Routers
+from penstock.client import connection, errors, messages, types
+from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
-from penstock.client.silence import SilenceWatch, ThreadWatcher
-from penstock.proto.planner.v1 import planner_pb2, planner_pb2_grpc
+from penstock.client.silence import read_in_thread
+from penstock.mapper import from_message
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
+from penstock.types import mesh_status
 
 _Response = TypeVar("_Response")
 
 
 class Client:
-    """A blocking client of one or several routers of a mesh; see AsyncClient.
+    """A client of one or several routers of a mesh.
 
-    with Client("127.0.0.1:50051") as client:
-        print(client.generate("What is 12 + 30?", temperature=0).text)
+    target: `host:port`. With several (a list, or separated by commas), the client fails over to another when one fails or
+        refuses, even in the middle of a reply.
+    admin: `host:port` of the routers' administrative listeners, for `status`, `watch_status`, `traces` and `move`.
+    api_key: Key of the requests. metadata: further metadata of the requests, in lower case. tls: None: without TLS.
+    timeout_s: Deadline of a request, including retries and delays.
+    retry: The retry policy of requests.
+    silence_s: When a router sends nothing for this long, not even a heartbeat, the request continues at another router. The
+        limit is at least three of the heartbeat intervals that the router announces; a router that announces none has no
+        limit.
+    keepalive_s: Interval between pings on a connection with active calls, at least 10; detects half-open connections.
+    load_balancing: pick_first: requests go to one router until it fails. round_robin: to all of them in turn, except those
+        that failed.
+    interceptors: gRPC's client interceptors, for the calls of routers.
+    context_metadata: called for each request, in the context of its caller: what it returns is metadata of the request's
+        calls. With `opentelemetry.propagate.inject` it carries the caller's trace.
+
+    Example:
+        >>> with Client("127.0.0.1:50051") as client:
+        ...     reply = client.generate("What is 12 + 30?", temperature=0)
+        ...     print(reply.tier)
+        small
     """
 
     def __init__(
@@ -47,7 +70,7 @@ class Client:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
         connection.check_limits(silence_s, keepalive_s)
         self._silence_s = silence_s
-        options = connection.channel_options(keepalive_s)
+        options = connection.channel_options(keepalive_s, max(silence_s, connection.DEFAULT_SILENCE_S))
         self._channels = [connection.channel(name, tls, options, interceptors) for name in connection.targets(target)]
         admin_tls = connection.administrative(tls, "router")
         self._admins = [connection.channel(name, admin_tls, options) for name in connection.admin_targets(admin)]
@@ -58,7 +81,6 @@ class Client:
         self._metadata = connection.metadata(api_key, metadata)
         self._admin_routers = Routers(max(1, len(self._admins)))
         self._rng, self._closed = random.Random(), False
-        self._watcher = ThreadWatcher()
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +91,12 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Active calls fail."""
+        """Close the connections. Active calls fail.
+
+        Example:
+            >>> client = Client("127.0.0.1:50051")
+            >>> client.close()
+        """
         self._closed = True
         for channel in (*self._channels, *self._admins):
             channel.close()
@@ -86,6 +113,11 @@ class Client:
 
         Raises:
             PenstockError: The request failed; the subclass tells how.
+
+        Example:
+            >>> reply = client.generate("What is 12 + 30?", model="large", max_tokens=8)
+            >>> reply.tier, reply.usage.output_tokens
+            ('large', 8)
         """
         request = self._request(prompt, options, changes, timeout_s)
         for _ in self._run(request):
@@ -100,99 +132,138 @@ class Client:
         timeout_s: float | None = None,
         **changes: object,
     ) -> Iterator[types.Event]:
-        """Yield the events as they arrive, Finished last. Leaving the iteration cancels the request."""
-        yield from self._run(self._request(prompt, options, changes, timeout_s))
+        """Yield the events as they arrive, Finished last. Leaving the iteration cancels the request.
+
+        Example:
+            >>> text = ""
+            >>> for event in client.stream("What is 12 + 30?"):
+            ...     if isinstance(event, Tokens):
+            ...         text += event.text
+            >>> event.tier, len(text) > 0
+            ('small', True)
+        """
+        with closing(self._run(self._request(prompt, options, changes, timeout_s))) as events:
+            for event in events:
+                yield event
 
     def models(self) -> list[types.Model]:
-        """The models that requests may name."""
+        """The models that requests may name.
+
+        Example:
+            >>> [model.id for model in client.models()]
+            ['cascade', 'small', 'large']
+        """
         response = self._call(
             lambda router: self._router(router).ListModels(
                 pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S, metadata=self._metadata
             ),
             self._routers,
         )
-        return [generation.model_from_proto(model) for model in response.models]
+        return [from_message(model, types.Model) for model in response.models]
 
     def status(self) -> mesh_status.MeshStatus:
-        """The state of the mesh as seen by the router."""
-        response = self._call(
-            lambda router: self._mesh(router).GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S),
-            self._admin_routers,
+        """The state of the mesh as seen by the router.
+
+        Example:
+            >>> status = client.status()
+            >>> {tier.name: tier.live_instances for tier in status.tiers}
+            {'small': 1, 'large': 2}
+        """
+        response = self._call_mesh(
+            lambda stub: stub.GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
         )
-        return mesh.status_from_proto(response.status)
+        return from_message(response.status, mesh_status.MeshStatus)
 
     def watch_status(self, interval_s: float = 1.0) -> Iterator[mesh_status.MeshStatus]:
         """Yield the status at every interval, until the iteration is left.
 
         Raises:
             PenstockError: The call failed, or nothing arrived for `silence_s` or three intervals, whichever is longer.
+
+        Example:
+            >>> for status in client.watch_status(interval_s=0.2):
+            ...     if all(tier.live_instances for tier in status.tiers):
+            ...         break
         """
-        request = pb.WatchStatusRequest(interval=times.duration(interval_s))
+        request = pb.WatchStatusRequest(interval=messages.duration(interval_s))
         call = self._mesh(self._admin_routers.preferred).WatchStatus(request)
         limit_s = max(self._silence_s, MISSED_HEARTBEATS * interval_s)
-        watch = SilenceWatch(lambda: limit_s)
-        watch.waiting(time.monotonic())
-        self._watcher.add(watch, call)
-        try:
-            for response in call:
-                watch.heard()
-                yield mesh.status_from_proto(response.status)
-                watch.waiting(time.monotonic())
-        except grpc.RpcError as error:
-            silent = watch.silent and not self._closed
-            raise (errors.silent(limit_s) if silent else errors.from_rpc(error)) from error
-        finally:
-            self._watcher.remove(watch)
-            call.cancel()
+        with closing(read_in_thread(call, lambda: limit_s, self._is_closed)) as responses:
+            for response in responses:
+                yield from_message(response.status, mesh_status.MeshStatus)
 
     def traces(self, limit: int | None = None, trace_id: str | None = None) -> list[mesh_status.Trace]:
-        """The traces of the last requests, newest first, or the one with the id."""
+        """The traces of the last requests, newest first, or the one with the id.
+
+        Example:
+            >>> for trace in client.traces(limit=10):
+            ...     slowest = max(trace.spans, key=lambda span: span.duration_s)
+        """
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        response = self._call(
-            lambda router: self._mesh(router).ListTraces(request, timeout=connection.CALL_TIMEOUT_S),
-            self._admin_routers,
-        )
-        return [mesh.trace_from_proto(trace) for trace in response.traces]
+        response = self._call_mesh(lambda stub: stub.ListTraces(request, timeout=connection.CALL_TIMEOUT_S))
+        return [from_message(trace, mesh_status.Trace) for trace in response.traces]
 
     def usage(self, days: int = 1) -> list[mesh_status.TenantUsage]:
-        """What tenants have used on the last `days` days (UTC), today included."""
+        """What tenants have used on the last `days` days (UTC), today included.
+
+        Example:
+            >>> sum(entry.output_tokens for entry in client.usage(days=7) if entry.tenant == "research")
+            0
+        """
         request = pb.GetUsageRequest(day_count=days)
-        response = self._call(
-            lambda router: self._mesh(router).GetUsage(request, timeout=connection.CALL_TIMEOUT_S),
-            self._admin_routers,
-        )
-        return [mesh.usage_from_proto(entry) for entry in response.entries]
+        response = self._call_mesh(lambda stub: stub.GetUsage(request, timeout=connection.CALL_TIMEOUT_S))
+        return [from_message(entry, mesh_status.TenantUsage) for entry in response.entries]
 
     def served_requests(self, page_token: str = "") -> tuple[list[mesh_status.ServedRequest], str]:
         """(arrivals and token counts of a page of the mesh's last requests, the token of the next page), newest first.
 
         page_token: of the page before; empty for the first page. An empty next token: there are no further pages.
+
+        Example:
+            >>> requests, next_page = client.served_requests()
+            >>> while next_page:
+            ...     page, next_page = client.served_requests(next_page)
+            ...     requests += page
         """
         request = pb.ListServedRequestsRequest(page_token=page_token)
-        response = self._call(
-            lambda router: self._mesh(router).ListServedRequests(request, timeout=connection.CALL_TIMEOUT_S),
-            self._admin_routers,
-        )
-        return [mesh.served_request_from_proto(each) for each in response.requests], response.next_page_token
+        response = self._call_mesh(lambda stub: stub.ListServedRequests(request, timeout=connection.CALL_TIMEOUT_S))
+        return [from_message(each, mesh_status.ServedRequest) for each in response.requests], response.next_page_token
 
     def sampled_prompts(self, page_token: str = "") -> tuple[list[list[types.Message]], str]:
         """(the messages of each prompt of a page of the mesh's sampled prompts, the token of the next page), newest first.
 
         page_token: of the page before; empty for the first page. An empty next token: there are no further pages.
+
+        Example:
+            >>> prompts, next_page = client.sampled_prompts()
+            >>> texts = [messages[-1]["content"] for messages in prompts]
         """
         request = pb.ListSampledPromptsRequest(page_token=page_token)
-        response = self._call(
-            lambda router: self._mesh(router).ListSampledPrompts(request, timeout=connection.CALL_TIMEOUT_S),
-            self._admin_routers,
-        )
-        return [mesh.sampled_prompt_from_proto(each) for each in response.prompts], response.next_page_token
+        response = self._call_mesh(lambda stub: stub.ListSampledPrompts(request, timeout=connection.CALL_TIMEOUT_S))
+        prompts: list[list[types.Message]]
+        prompts = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in response.prompts]
+        return prompts, response.next_page_token
 
-    def move(self, request_id: str, instance_id: str) -> mesh_status.Move:
-        """Move a reply that this client's router streams to another instance of its tier."""
+    def move(self, request_id: str, instance_id: str) -> types.Move:
+        """Move a reply that this client's router streams to another instance of its tier.
+
+        Example:
+            >>> instances = {i.instance_id for i in (client.status()).instances if i.tier == "large"}
+            >>> for event in client.stream("Tell a story.", model="large", request_id="story", max_tokens=200):
+            ...     if isinstance(event, TierStarted):
+            ...         [other] = instances - {event.instance_id}
+            ...     elif isinstance(event, Tokens) and event.offset == 0:
+            ...         move = client.move("story", other)
+            >>> move.refusal is None, move.offset > 0
+            (True, True)
+        """
         request = pb.MoveReplyRequest(request_id=request_id, instance_id=instance_id)
         with errors.raised_from_rpc():
             response = self._mesh(self._preferred_admin()).MoveReply(request, timeout=connection.MOVE_TIMEOUT_S)
-        return mesh.move_from_proto(response)
+        if response.HasField("refusal"):
+            return types.Move(response.refusal)
+        moved = from_message(response.moved, mesh_status.ReplyMoved)
+        return types.Move(None, moved.offset, moved.stall_s, moved.sent_bytes)
 
     def _request(
         self, prompt: types.Prompt, options: types.Options | None, changes: dict[str, object], timeout_s: float | None
@@ -205,7 +276,7 @@ class Client:
         )
         return request
 
-    def _run(self, request: ResumableRequest) -> Iterator[types.Event]:
+    def _run(self, request: ResumableRequest) -> Generator[types.Event, None, None]:
         while not request.finished:
             while (wait_s := request.wait_s(time.monotonic())) > 0:
                 time.sleep(wait_s)
@@ -213,33 +284,26 @@ class Client:
                 raise errors.client_closed()
             message, timeout_s = request.message(), max(0.0, request.deadline_s - time.monotonic())
             call = self._router(request.router).Generate(message, timeout=timeout_s, metadata=request.metadata)
-            watch = SilenceWatch(partial(request.silence_s, self._silence_s))
-            watch.waiting(time.monotonic())
-            self._watcher.add(watch, call)
+            limit_s = partial(request.silence_s, self._silence_s)
             try:
-                for response in call:
-                    watch.heard()
-                    event = request.take(response)
-                    if event is not None:
-                        yield event
-                    watch.waiting(time.monotonic())
+                with closing(read_in_thread(call, limit_s, self._is_closed)) as responses:
+                    for response in responses:
+                        event = request.take(response)
+                        if event is not None:
+                            yield event
                 request.ended()
-            except grpc.RpcError as error:
+            except errors.PenstockError as error:
                 if self._closed:
-                    raise errors.client_closed() from error
-                silent = watch.silent and error.code() is grpc.StatusCode.CANCELLED
-                failure = errors.silent(watch.limit_s() or self._silence_s) if silent else errors.from_rpc(error)
-                request.failed(failure, time.monotonic())
-            except errors.UnavailableError as error:
+                    raise
                 request.failed(error, time.monotonic())
-            finally:
-                self._watcher.remove(watch)
-                call.cancel()
 
-    def _router(self, router: int) -> router_pb2_grpc.RouterServiceStub:
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _router(self, router: int) -> "router_pb2_grpc.RouterServiceStub":
         return router_pb2_grpc.RouterServiceStub(self._channels[router])
 
-    def _mesh(self, router: int) -> router_pb2_grpc.MeshServiceStub:
+    def _mesh(self, router: int) -> "router_pb2_grpc.MeshServiceStub":
         if not self._admins:
             raise errors.no_admin_listener()
         return router_pb2_grpc.MeshServiceStub(self._admins[router])
@@ -249,209 +313,19 @@ class Client:
         one_each = len(self._admins) == self._routers.count
         return self._routers.preferred if one_each else self._admin_routers.preferred
 
+    def _call_mesh(self, call: Callable[["router_pb2_grpc.MeshServiceStub"], _Response]) -> _Response:
+        return self._call(lambda router: call(self._mesh(router)), self._admin_routers)
+
     def _call(self, call: Callable[[int], _Response], routers: Routers) -> _Response:
         """Call the preferred router, or another where that one is unavailable or does not respond in time."""
-        failover = RouterFailover(routers)
-        while True:
+        *others, last = routers.in_order()
+        for router in others:
             try:
-                return call(failover.router)
+                return call(router)
             except grpc.RpcError as error:
                 failure = errors.from_rpc(error)
-                if not failover.advance(failure):
+                if not isinstance(failure, errors.UnavailableError | errors.DeadlineError):
                     raise failure from error
-
-
-class PlannerClient:
-    """A client of the planner: reads, sets, watches and computes plans."""
-
-    def __init__(self, target: str, *, tls: connection.Tls | None = None) -> None:
-        self._channel = connection.channel(target, connection.administrative(tls, "planner"), connection.OPTIONS)
-        self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
-
-    def get_plan(self, revision: int | None = None) -> plans.Plan:
-        """The plan of a revision, or the current one.
-
-        Raises:
-            NotFoundError: There is no such revision.
-        """
+                routers.failed(router)
         with errors.raised_from_rpc():
-            response = self._stub.GetPlan(
-                planner_pb2.GetPlanRequest(revision=revision), timeout=connection.CALL_TIMEOUT_S
-            )
-        return served_plan.plan_from_proto(response.plan)
-
-    def list_plans(self, limit: int | None = None) -> list[plans.Plan]:
-        """The last plans, newest first."""
-        request = planner_pb2.ListPlansRequest(limit_count=limit)
-        with errors.raised_from_rpc():
-            response = self._stub.ListPlans(request, timeout=connection.CALL_TIMEOUT_S)
-        return [served_plan.plan_from_proto(plan) for plan in response.plans]
-
-    def set_plan(self, plan: plans.Plan, *, expected_revision: int | None = None) -> plans.Plan:
-        """Publish a plan; return it with its revision.
-
-        Raises:
-            InvalidRequestError: The plan is invalid; `fields` names the problems.
-            ConflictError: The current revision is not `expected_revision`.
-        """
-        request = planner_pb2.SetPlanRequest(plan=served_plan.plan_to_proto(plan), expected_revision=expected_revision)
-        with errors.raised_from_rpc():
-            response = self._stub.SetPlan(request, timeout=connection.CALL_TIMEOUT_S)
-        return served_plan.plan_from_proto(response.plan)
-
-    def plan_cascade(
-        self,
-        inputs: plans.PlanningInputs,
-        *,
-        min_quality: float | None = None,
-        max_latency_s: float | None = None,
-        objective: str = "largest-tier",
-        confidence: float | None = None,
-        gpus: int | None = None,
-        budget: str = "at-most",
-        goal: str | None = None,
-        max_utilisation: float | None = None,
-        skip: bool = False,
-        burst_floor: float | None = None,
-        burst_mean: float | None = None,
-        max_tiers: int | None = None,
-        min_tiers: int | None = None,
-        early_error: float | None = None,
-        percentile: float | None = None,
-        long_answers: bool = False,
-        best_answer: bool = False,
-    ) -> Iterator[plans.PlanProgress | plans.CascadePlan | plans.Unreachable]:
-        """Compute a plan without publishing it. Yields progress, then a CascadePlan or Unreachable.
-
-        Leaving the iteration stops the computation. objective: which latency is meant, largest-tier, end-to-end, first-token
-        or pace, at `percentile`; default: 95. budget: whether `gpus` is a limit (at-most) or the number to use (exact). goal:
-        latency, quality, cost or rate; default: cost if both targets are given, else the one without a target.
-        max_utilisation: largest allowed utilisation of each tier; None for no limit. skip: also choose below which predicted
-        score each tier is passed over; the prompts need `predicted_scores`. burst_floor: also compute a burst ladder, whose
-        steps have at least this quality. burst_mean: that its mean holds; default: min_quality. max_tiers: the tiers are
-        candidates, of which a cascade has so many at most; min_tiers: at least. early_error: also fit early checks, which may
-        reject this share of the answers that would stand; the prompts need `unfinished_scores`. long_answers: also choose
-        from which length and score on long answers are accepted. best_answer: also choose whether the best answer of a
-        request is delivered instead of the last one.
-
-        Raises:
-            InvalidRequestError: The inputs are invalid; `fields` names the problems.
-            ValueError: The inputs cannot be sent.
-        """
-        call = self._stub.PlanCascade(
-            planning.plan_request(
-                inputs,
-                min_quality,
-                max_latency_s,
-                objective,
-                confidence,
-                gpus,
-                budget,
-                goal,
-                max_utilisation,
-                skip,
-                burst_floor,
-                burst_mean,
-                max_tiers,
-                min_tiers,
-                early_error,
-                percentile,
-                long_answers,
-                best_answer,
-            )
-        )
-        try:
-            for response in call:
-                yield planning.plan_event_from_proto(response)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
-        finally:
-            call.cancel()
-
-    def plan_stages(
-        self,
-        tier: str,
-        *,
-        kv_bytes_per_token: float = 0.0,
-        bandwidth_bytes_per_s: float = 0.0,
-        instances: int | None = None,
-        qoe: Sequence[float] = (),
-        sequences: Iterable[plans.SequenceInFlight] = (),
-        max_tokens: int | None = None,
-        trace: Sequence[plans.TraceRow] = (),
-        replica: Mapping[str, Any] | None = None,
-        against: Sequence[plans.Stage] = (),
-        publish: bool = False,
-    ) -> plans.StageLayout:
-        """Assign the instances of a tier to length stages, with a trace by replay; `publish` publishes what it favours.
-
-        Defaults: instances and qoe (D0 to D4, seconds) of the current plan, the sequences that the instances hold, their
-        context length as max_tokens, the KV of their model, and the bandwidth that they measured.
-
-        trace: of requests of the tier, see plans.TraceRow, of which the last 3,000 are replayed on
-        instances like `replica`, the fields of the message MeasuredReplica; what they favour also on the 3,000 before.
-        against: the layout that a change has to pay against; empty: one stage. publish: as a plan revision; needs a
-        trace, and publishes nothing if no change pays.
-
-        Raises:
-            InvalidRequestError: The inputs are invalid, or the replay takes more than 10 minutes; `fields` names the
-                problems.
-            ConflictError: Another plan was published meanwhile.
-            ValueError: qoe does not have five coefficients, or replica has a bad field.
-        """
-        request = served_plan.stages_request(
-            tier, instances, qoe, sequences, kv_bytes_per_token, bandwidth_bytes_per_s, max_tokens, publish
-        )
-        served_plan.add_replay(request, trace, replica, against)
-        with errors.raised_from_rpc():
-            response = self._stub.PlanStages(request, timeout=connection.DEFAULT_TIMEOUT_S)
-        return served_plan.stage_layout_from_proto(response)
-
-    def simulate_deployment(
-        self,
-        inputs: plans.PlanningInputs,
-        replicas: Sequence[Sequence[plans.ReplicaGroup]],
-        thresholds: Sequence[float | None],
-        skip_below: Sequence[float | None] = (),
-        early_checks: Sequence[Sequence[plans.EarlyCheck]] = (),
-        long_answers: Sequence[plans.LongAnswers | None] = (),
-        dispatch: str = "capacity",
-        best_answer: bool = False,
-    ) -> plans.Simulation:
-        """Simulate a deployment in virtual time. thresholds: of each tier but the last; None skips the tier.
-
-        skip_below: of each tier but the last, the predicted score below which prompts pass it over; None or empty: never.
-        early_checks: of each tier but the last, at some of the inputs' `early_after_tokens`; empty: none. long_answers: of
-        each tier but the last, which are accepted from a lower score on; None or empty: length does not matter. dispatch: how
-        requests are distributed over replicas, capacity, round-robin, or pending-work, as routers do. best_answer:
-        whether the best answer of a request is delivered instead of the last one.
-
-        Raises:
-            InvalidRequestError: The inputs are invalid; `fields` names the problems.
-            ValueError: The inputs cannot be sent.
-        """
-        request = planning.simulate_request(
-            inputs, replicas, thresholds, skip_below, early_checks, long_answers, dispatch, best_answer
-        )
-        with errors.raised_from_rpc():
-            response = self._stub.SimulateDeployment(request, timeout=connection.DEFAULT_TIMEOUT_S)
-        return planning.simulation_from_proto(response)
-
-    def watch_plan(self, after_revision: int | None = None) -> Iterator[plans.Plan]:
-        """Yield the current plan, then every later one, until the iteration is left."""
-        call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
-        try:
-            for response in call:
-                yield served_plan.plan_from_proto(response.plan)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
-        finally:
-            call.cancel()
+            return call(last)

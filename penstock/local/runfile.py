@@ -3,17 +3,21 @@
 Processes are identified by id and start time, because ids are reused. Needs only the standard library.
 """
 
+import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-NAME, LOCK_NAME = "run.json", "up.lock"
+NAME, LOCK_NAME, METRICS_NAME = "run.json", "up.lock", "metrics.json"
 HOLDER_BYTES = 256
+_log = logging.getLogger(__name__)
 LOCK_VARIABLE = "PENSTOCK_UP_LOCK"  # environment variable with the descriptor of a lock inherited from the parent
 
 
@@ -104,7 +108,34 @@ def stale_run_file(folder: Path) -> str | None:
 
 
 def remove(folder: Path) -> None:
-    (folder / NAME).unlink(missing_ok=True)
+    for name in (NAME, METRICS_NAME):
+        (folder / name).unlink(missing_ok=True)
+
+
+def write_metrics(folder: Path, pages: Mapping[str, str]) -> None:
+    """Write where the metrics of each instance are, address by instance, as Prometheus' `file_sd_configs` read it."""
+    groups = [{"targets": [address], "labels": {"instance": name}} for name, address in sorted(pages.items())]
+    path = folder / METRICS_NAME
+    path.with_suffix(".tmp").write_text(json.dumps(groups, indent=1) + "\n")
+    path.with_suffix(".tmp").replace(path)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. A stale run file is removed.
+
+    Raises:
+        FolderInUse: Another process holds it.
+    """
+    lock = FolderLock(folder)
+    lock.acquire()
+    try:
+        if (stale := stale_run_file(folder)) is not None:
+            _log.warning("%s; replacing it", stale)
+            remove(folder)
+        yield
+    finally:
+        lock.release()
 
 
 class FolderInUse(Exception):
@@ -195,17 +226,8 @@ def lock_holder(folder: Path) -> ProcessId | None:
 
 def _read(folder: Path) -> RunFile | None:
     try:
-        data = json.loads((folder / NAME).read_text())
-        return RunFile(
-            int(data["pid"]),
-            str(data["started"]),
-            data["mesh_file"],
-            data["redis_url"],
-            tuple(data["grpc"]),
-            tuple(data["http"]),
-            tuple(data["admin"]),
-            data["planner"],
-            data.get("tls_folder", ""),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        data: dict[str, Any] = json.loads((folder / NAME).read_text())
+        run_file = RunFile(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})  # type: ignore[arg-type]
+        return run_file if isinstance(run_file.pid, int) else None
+    except (OSError, ValueError, AttributeError, TypeError):
         return None

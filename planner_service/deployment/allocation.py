@@ -13,13 +13,19 @@ needs its own GPUs, so whatever is faster takes at least the fewest of each. A l
 start that spares the slower ones.
 """
 
+import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
+
+from penstock.planner_service.deployment.search import LatencyTable
+
+SPLIT_UNITS, SPLIT_MOST = 16, 128
+"""All ways to share GPUs out are tried in so many units, where there are at most so many GPUs: three tiers have 105."""
 
 ANY_S = sys.float_info.max  # a limit that every latency is within
 
@@ -93,3 +99,44 @@ def _solve(
         if x > 0.5:
             counts[i] = f
     return tuple(counts)
+
+
+def fewest_within(tables: Sequence[LatencyTable], limit_s: float, gpus: int) -> list[int] | None:
+    """The fewest GPUs of each tier with which its latency is within limit_s; None where that takes more than `gpus`.
+
+    A tier's latency depends on its own GPUs alone, so the fewest of each are the fewest of all. tables: of tiers that can be
+    served.
+    """
+    least = [table.fewest_known(limit_s) for table in tables]
+    left, counts = gpus - sum(least), [0] * len(tables)
+    if left < 0:
+        return None
+    for tier in sorted(range(len(tables)), key=lambda i: -least[i]):  # the dearest are the most likely to fail
+        count = tables[tier].least_gpus_within(limit_s, least[tier] + left)
+        if count is None:
+            return None
+        counts[tier] = count
+        left -= count - least[tier]
+    return counts
+
+
+def in_proportion(tables: Sequence[LatencyTable], gpus: int) -> list[int] | None:
+    """All GPUs, in proportion to the work of each tier (largest remainder); None where that does not serve all."""
+    least, work = np.array([table.least_gpus for table in tables]), np.array([table.gpu_s for table in tables])
+    spare = gpus - int(least.sum())
+    if spare < 0 or work.sum() <= 0:
+        return None
+    shares = spare * work / work.sum()
+    counts = np.floor(shares).astype(int)
+    for tier in np.argsort(counts - shares, kind="stable")[: spare - int(counts.sum())]:
+        counts[tier] += 1
+    return list(map(int, least + counts))
+
+
+def every_split(tables: Sequence[LatencyTable], gpus: int) -> Iterator[list[int]]:
+    """All GPUs, shared out over the tiers in every way, in SPLIT_UNITS units; none where there are over SPLIT_MOST."""
+    used = [tier for tier, table in enumerate(tables) if table.least_gpus] if gpus <= SPLIT_MOST else []
+    unit = -(-gpus // SPLIT_UNITS)
+    for at in itertools.combinations(range(unit, gpus, unit), len(used) - 1) if used else ():
+        counts = dict(zip(used, np.diff([0, *at, gpus]).tolist(), strict=True))
+        yield [counts.get(tier, 0) for tier in range(len(tables))]

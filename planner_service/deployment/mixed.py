@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.deployment.search import INFEASIBLE, NOTHING, LatencyTable, Parts, Strategy, Sustain
-from planner_service.simulator.felt import Measured
-from planner_service.simulator.tier import Dispatch, Replica
-from planner_service.simulator.workload import Bools, Floats, Ints, Workload
+from penstock.planner_service.deployment.saturation import Sustain
+from penstock.planner_service.deployment.search import INFEASIBLE, NOTHING, LatencyTable, Parts, Strategy
+from penstock.planner_service.simulator.felt import Measured
+from penstock.planner_service.simulator.tier import Dispatch, Replica
+from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
 
 EVERY = 600
 SINGLE_COUNTS = 12

@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from penstock.services.compilation import compiled
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
@@ -14,11 +15,11 @@ ROUNDING = 1e-9  # by which a bound is lowered, as sums are rounded
 MAX_OTHERS = 4  # in mixes of three kinds, replicas of each kind but the one that fills the rest, at most
 
 
-@numba.njit(cache=True)
+@compiled()
 def single_estimates(
     sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int
 ) -> tuple[N, F]:
-    """((K) how many replicas of each kind go on `gpus`, at most `most`; (K) their estimates, infinite for none)."""
+    """((K) how many replicas of each kind are placed on `gpus`, at most `most`; (K) their estimates, infinite for none)."""
     counts, guesses = np.zeros(len(sizes), np.int64), np.full(len(sizes), np.inf)
     for k in range(len(sizes)):
         counts[k] = min(most, gpus // sizes[k])
@@ -28,7 +29,7 @@ def single_estimates(
     return counts, guesses
 
 
-@numba.njit(cache=True)
+@compiled()
 def promising_pairs(
     sizes: N,  # (K) GPUs of each kind
     capacity: F,  # (K) requests per second
@@ -69,7 +70,7 @@ def promising_pairs(
     return best.rows[:stored]
 
 
-@numba.njit(cache=True)
+@compiled()
 def promising_triples(
     sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int, keep: int
 ) -> N:
@@ -138,12 +139,12 @@ class _Rows(NamedTuple):
     places: N
 
 
-@numba.njit(cache=True)
+@compiled()
 def _no_rows(most: int, columns: int) -> _Rows:
     return _Rows(np.zeros((most, columns), np.int64), np.full(most, np.inf), np.zeros(most, np.int64))
 
 
-@numba.njit(cache=True)
+@compiled()
 def _most_promising_first(
     sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int
 ) -> N:
@@ -151,14 +152,14 @@ def _most_promising_first(
     return np.argsort(single_estimates(sizes, capacity, alone_mean, rate_per_s, span_s, gpus, most)[1])
 
 
-@numba.njit(cache=True)
+@compiled()
 def _is_over(limit_s: float, capacity: float, weighted_alone: float, rate_per_s: float) -> bool:
     """Whether the estimate is over the limit whatever the backlog: estimate_s without its divisions, rounded down."""
     over: bool = weighted_alone * (1 - ROUNDING) > limit_s * max(capacity - rate_per_s, LEAST_SPARE * capacity)
     return over
 
 
-@numba.njit(cache=True)
+@compiled()
 def _keep(row: N, place: int, estimate: float, best: _Rows, stored: int) -> int:
     """Insert a row by its estimate and its place, dropping the last where there are too many; how many there are now."""
     rows, estimates, places = best.rows, best.estimates, best.places
@@ -173,7 +174,7 @@ def _keep(row: N, place: int, estimate: float, best: _Rows, stored: int) -> int:
     return min(stored + 1, len(rows))
 
 
-@numba.njit(cache=True)
+@compiled()
 def estimate_s(capacity: float, weighted_alone: float, rate_per_s: float, span_s: float) -> float:
     """A guess to sort by: mean latency alone, over the share of capacity that is left (at least LEAST_SPARE), and the backlog
     that an overload has piled up by the end of the trace.

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner_service.deployment.mixed import GpuTypes, MixedTable, Room
-from planner_service.deployment.search import NOTHING, Strategy
-from planner_service.simulator.felt import Measured
-from planner_service.simulator.remote import RemoteTier
-from planner_service.simulator.tier import Dispatch, Times
-from planner_service.simulator.workload import Bools, Floats, Workload
+from penstock.planner_service.deployment.mixed import GpuTypes, MixedTable, Room
+from penstock.planner_service.deployment.search import NOTHING, Strategy
+from penstock.planner_service.simulator.felt import Measured
+from penstock.planner_service.simulator.remote import RemoteTier
+from penstock.planner_service.simulator.tier import Dispatch, Times
+from penstock.planner_service.simulator.workload import Bools, Floats, Workload
 
 
 class RemoteTable(MixedTable):

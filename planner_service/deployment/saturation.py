@@ -5,11 +5,13 @@ unlike times (two stages reach about three quarters of it, eight little over hal
 more requests at once than it can hold, and its ends are counted while its queue lasts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator import Dispatch, Replica, Workload, serve
+from penstock.planner_service.deployment.ranking import ROUNDING
+from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
 
 TURNS = 3  # times as many requests as the replica holds at once
 FILLED = 0.2  # of the requests have ended when the count begins: the batches are full and mixed by then
@@ -44,3 +46,20 @@ def together_per_s(
         return min(saturated) * sum(counts)
     total = sum(weight * count for weight, count in zip(capacity, counts, strict=True))
     return total * min(per_s / weight for per_s, weight in zip(saturated, capacity, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Sustain:
+    """What a tier must sustain: per_s, the rate at which its requests come, over max_utilisation.
+
+    saturation: of each kind, what it sustains over its arithmetic capacity (see deployment.saturation), as an estimate.
+    """
+
+    per_s: float
+    max_utilisation: float
+    saturation: Mapping[Replica, float]
+
+
+def needed_per_s(per_s: float, max_utilisation: float) -> float:
+    """What must be sustained of requests at this rate, so that they are within the share; raised by a rounding error."""
+    return per_s / max_utilisation * (1 + ROUNDING)

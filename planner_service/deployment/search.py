@@ -3,8 +3,8 @@
 A tier on f GPUs runs a multiset of replicas whose GPUs sum to at most f (CASCADIA, section 3.2); its latency l(f) comes
 from the simulator. Searched are, for every count of GPUs up to f (`gpu_counts`), all multisets of one kind of replica,
 and the most promising of two and of three kinds that leave no room for one more. So l(f) is non-increasing, and does
-not depend on what was asked before. It is the best of what is searched, not of all multisets: `exhaustive_latency`
-tries those, and tests hold one against the other.
+not depend on what was asked before. It is the best of what is searched, not of all multisets: tests hold
+it against those.
 
 Where a rate is given that the tier must sustain, strategies that do not are left out: by an estimate of what each kind
 sustains (`Sustain`), and after `verify` also by simulation with the tier's own requests, of each strategy that would be
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.deployment import ranking
-from planner_service.deployment.ranking import ROUNDING
-from planner_service.deployment.saturation import saturated_per_s, together_per_s
-from planner_service.simulator import kernel
-from planner_service.simulator.felt import Measured, percentile_s
-from planner_service.simulator.remote import RemoteTier
-from planner_service.simulator.tier import (
+from penstock.planner_service.deployment import ranking
+from penstock.planner_service.deployment.ranking import ROUNDING
+from penstock.planner_service.deployment.saturation import Sustain, needed_per_s, saturated_per_s, together_per_s
+from penstock.planner_service.simulator import kernel
+from penstock.planner_service.simulator.felt import Measured, percentile_s
+from penstock.planner_service.simulator.remote import RemoteTier
+from penstock.planner_service.simulator.tier import (
     ALONE_SHARE,
     Dispatch,
     KindTable,
@@ -36,10 +36,9 @@ from planner_service.simulator.tier import (
     Times,
     alone_times,
     assign,
-    serve,
     serve_kinds,
 )
-from planner_service.simulator.workload import Bools, Floats, Workload
+from penstock.planner_service.simulator.workload import Bools, Floats, Workload
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
 INFEASIBLE = float("inf")
@@ -89,23 +88,6 @@ class Strategy:
 
 
 NOTHING = Strategy((), 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Sustain:
-    """What a tier must sustain: per_s, the rate at which its requests come, over max_utilisation.
-
-    saturation: of each kind, what it sustains over its arithmetic capacity (see deployment.saturation), as an estimate.
-    """
-
-    per_s: float
-    max_utilisation: float
-    saturation: Mapping[Replica, float]
-
-
-def needed_per_s(per_s: float, max_utilisation: float) -> float:
-    """What must be sustained of requests at this rate, so that they are within the share; raised by a rounding error."""
-    return per_s / max_utilisation * (1 + ROUNDING)
 
 
 class LatencyTable:
@@ -378,12 +360,18 @@ class LatencyTable:
         if self._at_least.get(parts, 0.0) >= limit_s or self._alone_percentile(parts) >= limit_s:
             return INFEASIBLE
         self.simulations += 1
-        work, table = self._work, self._table
+        work = self._work
         kind = np.repeat(np.array([k for k, _ in parts], np.int64), [count for _, count in parts])
         owner = assign(work.priority, kind, self._capacity, self._dispatch)
-        requests = (work.arrival_s, work.input_tokens, work.output_tokens, work.cached_tokens, work.priority)
-        tables = (owner, kind, table.whole, table.rates, table.kx, table.ky, self._alone, self._counted)
-        latency: float = kernel.percentile_within(*requests, *tables, self._percentile, limit_s, int(self._measured))
+        latency = kernel.percentile_within(
+            work.arrivals,
+            self._table.tier(owner, kind),
+            self._alone,
+            self._counted,
+            self._percentile,
+            limit_s,
+            int(self._measured),
+        )
         if latency < INFEASIBLE:
             self._exact[parts] = latency
         else:
@@ -397,27 +385,3 @@ class LatencyTable:
     def _alone_percentile(self, parts: Parts) -> float:
         """Every request alone on the replica, where there is one kind: no simulation can be faster."""
         return self._alone_percentiles[parts[0][0]] if len(parts) == 1 else 0.0
-
-
-def exhaustive_latency(
-    work: Workload, kinds: Sequence[Replica], gpus: int, dispatch: Dispatch, percentile: float
-) -> Strategy | None:
-    """The best of *every* multiset of replicas on at most `gpus`: exponential, for tests."""
-    best: Strategy | None = None
-
-    def extend(parts: tuple[tuple[Replica, int], ...], kind: int, left: int) -> None:
-        nonlocal best
-        if kind == len(kinds):
-            if parts:
-                replicas = [replica for replica, count in parts for _ in range(count)]
-                served = serve(work, replicas, dispatch)
-                latency = float(np.percentile(served.finish_s - work.arrival_s, percentile))
-                if best is None or latency < best.latency_s:
-                    best = Strategy(parts, latency)
-            return
-        for count in range(left // kinds[kind].shape.gpus + 1):
-            more = (*parts, (kinds[kind], count)) if count else parts
-            extend(more, kind + 1, left - count * kinds[kind].shape.gpus)
-
-    extend((), 0, gpus)
-    return best

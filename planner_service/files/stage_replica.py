@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_service.files.cluster import GpuEntry
-from planner_service.files.errors import FileError
-from planner_service.files.models import ModelEntry
-from planner_service.files.yaml_files import catalogue
-from planner_service.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.stages import batches_of
-from services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, fit, roofline
-from services.domain.stages import QoeModel
+from penstock.planner_service.files.catalogue import catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.stages import batches_of
+from penstock.question_files import FileError
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, fit, roofline
+from penstock.types.plans import QoeModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,7 @@ def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> 
     for kind, name in (("models", model), ("gpus", gpu)):
         if name not in (known := catalogue(kind)):
             raise FileError(f"no '{name}' among the catalogue's {kind}: {', '.join(sorted(known))}")
-    spec = ModelEntry.model_validate(catalogue("models")[model]).spec(model)
-    cluster = ClusterSpec(GpuEntry.model_validate(catalogue("gpus")[gpu]).spec(gpu), 1, 1, 1.0)
+    spec, cluster = model_of_catalogue(model), ClusterSpec(gpu_of_catalogue(gpu), 1, 1, 1.0)
     shape, runtime = ReplicaShape(1, 1), Runtime()
     room = fit(spec, shape, cluster, runtime, work.longest_tokens)
     if not room.ok:

@@ -1,14 +1,15 @@
 """Lower bounds of the slowest tier's latency for every routing at once, compiled. No I/O."""
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from penstock.services.compilation import compiled
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 
-@numba.njit(cache=True)
+@compiled()
 def percentile_bounds(
     scores: F,  # (2, R) of each request at the two tiers below; one that is always below where there is none
     first: F,  # (A) thresholds of the one

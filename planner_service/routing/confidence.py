@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Binds, Solution, Unreachable
-from planner_service.simulator.workload import Floats
-from services.domain.errors import invalid
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.routing.solution import Binds, Solution, Unreachable
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain.errors import invalid
 
 RUNGS = 12
 LEAST_PROMPTS = 40
@@ -73,9 +73,7 @@ def promised(
         raise invalid("confidence", f"must be from 0.5 to under 1, not {confidence:g}")
     if len(judged) < LEAST_PROMPTS:
         raise invalid("quality", f"a promise needs {LEAST_PROMPTS} judged prompts, not {len(judged)}")
-    order = np.random.default_rng(seed).permutation(len(judged))
-    half = len(judged) // 2
-    chosen_on, tested_on = judged.subset(order[:half]), judged.subset(order[half:])
+    chosen_on, tested_on = halves(judged, seed)
     result: Promise | None = None
     top = max(chosen_on.most, min_quality)
     for target in np.linspace(top, min_quality, RUNGS).tolist():
@@ -100,7 +98,14 @@ def promised(
     return result
 
 
+def halves(judged: JudgedSample, seed: int) -> tuple[JudgedSample, JudgedSample]:
+    """(the prompts that plans are made on, those that test them)."""
+    order = np.random.default_rng(seed).permutation(len(judged))
+    half = len(judged) // 2
+    return judged.subset(order[:half]), judged.subset(order[half:])
+
+
 def answered_quality(sample: JudgedSample, thresholds: tuple[float, ...]) -> Floats:
-    """(N) the quality of the answer that stands."""
+    """(N) the quality of the accepted answer."""
     answered = route(sample, thresholds).answered
     return np.asarray(sample.quality[np.arange(len(sample)), answered])

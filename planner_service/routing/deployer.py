@@ -1,31 +1,34 @@
 """The deployment of a cascade under given thresholds: GPUs and replicas of every tier. No I/O."""
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from planner_service.deployment.allocation import ANY_S, allocate, solve_milp
-from planner_service.deployment.saturation import saturated_per_s
-from planner_service.deployment.search import (
+from penstock.planner_service.deployment.allocation import (
+    ANY_S,
+    allocate,
+    every_split,
+    fewest_within,
+    in_proportion,
+    solve_milp,
+)
+from penstock.planner_service.deployment.saturation import Sustain, needed_per_s, saturated_per_s
+from penstock.planner_service.deployment.search import (
     INFEASIBLE,
     LatencyTable,
     Strategy,
-    Sustain,
     gpu_counts,
-    needed_per_s,
 )
-from planner_service.routing.grading import OWN, Arrivals, Grading, TierLoad, tier_load
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Deployment
-from planner_service.simulator.felt import Measured, Objective, felt_s, latency_words, measured_at
-from planner_service.simulator.tier import Dispatch, Replica, serve
-from planner_service.simulator.workload import Bools, Floats, Workload
-
-SPLIT_UNITS, SPLIT_MOST = 16, 128
-"""All ways to share GPUs out are tried in so many units, where there are at most so many GPUs: three tiers have 105."""
+from penstock.planner_service.routing.grading import OWN, Grading, TierLoad
+from penstock.planner_service.routing.quality import JudgedSample, replies, route
+from penstock.planner_service.routing.solution import Deployment
+from penstock.planner_service.routing.tier_traffic import TierTraffic
+from penstock.planner_service.simulator.felt import Measured, felt_s, latency_words, measured_at
+from penstock.planner_service.simulator.tier import Dispatch, Replica, serve
+from penstock.planner_service.simulator.workload import Bools, Floats, Workload
+from penstock.types.planning import Objective
 
 
 class Deployer:
@@ -55,9 +58,9 @@ class Deployer:
     ) -> None:
         self.sample, self.gpus, self.dispatch, self.percentile = sample, gpus, dispatch, percentile
         self.objective = objective
-        self._arrival_s, self.kinds, self._on_evaluation = arrival_s, kinds, on_evaluation
+        self.kinds, self._on_evaluation = kinds, on_evaluation
         self.max_utilisation, self.grading = max_utilisation, grading
-        self._rate_per_s = Workload(arrival_s, sample.input_tokens, sample.output_tokens[:, 0]).rate_per_s
+        self._traffic = TierTraffic(sample, arrival_s, grading)
         self._saturation: dict[int, Mapping[Replica, float]] = {}
         self._verified: set[int] = set()  # tiers
         self._keeps_up: dict[bytes, bool] = {}
@@ -157,31 +160,13 @@ class Deployer:
         return None if counts is None else self._at(thresholds, counts)
 
     def _counts_within(self, thresholds: Sequence[float], limit_s: float, gpus: int | None = None) -> list[int] | None:
-        """The fewest GPUs of each tier with which no tier's latency exceeds limit_s; None where more than `gpus` are needed.
-
-        A tier's latency depends on its own GPUs alone, so the fewest of each are the fewest of all.
-        """
+        """The fewest GPUs of each tier with which no latency exceeds limit_s; None where that takes more than `gpus`."""
         _, tables = self._routed(thresholds)
         if not all(table.feasible for table in tables):
             return None
-        counts = self._fewest_within(tables, limit_s, self.gpus if gpus is None else gpus)
+        counts = fewest_within(tables, limit_s, self.gpus if gpus is None else gpus)
         if counts is not None:
             self._reached[tuple(tables)] = min(limit_s, self._reached.get(tuple(tables), ANY_S))
-        return counts
-
-    @staticmethod
-    def _fewest_within(tables: Sequence[LatencyTable], limit_s: float, gpus: int) -> list[int] | None:
-        """See _counts_within; tables: of tiers that can be served."""
-        least = [table.fewest_known(limit_s) for table in tables]
-        left, counts = gpus - sum(least), [0] * len(tables)
-        if left < 0:
-            return None
-        for tier in sorted(range(len(tables)), key=lambda i: -least[i]):  # the dearest are the most likely to fail
-            count = tables[tier].least_gpus_within(limit_s, least[tier] + left)
-            if count is None:
-                return None
-            counts[tier] = count
-            left -= count - least[tier]
         return counts
 
     def _at(self, thresholds: Sequence[float], counts: Sequence[int]) -> Deployment | None:
@@ -204,25 +189,14 @@ class Deployer:
         """See balanced."""
         if not all(table.feasible for table in tables):
             return None
-        least, work = np.array([table.least_gpus for table in tables]), np.array([table.gpu_s for table in tables])
-        spare = self.gpus - int(least.sum())
-        if spare < 0 or work.sum() <= 0:
-            return None
-        shares = spare * work / work.sum()
-        counts = np.floor(shares).astype(int)
-        for tier in np.argsort(counts - shares, kind="stable")[: spare - int(counts.sum())]:
-            counts[tier] += 1
-        return self._on(tables, (least + counts).tolist())
+        counts = in_proportion(tables, self.gpus)
+        return None if counts is None else self._on(tables, counts)
 
     def splits(self, thresholds: Sequence[float]) -> Iterator[Deployment]:
         """All GPUs, shared out over the tiers in every way, in SPLIT_UNITS units; none where there are over SPLIT_MOST."""
         _, tables = self._routed(thresholds)
-        used = [tier for tier, table in enumerate(tables) if table.least_gpus] if self.gpus <= SPLIT_MOST else []
-        unit = -(-self.gpus // SPLIT_UNITS)
-        cuts = itertools.combinations(range(unit, self.gpus, unit), len(used) - 1) if used else ()
-        for at in cuts:
-            counts = dict(zip(used, np.diff([0, *at, self.gpus]).tolist(), strict=True))
-            if (split := self._at(thresholds, [counts.get(tier, 0) for tier in range(len(tables))])) is not None:
+        for counts in every_split(tables, self.gpus):
+            if (split := self._at(thresholds, counts)) is not None:
                 yield split
 
     def shifted(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
@@ -276,7 +250,7 @@ class Deployer:
         processed = route(self.sample, thresholds).processed
         latencies, written_s = self._times(thresholds, strategies)
         total_s = (latencies + self.sample.judged_s(processed, judge_s)).sum(axis=0)
-        return felt_s(self.objective, self.sample.replies(processed), total_s, written_s)
+        return felt_s(self.objective, replies(self.sample, processed), total_s, written_s)
 
     def latencies_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> Floats:
         """(C, N) each request's latency at each tier, as if it came there when it arrives; 0 where it does not come.
@@ -291,12 +265,12 @@ class Deployer:
         _, tables = self._routed(thresholds)
         latencies, written_s = np.zeros(processed.shape), np.zeros(processed.shape)
         for tier, (table, strategy) in enumerate(zip(tables, strategies, strict=True)):
-            load = self._load(tier, processed[tier], self._answers(tier, processed))
+            load = self._traffic.load(tier, processed[tier], self._traffic.answers(tier, processed))
             tiers, times = np.where(load.graded == OWN, tier, load.graded), table.times(strategy)
             np.add.at(latencies, (tiers, load.row), times.finish_s)
             written_s[tier, load.row[load.own]] = times.written_s[load.own]
         if self.grading is not None and not self.grading.by_tier:
-            load = self._judge_load(self.grading, processed)
+            load = self._traffic.of_judge(self.grading, processed)
             served = serve(load.work, self.grading.replicas, self.dispatch)
             latencies[load.graded, load.row] += served.finish_s - load.work.arrival_s
         return latencies, written_s
@@ -325,7 +299,7 @@ class Deployer:
         return table.alone_s(measured) if table.can_serve else np.full(len(everyone), INFEASIBLE)
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
-        return tier_load(self.sample, tier, Arrivals(np.flatnonzero(chosen), self._arrival_s[chosen])).work
+        return self._traffic.workload(tier, chosen)
 
     def _routed(self, thresholds: Sequence[float]) -> tuple[tuple[bytes, ...], list[LatencyTable]]:
         """(what tells this routing from others, the table of each tier)."""
@@ -336,52 +310,40 @@ class Deployer:
             self._on_evaluation(len(self._tried))
         if not self._judge_keeps_up(processed):
             return key, [self._unserved] * len(processed)
-        return key, [self._table(tier, row, self._answers(tier, processed)) for tier, row in enumerate(processed)]
+        return key, [
+            self._table(tier, row, self._traffic.answers(tier, processed)) for tier, row in enumerate(processed)
+        ]
 
     @functools.cached_property
     def _unserved(self) -> LatencyTable:
         """The table of a tier that nothing can serve."""
         everyone = np.ones(len(self.sample), np.bool_)
-        return self._unserved_table(self._load(0, everyone, everyone[None][:0]).work)
+        return self._unserved_table(self._traffic.load(0, everyone, everyone[None][:0]).work)
 
     def _judge_keeps_up(self, processed: Bools) -> bool:
         """Whether the replicas of a judge model sustain the answers of a routing; True where a tier grades."""
         grading = self.grading
-        if grading is None or grading.by_tier or self.max_utilisation is None or not np.isfinite(self._rate_per_s):
+        if (
+            grading is None
+            or grading.by_tier
+            or self.max_utilisation is None
+            or not np.isfinite(self._traffic.rate_per_s)
+        ):
             return True
         key = self.sample.judged_answers(processed).tobytes()
         if key not in self._keeps_up:
-            work = self._judge_load(grading, processed).work
-            needed = needed_per_s(self._per_s(work), self.max_utilisation)
+            work = self._traffic.of_judge(grading, processed).work
+            needed = needed_per_s(self._traffic.per_s(work), self.max_utilisation)
             self._keeps_up[key] = not len(work) or needed <= grading.sustained_per_s(work)
         return self._keeps_up[key]
-
-    def _judge_load(self, grading: Grading, processed: Bools) -> TierLoad:
-        """What the replicas of a judge model are sent."""
-        return self._load(grading.tier, np.zeros(len(self.sample), np.bool_), self.sample.judged_answers(processed))
-
-    def _answers(self, tier: int, processed: Bools) -> Bools:
-        """(A, N) the answers, by the tier that gave them, that `tier` grades; A is 0 where it grades none."""
-        graded = self.grading is not None and self.grading.tier == tier
-        return self.sample.judged_answers(processed) if graded else processed[:0]
 
     def _table(self, tier: int, chosen: Bools, answers: Bools) -> LatencyTable:
         key = (tier, chosen.tobytes(), answers.tobytes())
         if key not in self._tables:
-            self._tables[key] = self._new_table(tier, self._load(tier, chosen, answers))
+            self._tables[key] = self._new_table(tier, self._traffic.load(tier, chosen, answers))
             if tier in self._verified:
                 self._tables[key].verify()
         return self._tables[key]
-
-    def _load(self, tier: int, chosen: Bools, answers: Bools) -> TierLoad:
-        """What a tier is sent; all of it as if it came when the request arrives."""
-
-        def arrivals(these: Bools) -> Arrivals:
-            rows = np.flatnonzero(these)
-            return Arrivals(rows, self._arrival_s[rows])
-
-        graded = [(of, arrivals(these)) for of, these in enumerate(answers)]
-        return tier_load(self.sample, tier, arrivals(chosen), self.grading, graded)
 
     def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
         sustain = self._sustain_of(tier, load.work)
@@ -394,26 +356,22 @@ class Deployer:
         if not load.own.any():
             return Measured.LATENCY
         is_last = tier == len(self.sample.tiers) - 1
-        return measured_at(self.objective, streamed=is_last and not self.sample.best_answer)
+        return measured_at(self.objective, streamed=is_last and self.sample.streams_last)
 
     def _unserved_table(self, work: Workload) -> LatencyTable:
         return self.table(work, [], self.dispatch, self.percentile)
 
     def _sustain_of(self, tier: int, work: Workload) -> Sustain | None:
         """What a tier must sustain of the requests that reach it, with the estimate of what its kinds do."""
-        if self.max_utilisation is None or not np.isfinite(self._rate_per_s):
+        if self.max_utilisation is None or not np.isfinite(self._traffic.rate_per_s):
             return None
-        return Sustain(self._per_s(work), self.max_utilisation, self._saturation_of(tier))
-
-    def _per_s(self, work: Workload) -> float:
-        """The rate at which a tier's requests come: its share of all, as in sustained_load."""
-        return self._rate_per_s * len(work) / len(self.sample)
+        return Sustain(self._traffic.per_s(work), self.max_utilisation, self._saturation_of(tier))
 
     def _saturation_of(self, tier: int) -> Mapping[Replica, float]:
         """What simulation says of arithmetic capacities, over all requests: an estimate for those that reach the tier."""
         if tier not in self._saturation:
             everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
-            work = self._load(tier, everyone[tier], self._answers(tier, everyone)).work
+            work = self._traffic.load(tier, everyone[tier], self._traffic.answers(tier, everyone)).work
             means = work.mean_tokens
             self._saturation[tier] = {
                 kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]
@@ -430,7 +388,7 @@ class Deployer:
         def slowest_s(counts: Sequence[int]) -> float:
             return max(table.latency_s(count) for table, count in zip(tables, counts, strict=True))
 
-        solved = allocate(lambda limit_s: self._fewest_within(tables, limit_s, self.gpus), slowest_s, reachable_s)
+        solved = allocate(lambda limit_s: fewest_within(tables, limit_s, self.gpus), slowest_s, reachable_s)
         return None if solved is None else self._on(tables, solved[0])
 
 

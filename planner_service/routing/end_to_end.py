@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from planner_service.deployment.search import Strategy
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.goals import sustaining
-from planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Binds, Deployment, Proof, Solution, Unreachable
-from planner_service.simulator.felt import Objective, felt_s, percentile_s
-from planner_service.simulator.workload import Floats
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.goals import sustaining
+from penstock.planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
+from penstock.planner_service.routing.quality import JudgedSample, replies, route
+from penstock.planner_service.routing.solution import Binds, Deployment, Proof, Solution, Unreachable
+from penstock.planner_service.simulator.felt import felt_s, percentile_s
+from penstock.planner_service.simulator.workload import Floats
+from penstock.types.planning import Objective
 
 FeltSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
 Key = tuple[float, ...]
@@ -317,7 +318,7 @@ def least_felt_s(
         processed = route(sample, thresholds).processed
         if objective is Objective.PACE:  # felt_s divides what is written by the tokens after the first
             later = np.maximum(1, sample.output_tokens.T - 1)
-            paces = felt_s(objective, sample.replies(processed), np.zeros(len(sample)), alone_s * later)
+            paces = felt_s(objective, replies(sample, processed), np.zeros(len(sample)), alone_s * later)
             return percentile_s(paces, percentile)
         each_s = np.where(processed, alone_s, 0.0) + sample.judged_s(processed, judge_s)
         return percentile_s(each_s.sum(axis=0), percentile)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.grid import (
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.grid import (
     EPSILON,
     INFEASIBLE,
     MOST_EVALUATIONS,
@@ -25,10 +25,10 @@ from planner_service.routing.grid import (
     first_within,
     search,
 )
-from planner_service.routing.pattern_search import EXCESS_PENALTY, PENALTY, chebyshev_search, pattern_search
-from planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev_quality, route
-from planner_service.routing.solution import Binds, Proof, Solution, Unreachable
-from planner_service.simulator.workload import Floats
+from penstock.planner_service.routing.pattern_search import EXCESS_PENALTY, PENALTY, chebyshev_search, pattern_search
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev_quality, route
+from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
+from penstock.planner_service.simulator.workload import Floats
 
 MOST_TRIED = 100  # routings that a search for the highest rate tries at each
 
@@ -319,7 +319,7 @@ def _searched_cheapest(deployer: Deployer, min_quality: float, max_latency_s: fl
 
 
 def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample) -> Solution:
-    """The twin of _searched: latency is penalised, between that of the first tier alone and that of the last."""
+    """The counterpart of _searched: latency is penalised, between that of the first tier alone and that of the last."""
     ends = [deployer.latency_s([end] * (len(judged.tiers) - 1)) for end in (0.0, SKIPPED)]
     least, most = min(ends), max((end for end in ends if end < INFEASIBLE), default=INFEASIBLE)
 

@@ -1,6 +1,6 @@
 """Grading as load: what judges, and what it is sent. No I/O.
 
-The answer of every tier but the last is graded before it is accepted or escalates (with `best_answer`, that of the last as
+The answer of every tier but the last is graded before it is accepted or escalates (for the best answer, that of the last as
 well if there is another), so how many grading requests there are follows from thresholds and skip rule. A tier that grades is
 sent prompt, answer and question, replies with a few tokens, and serves grading requests before all waiting ones. A judge
 model reads prompt and answer in one forward pass. Grading requests are computed whole: their prompts begin with the question,
@@ -13,12 +13,12 @@ from typing import Self
 
 import numpy as np
 
-from planner_service.deployment.saturation import saturated_per_s
-from planner_service.routing.quality import JudgedSample
-from planner_service.simulator import EngineLimits, Replica
-from planner_service.simulator.workload import Bools, Floats, Ints, Workload
-from services.domain.hardware import ReplicaShape
-from services.domain.latency import StepLatencyModel
+from penstock.planner_service.deployment.saturation import saturated_per_s
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.simulator import EngineLimits, Replica
+from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 
 QUESTION_TOKENS = 150  # instructions, marks and chat template of the judge's grading request: about 450 characters
 REPLY_TOKENS = 4  # what the judge allows for a grade
@@ -67,7 +67,7 @@ class Grading:
 
     def longest_tokens(self, sample: JudgedSample) -> int:
         """Of one grading request and its reply; 0 where no answer is graded."""
-        graded = range(len(sample.tiers) if sample.best_answer else len(sample.tiers) - 1)
+        graded = range(len(sample.tiers) - 1 if sample.streams_last else len(sample.tiers))
         return max((int(self.input_tokens(sample, tier).max()) + self.reply_tokens for tier in graded), default=0)
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.routing import bounds
-from planner_service.routing.quality import JudgedSample, all_qualities
-from planner_service.routing.solution import Proof
-from planner_service.simulator.workload import Floats, Ints
+from penstock.planner_service.routing import bounds
+from penstock.planner_service.routing.quality import JudgedSample, all_qualities
+from penstock.planner_service.routing.solution import Proof
+from penstock.planner_service.simulator.workload import Floats, Ints
 
 Point = tuple[int, ...]
 Evaluate = Callable[[Point, float], float]
@@ -87,12 +87,15 @@ class Grid:
         worst = np.zeros(shape)
         for tier in range(tiers):
             below = [compared[:, t] if t < tier else everyone for t in range(MOST_TIERS - 1)]
-            levels = [self.levels[t] if t < tier else np.ones(1) for t in range(MOST_TIERS - 1)]
-            members = [(s[None, :] < level[:, None]).astype(np.float64) for s, level in zip(below, levels, strict=True)]
+            first, second = [self.levels[t] if t < tier else np.ones(1) for t in range(MOST_TIERS - 1)]
+            members = [
+                (s[None, :] < level[:, None]).astype(np.float64)
+                for s, level in zip(below, (first, second), strict=True)
+            ]
             counts: Ints = np.rint(members[0] @ members[1].T).astype(np.int64)
             slowest = np.argsort(-alone_s[tier], kind="stable")
             of_tier = bounds.percentile_bounds(
-                np.array(below), *levels, counts, np.ascontiguousarray(alone_s[tier]), slowest, percentile / 100
+                np.array(below), first, second, counts, np.ascontiguousarray(alone_s[tier]), slowest, percentile / 100
             )
             of_tier = np.broadcast_to(of_tier, shape).copy()
             if tier < tiers - 1:  # not asked where it is passed over

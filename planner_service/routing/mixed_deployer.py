@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from planner_service.deployment.mixed import GpuTypes, MixedTable, Room
-from planner_service.deployment.remote import RemoteTable
-from planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.grading import Grading, TierLoad
-from planner_service.routing.quality import JudgedSample
-from planner_service.routing.solution import Deployment
-from planner_service.simulator.felt import Objective
-from planner_service.simulator.remote import RemoteTier
-from planner_service.simulator.tier import Dispatch, Replica
-from planner_service.simulator.workload import Floats, Workload
-from services.domain.errors import invalid
+from penstock.planner_service.deployment.mixed import GpuTypes, MixedTable, Room
+from penstock.planner_service.deployment.remote import RemoteTable
+from penstock.planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.grading import Grading, TierLoad
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Deployment
+from penstock.planner_service.simulator.remote import RemoteTier
+from penstock.planner_service.simulator.tier import Dispatch, Replica
+from penstock.planner_service.simulator.workload import Floats, Workload
+from penstock.services.domain.errors import invalid
+from penstock.types.planning import Objective
 
 TOLERANCE = 1e-3  # of the least latency
 EXACT_IS_FOR_ONE = "exact is for a cluster of one type of GPU, without remote tiers"
@@ -62,7 +62,7 @@ class MixedDeployer(Deployer):
             on_evaluation=on_evaluation,
         )
         self.types, self._remotes = types, remotes
-        if any(remotes) and not np.isfinite(self._rate_per_s):
+        if any(remotes) and not np.isfinite(self._traffic.rate_per_s):
             raise invalid("trace", "the arrivals come all at once: a remote tier is paid by the rate")
         self._chosen: dict[tuple[tuple[MixedTable, ...], float], tuple[float, tuple[Strategy, ...]] | None] = {}
 
@@ -157,7 +157,7 @@ class MixedDeployer(Deployer):
             self.types,
             load.counted,
             self._measured(tier, load),
-            per_s=self._per_s(load.work),
+            per_s=self._traffic.per_s(load.work),
             max_utilisation=1.0 if self.max_utilisation is None else self.max_utilisation,
         )
 

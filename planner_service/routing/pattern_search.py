@@ -5,13 +5,14 @@ From proportional routing, and from each tier alone: steps along one threshold o
 all, then half the step where none is better. Nothing is proved of what it finds.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.quality import JudgedSample, chebyshev, proportional, route
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.quality import JudgedSample, chebyshev, proportional, route
 
 STABLE_ROUNDS = 3
 PENALTY = 1e4  # of the whole spread of quality, in seconds: large enough that a plan that meets the target wins
@@ -28,18 +29,27 @@ def chebyshev_search(deployer: Deployer, min_quality: float, judged: JudgedSampl
     return pattern_search(judged, score)
 
 
-def pattern_search(judged: JudgedSample, score: Callable[[Sequence[float]], float]) -> tuple[tuple[float, ...], float]:
-    """(thresholds, the least score found), from proportional routing and from each tier alone."""
+def pattern_search(
+    judged: JudgedSample, score: Callable[[Sequence[float]], float], begin: Sequence[float] = ()
+) -> tuple[tuple[float, ...], float]:
+    """(thresholds, the least score found), from thresholds to begin with, or proportional routing and each tier alone."""
     levels = [judged.levels(tier) for tier in range(len(judged.tiers) - 1)]
 
     def thresholds(at: tuple[int, ...]) -> tuple[float, ...]:
         return tuple(float(levels[t][i]) for t, i in enumerate(at))
 
+    @functools.cache  # most moves of one round are among those of the next
+    def score_at(at: tuple[int, ...]) -> float:
+        return score(thresholds(at))
+
     sizes = [len(level) for level in levels]
-    start = tuple(int(np.searchsorted(level, h)) for level, h in zip(levels, proportional(judged), strict=True))
-    # and from each tier alone: what is passed over and what is not are far apart
-    alone = [tuple(0 if t == tier else size - 1 for t, size in enumerate(sizes)) for tier in range(len(judged.tiers))]
-    best, at = min(_descend(lambda at: score(thresholds(at)), begin, sizes) for begin in (start, *alone))
+    first = begin or proportional(judged)
+    starts = [tuple(int(np.searchsorted(level[:-1], h)) for level, h in zip(levels, first, strict=True))]
+    if not begin:  # what is passed over and what is not are far apart
+        starts += [
+            tuple(0 if t == tier else size - 1 for t, size in enumerate(sizes)) for tier in range(len(sizes) + 1)
+        ]
+    best, at = min(_descend(score_at, start, sizes) for start in starts)
     return thresholds(at), best
 
 

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from planner_service.deployment.search import Strategy
+from penstock.planner_service.deployment.search import Strategy
 
 
 class Proof(enum.Enum):

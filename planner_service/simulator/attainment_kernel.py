@@ -1,16 +1,16 @@
 """Judges tokens against their SLOs while they are simulated, compiled. No I/O.
 
-The compiled twin of `services.domain.slo.attainment`: a first token is late behind its deadline, a pace is judged over every
-window of ten gaps, and over the whole of a shorter reply. A property test drives both with the same tokens.
+The compiled version of `services.domain.slo.attainment`: a first token is late after its deadline, a pace is judged
+over every window of ten gaps, and over the whole of a shorter reply. A property test drives both with the same tokens.
 """
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from services.domain.slo.attainment import PACE_WINDOW_TOKENS, TOLERANCE_S
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS, TOLERANCE_S
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ def new_judgement(requests: int) -> Judgement:
     return Judgement(zeros[0], np.zeros(requests), np.zeros((requests, PACE_WINDOW_TOKENS)), zeros[1])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=False)
 def judge_token(r: int, at_s: float, last: bool, slos: Slos, judgement: Judgement) -> None:
     """A token of request r came at `at_s`; `last`: it is the last one of its reply."""
     k = judgement.tokens[r]

@@ -1,38 +1,33 @@
 """One step of the worker's batch scheduler, compiled: plan it, time it, commit it. No I/O.
 
-The twin of `worker_service.scheduling.BatchScheduler` with the policies `DecodeFirst` and `PrefillFirst`. Three kernels run
-it: `kernel` a replica from its first request to its last, `instance_kernel` an instance that can be stopped and relieved of
-sequences, `judged_replica` a replica whose tokens are judged by their SLOs. Property tests drive the original next to it. It
-keeps counts where the original keeps blocks and tokens. Of prefix reuse it has what a request finds in the cache when it
-first starts, which is given; what KV is shared and evicted is not simulated.
+The compiled version of `worker_service.scheduling.BatchScheduler` with the policies `DecodeFirst` and `PrefillFirst`.
+Three kernels run it: `kernel` a replica from its first request to its last, `instance_kernel` an instance that can be
+stopped and relieved of sequences, `benchmarks.judged_replica` one whose tokens are judged by their SLOs. Property tests
+drive the original next to it. It keeps counts where the original keeps blocks and tokens. Of prefix reuse it has what a
+request finds in the cache when it first starts, which is given; what KV is shared and evicted is not simulated.
 """
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.compiled.layout import base_s
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
-# counts of a batch
-RUNNING, WAITING, FREE = range(3)  # requests, requests, KV blocks
-BATCH_COUNTS = 3
-# limits of an engine, and the policy of its batches
-BLOCK_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS, POLICY = range(4)
+# counts of a batch: requests that run, wait, or are on their way to an instance of a cluster; KV blocks
+RUNNING, WAITING, COMING, FREE = range(4)
+BATCH_COUNTS = 4
+ROWS = 2  # RUNNING and WAITING
 # of a simulated replica
-BUSY_S, STEPS, PREEMPTIONS, TOKENS, PEAK_RUNNING = range(5)
-COUNTERS = 5
+BUSY_S, STEPS, PREEMPTIONS, TOKENS = range(4)
+COUNTERS = 4
 LATENCY, FIRST_TOKEN, PACE = range(3)  # what is measured, see felt.Measured
 # policies, see worker_service.scheduling.policies
 DECODE_FIRST, PREFILL_FIRST = range(2)
-# rates of its step times, see StepLatencyModel; MIXED: see cluster.Moves
-CONTEXT_S, PAIR_S, GAP_S, MIXED = range(4)
-
-WITHOUT_ALLOCATION = {"_nrt": False, "forceinline": True}
-"""For numba.njit of functions that allocate nothing: their arrays are the caller's, and no references to them are counted.
-Counting them, with atomic instructions at every call, took two thirds of a simulation."""
 
 PRIORITY_STEP = 1 << 40  # ranks of one priority: more than requests ever come
 
@@ -68,72 +63,91 @@ class Load(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """What limits and times the steps of a replica. limits (4), rates (4); kx, ky: knots of the base step time."""
+    """What limits and times the steps of a replica. stages: its lanes; blocks: of KV, that each of them has.
 
-    limits: N
-    rates: F
-    kx: F
-    ky: F
+    policy: of its batches. knot_tokens, knot_s and all rates: of StepLatencyModel. mixed: see cluster.Moves.
+    """
+
+    stages: int
+    blocks: int
+    block_tokens: int
+    max_running: int
+    max_step_tokens: int
+    policy: int
+    context_token_s: float
+    pair_s: float
+    gap_s: float
+    mixed: float
+    knot_tokens: F
+    knot_s: F
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def base_s(tokens: float, kx: F, ky: F) -> float:
-    """services.domain.latency.StepLatencyModel.base_s."""
-    at = 1
-    while at < len(kx) - 1 and kx[at] <= tokens:
-        at += 1
-    seconds: float = ky[at - 1] + (tokens - kx[at - 1]) * (ky[at] - ky[at - 1]) / (kx[at] - kx[at - 1])
-    return max(0.0, seconds)
+class Batch(NamedTuple):
+    """counts (BATCH_COUNTS or more). rows (ROWS or more, capacity): the numbers of counts[RUNNING] and of counts[WAITING]
+    requests, by rank."""
+
+    counts: N
+    rows: N
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+class Outcome(NamedTuple):
+    """What N requests received: when the first and the last token came, (N) each; and counters (COUNTERS) of the replica."""
+
+    first_s: F
+    finish_s: F
+    counters: F
+
+
+class Lateness(NamedTuple):
+    """When to give up: once more than `allowed` requests are late. due_s (N): a request is, if what is `measured` of it is
+    that or more."""
+
+    due_s: F
+    allowed: int
+    measured: int
+
+
+@compiled(allocates=False)
 def blocks_for(tokens: int, block_tokens: int) -> int:
     return (tokens + block_tokens - 1) // block_tokens
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def plan_step(counts: N, running: N, waiting: N, requests: Requests, limits: N) -> tuple[Load, int]:
-    """Set the chunk of each request of the next step, by limits[POLICY].
+@compiled(allocates=False)
+def plan_step(batch: Batch, requests: Requests, engine: Engine) -> tuple[Load, int]:
+    """Set the chunk of each request of the next step, by the engine's policy.
 
     DECODE_FIRST: decodes, then running prompts, then prompts that wait. PREFILL_FIRST: prompts, those that wait included;
-    decodes only in a step without a prompt. counts (BATCH_COUNTS and more); running, waiting: request numbers by rank.
-    Returns what the step computes, and how many were preempted for room.
+    decodes only in a step without a prompt. Returns what the step computes, and how many were preempted for room.
     """
     load, preemptions = Load(0, 0, 0.0, 0, 0, 0), 0
-    prompts_first = limits[POLICY] == PREFILL_FIRST
+    prompts_first = engine.policy == PREFILL_FIRST
     decodes, prompts = np.bool_(True), np.bool_(False)  # numba would compile the callee for each constant
     if not prompts_first:
-        load, preemptions = _continue_running(decodes, load, preemptions, counts, running, waiting, requests, limits)
-    if load.decodes < counts[RUNNING]:
-        load, preemptions = _continue_running(prompts, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(decodes, load, preemptions, batch, requests, engine)
+    if load.decodes < batch.counts[RUNNING]:
+        load, preemptions = _continue_running(prompts, load, preemptions, batch, requests, engine)
     if preemptions == 0:
-        load = _start_waiting(load, counts, running, waiting, requests, limits)
+        load = _start_waiting(load, batch, requests, engine)
     if prompts_first and load.tokens == 0:
-        load, preemptions = _continue_running(decodes, load, preemptions, counts, running, waiting, requests, limits)
+        load, preemptions = _continue_running(decodes, load, preemptions, batch, requests, engine)
     return load, preemptions
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+@compiled(allocates=False)
 def _continue_running(
-    decodes: bool,  # their turn; else the prompts'
+    decodes: bool | np.bool_,  # their turn; else the prompts'
     load: Load,
     preemptions: int,
-    counts: N,
-    running: N,
-    waiting: N,
+    batch: Batch,
     requests: Requests,
-    limits: N,
+    engine: Engine,
 ) -> tuple[Load, int]:
     """Set the chunks of the running requests whose turn it is; the load and the preemptions with theirs."""
     length, computed, blocks, chunk = requests.length, requests.computed, requests.blocks, requests.chunk
-    block, budget = limits[BLOCK_TOKENS], limits[MAX_STEP_TOKENS] - load.tokens
-    context, pairs, decode_context, longest, decoding = (
-        load.context,
-        load.pairs,
-        load.decode_context,
-        load.longest,
-        load.decodes,
-    )
+    counts, running = batch.counts, batch.rows[RUNNING]
+    block, budget = engine.block_tokens, engine.max_step_tokens - load.tokens
+    context, pairs, decoding = load.context, load.pairs, load.decodes
+    decode_context, longest = load.decode_context, load.longest
     i = 0
     while i < counts[RUNNING] and budget > 0:
         r = running[i]
@@ -146,15 +160,8 @@ def _continue_running(
         needed = blocks_for(end, block) - blocks[r] if end > blocks[r] * block else 0
         victim = -1
         while needed > counts[FREE] and victim != r:
-            last = counts[RUNNING] - 1  # the victim is no earlier than r, which has no chunk yet
-            while chunk[running[last]] > 0:
-                last -= 1
-            victim = running[last]
+            victim = _preempt_last(batch, requests)
             preemptions += 1
-            drop(running, counts, RUNNING, victim)
-            counts[FREE] += blocks[victim]
-            blocks[victim] = computed[victim] = 0
-            insert(waiting, counts, WAITING, victim, requests.rank)
         if victim == r:
             continue  # it gave up its own place, which the next one has now
         if needed > 0:
@@ -170,34 +177,45 @@ def _continue_running(
         else:
             pairs += want * (computed[r] + 0.5 * (want + 1))
         i += 1
-    return Load(limits[MAX_STEP_TOKENS] - budget, context, pairs, decoding, decode_context, longest), preemptions
+    return Load(engine.max_step_tokens - budget, context, pairs, decoding, decode_context, longest), preemptions
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def _start_waiting(load: Load, counts: N, running: N, waiting: N, requests: Requests, limits: N) -> Load:
+@compiled(allocates=False)
+def _preempt_last(batch: Batch, requests: Requests) -> int:
+    """Free the blocks of the last running request that has no chunk yet; it waits again, and is returned."""
+    counts, running = batch.counts, batch.rows[RUNNING]
+    last = counts[RUNNING] - 1
+    while requests.chunk[running[last]] > 0:
+        last -= 1
+    victim = running[last]
+    drop(batch, RUNNING, victim)
+    counts[FREE] += requests.blocks[victim]
+    requests.blocks[victim] = requests.computed[victim] = 0
+    insert(batch, WAITING, victim, requests.rank)
+    return victim
+
+
+@compiled(allocates=False)
+def _start_waiting(load: Load, batch: Batch, requests: Requests, engine: Engine) -> Load:
     """Start those that wait, by rank, while there is room; the load with their chunks.
 
     A request may bring the KV of its first tokens (`computed`), as one does whose prompt was computed elsewhere, or begins
     like one that was computed here. All of its KV counts as its own.
     """
     length, computed = requests.length, requests.computed
-    budget = limits[MAX_STEP_TOKENS] - load.tokens
-    context, pairs, decode_context, longest, decodes = (
-        load.context,
-        load.pairs,
-        load.decode_context,
-        load.longest,
-        load.decodes,
-    )
+    counts, waiting = batch.counts, batch.rows[WAITING]
+    budget = engine.max_step_tokens - load.tokens
+    context, pairs, decodes = load.context, load.pairs, load.decodes
+    decode_context, longest = load.decode_context, load.longest
     while budget > 0 and counts[WAITING] > 0:
         r = waiting[0]
-        if not _can_start(r, counts, requests, limits):
+        if not _can_start(r, counts, requests, engine):
             break
-        drop(waiting, counts, WAITING, r)
-        insert(running, counts, RUNNING, r, requests.rank)
+        drop(batch, WAITING, r)
+        insert(batch, RUNNING, r, requests.rank)
         start = computed[r]
         want = min(budget, length[r] - start)
-        requests.blocks[r] = blocks_for(start + want, limits[BLOCK_TOKENS])
+        requests.blocks[r] = blocks_for(start + want, engine.block_tokens)
         counts[FREE] -= requests.blocks[r]
         requests.chunk[r] = want
         budget -= want
@@ -208,35 +226,35 @@ def _start_waiting(load: Load, counts: N, running: N, waiting: N, requests: Requ
             longest = max(longest, start + 1)
         else:
             pairs += want * (start + 0.5 * (want + 1))
-    return Load(limits[MAX_STEP_TOKENS] - budget, context, pairs, decodes, decode_context, longest)
+    return Load(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest)
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def _can_start(r: int, counts: N, requests: Requests, limits: N) -> bool:
-    fits: bool = blocks_for(requests.length[r], limits[BLOCK_TOKENS]) <= counts[FREE]
-    return fits and counts[RUNNING] < limits[MAX_RUNNING]
+@compiled(allocates=False)
+def _can_start(r: int, counts: N, requests: Requests, engine: Engine) -> bool:
+    fits: bool = blocks_for(requests.length[r], engine.block_tokens) <= counts[FREE]
+    return fits and counts[RUNNING] < engine.max_running
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+@compiled(allocates=False)
 def step_s(load: Load, engine: Engine) -> float:
     """Seconds that a step takes; 0 for an empty one. See StepLatencyModel.step_s."""
     if load.tokens == 0:
         return 0.0
-    rates = engine.rates
     gap = load.longest * load.decodes - load.decode_context
     unlike = gap / (load.decodes * load.longest) if load.decodes > 0 else 0.0
-    attention = rates[CONTEXT_S] * (load.context + load.decode_context * rates[MIXED] * unlike)
-    return base_s(load.tokens, engine.kx, engine.ky) + attention + rates[PAIR_S] * load.pairs + rates[GAP_S] * gap
+    attention = engine.context_token_s * (load.context + load.decode_context * engine.mixed * unlike)
+    return base_s(load.tokens, engine) + attention + engine.pair_s * load.pairs + engine.gap_s * gap
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def commit(counts: N, running: N, requests: Requests, end_s: float, ended: N) -> int:
+@compiled(allocates=False)
+def commit(batch: Batch, requests: Requests, end_s: float, ended: N) -> int:
     """The step ended at end_s: what reached its last token gets the next one, what has all its tokens leaves.
 
     ended: out, the requests that left; returns how many.
     """
     prompt, output, length, computed = requests.prompt, requests.output, requests.length, requests.computed
     blocks, chunk = requests.blocks, requests.chunk
+    counts, running = batch.counts, batch.rows[RUNNING]
     remaining, n_ended = 0, 0
     for i in range(counts[RUNNING]):
         r = running[i]
@@ -259,17 +277,18 @@ def commit(counts: N, running: N, requests: Requests, end_s: float, ended: N) ->
     return n_ended
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N) -> tuple[int, int, int]:
+@compiled(allocates=False)
+def quiet_steps(batch: Batch, requests: Requests, engine: Engine) -> tuple[int, int, int]:
     """(steps that may follow in which only contexts grow, total context of their first, how much longer its longest is).
 
     Quiet: all running requests decode, none ends, none waits that could start, and no block is missing.
     """
+    counts, running = batch.counts, batch.rows[RUNNING]
     n = counts[RUNNING]
-    if n == 0 or n > limits[MAX_STEP_TOKENS]:
+    if n == 0 or n > engine.max_step_tokens:
         return 0, 0, 0
-    starts = n < limits[MAX_STEP_TOKENS] or limits[POLICY] == PREFILL_FIRST
-    if counts[WAITING] > 0 and starts and _can_start(waiting[0], counts, requests, limits):
+    starts = n < engine.max_step_tokens or engine.policy == PREFILL_FIRST
+    if counts[WAITING] > 0 and starts and _can_start(batch.rows[WAITING, 0], counts, requests, engine):
         return 0, 0, 0
     shortest, context, longest = np.int64(1 << 60), 0, 0
     length, prompt, output, computed = requests.length, requests.prompt, requests.output, requests.computed
@@ -281,32 +300,40 @@ def quiet_steps(counts: N, running: N, waiting: N, requests: Requests, limits: N
         shortest = min(shortest, output[r] - produced)
         context += computed[r] + 1
         longest = max(longest, computed[r] + 1)
-    by_blocks = (counts[FREE] - n) * limits[BLOCK_TOKENS] // n
+    by_blocks = (counts[FREE] - n) * engine.block_tokens // n
     return max(0, min(shortest - 1, by_blocks)), context, longest * n - context
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def run_s(k: int, a: float, b: float) -> float:
-    """Seconds that k quiet steps take, the first a, each b longer than the one before."""
-    return k * a + b * (0.5 * k * (k - 1))
+@compiled(allocates=False)
+def quiet_s(
+    start_s: float, next_s: float, most: int, first_step_s: float, more_s: float, stages: int
+) -> tuple[int, float]:
+    """(how many quiet steps follow each other from start_s on, `most` at most; the seconds they take).
+
+    Step i takes first_step_s + i more_s, so that k of them take k first_step_s + more_s k (k - 1) / 2. They end with the
+    first that ends at next_s, when a request comes, or later. With several stages steps of lanes interleave: one.
+    """
+    if stages > 1:
+        return 1, first_step_s
+    steps = most
+    if next_s < np.inf and _run_s(most, first_step_s, more_s) > next_s - start_s:
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if _run_s(middle, first_step_s, more_s) >= next_s - start_s:
+                high = middle
+            else:
+                low = middle + 1
+        steps = low
+    return steps, _run_s(steps, first_step_s, more_s)
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def steps_until(wait_s: float, a: float, b: float, most: int) -> int:
-    """The fewest steps, of `most`, after which wait_s has passed; `most` if it has not."""
-    if run_s(most, a, b) <= wait_s:
-        return most
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        if run_s(middle, a, b) >= wait_s:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+@compiled(allocates=False)
+def _run_s(steps: int, first_step_s: float, more_s: float) -> float:
+    return steps * first_step_s + more_s * (0.5 * steps * (steps - 1))
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+@compiled(allocates=False)
 def measured_s(first_s: float, end_s: float, output: int, measured: int) -> float:
     """What is measured of a request that ends: when its first token came, its pace over `output` tokens, or its end."""
     if measured == FIRST_TOKEN:
@@ -316,23 +343,23 @@ def measured_s(first_s: float, end_s: float, output: int, measured: int) -> floa
     return end_s
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def drop(row: N, counts: N, which: int, r: int) -> None:
-    """Take request r out of a row of counts[which] request numbers, in which it is."""
-    i = 0
+@compiled(allocates=False)
+def drop(batch: Batch, which: int, r: int) -> None:
+    """Take request r out of a row, in which it is."""
+    row, i = batch.rows[which], 0
     while row[i] != r:
         i += 1
-    for j in range(i, counts[which] - 1):
+    for j in range(i, batch.counts[which] - 1):
         row[j] = row[j + 1]
-    counts[which] -= 1
+    batch.counts[which] -= 1
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def insert(row: N, counts: N, which: int, r: int, rank: N) -> None:
-    """Put request r at its place by rank."""
-    i = counts[which]
+@compiled(allocates=False)
+def insert(batch: Batch, which: int, r: int, rank: N) -> None:
+    """Put request r into a row, at its place by rank."""
+    row, i = batch.rows[which], batch.counts[which]
     while i > 0 and rank[row[i - 1]] > rank[r]:
         row[i] = row[i - 1]
         i -= 1
     row[i] = r
-    counts[which] += 1
+    batch.counts[which] += 1

@@ -3,7 +3,7 @@
 Each instance is the worker's batch scheduler (`instance_kernel`). A `Policy` (`policies`, `staged`) decides where requests go
 and when they move on; `loop` runs both.
 
-A live move: the source goes on decoding while KV is sent; at the first tick at which all of it could be there the sequence
+A live move: the source keeps decoding while KV is sent; at the first tick at which all of it could be there the sequence
 changes over between two of the source's steps. The receiver sets KV aside from the start; where what has been generated
 meanwhile does not fit, or the request has ended, nothing moves.
 """
@@ -13,24 +13,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_service.simulator import instance_kernel as kernel
-from planner_service.simulator.batch_step import (
+from penstock.planner_service.simulator import instance_kernel as kernel
+from penstock.planner_service.simulator.batch_step import (
     BUSY_S,
-    COUNTERS,
-    DECODE_FIRST,
+    COMING,
     FREE,
     PREEMPTIONS,
     RUNNING,
     STEPS,
     WAITING,
-    Engine,
     Requests,
 )
-from planner_service.simulator.tier import Replica
-from planner_service.simulator.workload import Floats, Ints, Workload
-from services.domain.errors import invalid
-from services.domain.stages import InFlight
-from services.domain.stages.worth import ROUND_TRIP_S, move_s
+from penstock.planner_service.simulator.tier import Replica
+from penstock.planner_service.simulator.workload import Floats, Ints, Workload
+from penstock.services.domain.errors import invalid
+from penstock.services.domain.stages import InFlight
+from penstock.services.domain.stages.worth import ROUND_TRIP_S, move_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +61,6 @@ class Transfer:
     reserved: int
 
 
-def _engine(replica: Replica, mixed: float) -> Engine:
-    limits, latency = replica.limits, replica.latency
-    return Engine(
-        np.array([limits.block_tokens, limits.max_running, limits.max_step_tokens, DECODE_FIRST], np.int64),
-        np.array([latency.context_token_s, latency.pair_s, latency.gap_s, mixed]),
-        np.array(latency.knot_tokens),
-        np.array(latency.knot_s),
-    )
-
-
 @dataclass
 class Cluster:
     """The state that policies see and change. Instances are numbered from 0. replicas: what each of them is.
@@ -96,12 +84,8 @@ class Cluster:
         room = min(replica.request_tokens for replica in self.replicas)
         if self.work.longest_tokens > room:
             raise invalid("workload", f"a request has {self.work.longest_tokens} tokens, KV {room}")
-        self.counts = np.zeros((e, kernel.COUNTS), np.int64)
-        self.counts[:, FREE] = [replica.lane_blocks for replica in self.replicas]
-        self._counters = np.zeros((e, COUNTERS))
-        self._running, self._waiting, self._coming = (np.zeros((e, n), np.int64) for _ in range(3))
-        self._coming_s, self._ready_s = np.zeros((e, n)), np.zeros((e, 1))
-        engines = {replica: _engine(replica, self.moves.mixed) for replica in dict.fromkeys(self.replicas)}
+        self.parts = [kernel.new_instance(n, replica.lane_blocks) for replica in self.replicas]
+        engines = {replica: replica.engine(mixed=self.moves.mixed) for replica in dict.fromkeys(self.replicas)}
         self._engines = [engines[replica] for replica in self.replicas]
         self.length = self.work.input_tokens.copy()
         self.computed = self.work.cached_tokens.copy()
@@ -131,28 +115,35 @@ class Cluster:
 
     @property
     def busy_s(self) -> Floats:
-        return self._counters[:, BUSY_S]
+        return self._counted(BUSY_S)
 
     @property
     def steps(self) -> int:
-        return int(self._counters[:, STEPS].sum())
+        return int(self._counted(STEPS).sum())
 
     @property
     def preemptions(self) -> int:
-        return int(self._counters[:, PREEMPTIONS].sum())
+        return int(self._counted(PREEMPTIONS).sum())
+
+    def _counted(self, counter: int) -> Floats:
+        return np.array([part.counters[counter] for part in self.parts])
 
     def send(self, request: int, instance: int, at_s: float) -> None:
         """A new request goes to an instance."""
         self.home[request] = instance
-        kernel.put_in(self.counts[instance], self._coming[instance], self._coming_s[instance], request, at_s)
+        kernel.put_in(self.parts[instance], request, at_s)
+
+    def row(self, instance: int, which: int) -> Ints:
+        """The requests of one row of an instance's batch."""
+        batch = self.parts[instance].batch
+        return batch.rows[which, : batch.counts[which]]
 
     def running(self, instance: int) -> Ints:
-        return self._running[instance, : self.counts[instance, RUNNING]]
+        return self.row(instance, RUNNING)
 
     def waiting(self, instance: int) -> Ints:
         """Requests there that hold no KV yet, those about to arrive included."""
-        rows, counts = self._waiting[instance], self.counts[instance]
-        return np.concatenate([rows[: counts[WAITING]], self._coming[instance, : counts[kernel.COMING]]])
+        return np.concatenate([self.row(instance, WAITING), self.row(instance, COMING)])
 
     def decoding(self, instance: int) -> Ints:
         """Running requests that have begun to answer: those that may move."""
@@ -165,56 +156,26 @@ class Cluster:
         return [InFlight(*pair) for pair in zip(lengths, inputs, strict=True)]
 
     def free_tokens(self, instance: int) -> int:
-        return int(self.counts[instance, FREE]) * self.replica.limits.block_tokens
+        return int(self.parts[instance].batch.counts[FREE]) * self.replica.limits.block_tokens
 
     def start_move(self, request: int, source: int, target: int) -> None:
         """Set KV aside at the target and send."""
         tokens = int(self.length[request])
         reserved = -(-tokens // self.replica.limits.block_tokens)
-        self.counts[target, FREE] -= reserved
+        self.parts[target].batch.counts[FREE] -= reserved
         self.transfers.append(Transfer(request, source, target, self.now_s + self.moves.transfer_s(tokens), reserved))
 
     def advance(self, until_s: float) -> list[int]:
         """Let every instance run until then; the requests that ended."""
         ended = list[int]()
         for i in range(self.instances):
-            count = kernel.advance(
-                until_s,
-                self.counts[i],
-                self._running[i],
-                self._waiting[i],
-                self._coming[i],
-                self._coming_s[i],
-                self._ready_s[i],
-                self._engines[i],
-                self.work.priority,
-                self._requests,
-                self._ended,
-                self._counters[i],
-            )
+            part, engine = self.parts[i], self._engines[i]
+            count = kernel.advance(until_s, part, engine, self.work.priority, self._requests, self._ended)
             finished = self._ended[:count]
             ended += finished.tolist()
             self.produced[i] += self.work.output_tokens[finished].sum()
         self.now_s = until_s
         return ended
-
-    def cancel(self, request: int) -> bool:
-        """Take a request out between two steps, wherever it is, and free its KV; False if it has ended or never came."""
-        instance = int(self.home[request])
-        if instance < 0 or self.finish_s[request] > 0:
-            return False
-        counts = self.counts[instance]
-        for which, rows in ((RUNNING, self._running), (WAITING, self._waiting), (kernel.COMING, self._coming)):
-            if request in rows[instance, : counts[which]]:
-                self._remove(request, instance, which)
-                self.finish_s[request] = self.now_s
-                self.produced[instance] += self.length[request] - self.work.input_tokens[request]
-                return True
-        raise RuntimeError(f"request {request} is not at instance {instance}, its home")
-
-    def _remove(self, request: int, instance: int, which: int) -> None:
-        rows = (self._running[instance], self._waiting[instance], self._coming[instance], self._coming_s[instance])
-        kernel.remove(self.counts[instance], *rows, self._requests, request, which)
 
     def complete_moves(self) -> list[tuple[Transfer, bool]]:
         """Those whose KV is there by now, and whether the request changed over."""
@@ -223,18 +184,18 @@ class Cluster:
         return [(t, self._change_over(t)) for t in done]
 
     def _change_over(self, t: Transfer) -> bool:
-        r, target = t.request, self.counts[t.target]
+        r, source, target = t.request, self.parts[t.source], self.parts[t.target].batch.counts
         target[FREE] += t.reserved
         needed = -(-int(self.computed[r]) // self.replica.limits.block_tokens)
         runs = r in self.running(t.source) and self.length[r] > self.work.input_tokens[r]
         if not runs or needed > target[FREE] or target[RUNNING] >= self.replica.limits.max_running:
             self.failed_moves += 1
             return False
-        self._remove(r, t.source, RUNNING)
+        kernel.remove(source, self._requests, r, RUNNING)
         self.blocks[r] = needed
         target[FREE] -= needed
-        at_s = max(self.now_s, float(self._ready_s[t.source, 0])) + ROUND_TRIP_S
-        kernel.put_in(target, self._coming[t.target], self._coming_s[t.target], r, at_s)
+        at_s = max(self.now_s, float(source.ready_s[0])) + ROUND_TRIP_S
+        kernel.put_in(self.parts[t.target], r, at_s)
         self.home[r] = t.target
         self.moved += 1
         self.moved_tokens += int(self.length[r])

@@ -10,22 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator.workload import Bools, Floats, Ints
-
-
-class Objective(enum.Enum):
-    """Which latency is meant.
-
-    LARGEST_TIER: of the slowest tier (the paper's L), from the arrival there to the last token. END_TO_END: from a request's
-    arrival to its final answer, over all tiers visited, judging included. FIRST_TOKEN: to the first token that its user
-    sees: a held answer is seen when its judge has accepted it, an answer that is streamed from its first token on. PACE:
-    seconds per token after the first, of the reply, as its tier writes it; an answer of one token has none.
-    """
-
-    LARGEST_TIER = "largest-tier"
-    END_TO_END = "end-to-end"
-    FIRST_TOKEN = "first-token"
-    PACE = "pace"
+from penstock.planner_service.simulator.workload import Bools, Floats, Ints
+from penstock.types.planning import Objective
 
 
 class Measured(enum.IntEnum):

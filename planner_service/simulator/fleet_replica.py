@@ -1,13 +1,14 @@
-"""One replica of a fleet under SLOs, compiled: its columns, its KV, and the best effort that it serves besides. No I/O."""
+"""One replica of a fleet under SLOs, compiled: its columns, its KV, and the best effort that it serves as well. No I/O."""
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from planner_service.simulator.attainment_kernel import Judgement
-from planner_service.simulator.drafts import NO_DRAFTS, Drafts
-from services.domain.slo.compiled.layout import (
+from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos
+from penstock.planner_service.simulator.drafts import NO_DRAFTS, Drafts
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.compiled.certified_step import MOST_HELD, ended
+from penstock.services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
     COUNTS,
@@ -16,11 +17,14 @@ from services.domain.slo.compiled.layout import (
     KIND,
     LEFT,
     PENDING,
+    PLACED,
     RELEASE_S,
     TIMES,
     TPOT_S,
+    Columns,
     F,
     N,
+    StepModel,
 )
 
 
@@ -40,83 +44,107 @@ class FleetRequests(NamedTuple):
     value: F
 
 
+AS_PREDICTED = np.ones(1)
+
+
 class FleetLimits(NamedTuple):
-    """kv_tokens, max_running: of each replica. hops: replicas that are tried behind the first. hop_s: until the next one
+    """kv_tokens: of each replica. hops: replicas that are tried after the first. hop_s: until the next one
     has the request. decline: requests that no replica admits end; otherwise they are served as best effort. least_loaded: the
     first choice is the replica with the fewest prompt tokens before it, else they take turns.
-    misses_allowed: the simulation is given up once more requests missed. drafts: for decodes under a promise.
+    misses_allowed: the simulation is given up once more requests missed. drafts: for decodes under a promise. took: shares of
+    their prediction that steps take, one after the other and then from the first on again.
     """
 
     kv_tokens: int
-    max_running: int
     hops: int
     hop_s: float
     decline: bool
     least_loaded: bool
     misses_allowed: int
     drafts: Drafts = NO_DRAFTS
+    took: F = AS_PREDICTED
 
 
 class FleetOutcome(NamedTuple):
     """What R requests received, (R) each: when the first and the last token came (0 for those declined), ADMITTED,
-    SERVED_BEST_EFFORT or DECLINED, by which replica, how often they were preempted."""
+    SERVED_BEST_EFFORT or DECLINED, by which replica, how often they were preempted. most_kv (replicas): the most KV tokens
+    that each replica held."""
 
     first_s: F
     finish_s: F
     outcome: N
     replica: N
     preemptions: N
+    most_kv: N
+
+
+def new_outcome(requests: int, replicas: int) -> FleetOutcome:
+    times, counts = np.zeros((2, requests)), np.zeros((3, requests), np.int64)
+    return FleetOutcome(times[0], times[1], counts[0], counts[1], counts[2], np.zeros(replicas, np.int64))
 
 
 class FleetReplica(NamedTuple):
     """One replica: its columns, and its queues of requests. memory (R): KV tokens of a promised request when it has all its
     tokens, 0 for others.
 
-    sizes: see below. reach_s (R): when a request reaches the replica that it was sent to.
+    sizes: see below. certified: of `certified_step`.
     """
 
-    counts: N
-    times: F
+    columns: Columns
     who: N
     inbox: N
     queue: N
     sizes: N
+    certified: F
 
 
 # sizes of a replica
-# WHOLE: KV of all promised requests when each has all its tokens; PEAK: what they hold at most at any time, by certificate
-COLUMNS, INBOX, QUEUED, WHOLE, PEAK, BEST_EFFORT_KV, BEST_EFFORT_RUNNING = range(7)
-SIZES = 7
+# WHOLE: KV of all promised requests when each has all its tokens
+COLUMNS, INBOX, QUEUED, WHOLE, BEST_EFFORT_KV, BEST_EFFORT_RUNNING = range(6)
+SIZES = 6
 
 
-@numba.njit(cache=True, nogil=True)
-def reserved(sizes: N) -> int:
+class Run(NamedTuple):
+    """What is served, and by which rules. tpots_s (L): every pace, as kept. judgement, out: what the requests receive."""
+
+    requests: FleetRequests
+    slos: Slos
+    tpots_s: F
+    model: StepModel
+    limits: FleetLimits
+    judgement: Judgement
+    out: FleetOutcome
+
+
+@compiled(allocates=False)
+def reserved(one: FleetReplica) -> int:
     """KV tokens that promised requests hold at most, now or later."""
-    return int(min(sizes[WHOLE], sizes[PEAK]))
+    return int(min(one.sizes[WHOLE], one.certified[MOST_HELD]))
 
 
-@numba.njit(cache=True, nogil=True)
-def held_kv(one: FleetReplica, grants: N, memory: N) -> int:
-    """KV tokens that promised requests hold at the end of a step with these tokens, prompts counted as a whole."""
-    held = 0
-    for i in range(one.sizes[COLUMNS]):
-        if memory[one.who[i]] > 0:
-            held += one.counts[CONTEXT, i] + (grants[i] if one.counts[DECODING, i] == 1 else one.counts[PENDING, i])
-    return held
+@compiled(allocates=False)
+def over_kv(one: FleetReplica, limits: FleetLimits) -> bool:
+    """Whether reserved KV, best effort's and a token for each of its decodes have no room."""
+    return reserved(one) + one.sizes[BEST_EFFORT_KV] + one.sizes[BEST_EFFORT_RUNNING] > limits.kv_tokens
 
 
-@numba.njit(cache=True, nogil=True)
-def start_best_effort(one: FleetReplica, requests: FleetRequests, judgement: Judgement, limits: FleetLimits) -> None:
-    """Start those queued for whom all their tokens and the next one have room, by arrival."""
-    while one.sizes[QUEUED] > 0 and one.sizes[COLUMNS] < limits.max_running:
+@compiled(allocates=False)
+def start_best_effort(
+    one: FleetReplica, requests: FleetRequests, judgement: Judgement, places: int, limits: FleetLimits
+) -> None:
+    """Start those queued for whom all their tokens and the next one have room, by arrival; first, promised requests have
+    places."""
+    while one.sizes[QUEUED] > 0 and one.sizes[COLUMNS] < places:
         r, n = one.queue[0], one.sizes[COLUMNS]
         needs = requests.prompt[r] + judgement.tokens[r]
-        held = reserved(one.sizes) + one.sizes[BEST_EFFORT_KV] + one.sizes[BEST_EFFORT_RUNNING]
+        held = reserved(one) + one.sizes[BEST_EFFORT_KV] + one.sizes[BEST_EFFORT_RUNNING]
         if held + needs + 1 > limits.kv_tokens:
             return
-        one.counts[KIND, n], one.counts[DECODING, n], one.counts[CONTEXT, n] = BEST_EFFORT, 0, 0
-        one.counts[PENDING, n], one.counts[LEFT, n] = needs, requests.output[r] - judgement.tokens[r]
-        one.times[DUE_S, n], one.times[TPOT_S, n], one.times[RELEASE_S, n] = np.inf, np.inf, -np.inf
+        counts, times = one.columns
+        counts[KIND, n], counts[DECODING, n], counts[CONTEXT, n] = BEST_EFFORT, 0, 0
+        counts[PENDING, n], counts[LEFT, n] = needs, requests.output[r] - judgement.tokens[r]
+        counts[PLACED, n] = 1
+        times[DUE_S, n], times[TPOT_S, n], times[RELEASE_S, n] = np.inf, np.inf, -np.inf
         one.who[n] = r
         one.sizes[COLUMNS] = n + 1
         one.sizes[BEST_EFFORT_KV] += needs
@@ -126,14 +154,14 @@ def start_best_effort(one: FleetReplica, requests: FleetRequests, judgement: Jud
         one.sizes[QUEUED] -= 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=False)
 def make_room(one: FleetReplica, memory: N, limits: FleetLimits, out: FleetOutcome) -> None:
-    """Preempt until reserved KV, best effort's and a token for each of its decodes have room."""
-    while reserved(one.sizes) + one.sizes[BEST_EFFORT_KV] + one.sizes[BEST_EFFORT_RUNNING] > limits.kv_tokens:
+    """Preempt until nothing is over."""
+    while over_kv(one, limits):
         preempt_last(one, memory, out)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=False)
 def preempt_last(one: FleetReplica, memory: N, out: FleetOutcome) -> None:
     """Queue the best-effort request started last again; where there is none, the promised request started last."""
     i = one.sizes[COLUMNS] - 1
@@ -145,15 +173,16 @@ def preempt_last(one: FleetReplica, memory: N, out: FleetOutcome) -> None:
     if memory[r] > 0:
         one.sizes[WHOLE] -= memory[r]
         memory[r] = 0
+        ended(one.certified, 1)
     else:
-        one.sizes[BEST_EFFORT_KV] -= one.counts[CONTEXT, i] + one.counts[PENDING, i]
+        one.sizes[BEST_EFFORT_KV] -= one.columns.counts[CONTEXT, i] + one.columns.counts[PENDING, i]
         one.sizes[BEST_EFFORT_RUNNING] -= 1
     one.sizes[QUEUED] = queue_up(one.queue, one.sizes[QUEUED], r)
     out.preemptions[r] += 1
     remove(one, i)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=False)
 def queue_up(queue: N, queued: int, r: int) -> int:
     """By arrival, so that those preempted keep their place; returns how many are queued."""
     at = queued
@@ -164,13 +193,34 @@ def queue_up(queue: N, queued: int, r: int) -> int:
     return queued + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=False)
 def remove(one: FleetReplica, i: int) -> None:
     """Take column i out, order kept."""
+    counts, times = one.columns
     for k in range(i + 1, one.sizes[COLUMNS]):
         for row in range(COUNTS):
-            one.counts[row, k - 1] = one.counts[row, k]
+            counts[row, k - 1] = counts[row, k]
         for row in range(TIMES):
-            one.times[row, k - 1] = one.times[row, k]
+            times[row, k - 1] = times[row, k]
         one.who[k - 1] = one.who[k]
     one.sizes[COLUMNS] -= 1
+
+
+@compiled(allocates=False)
+def places_of(one: FleetReplica, grants: N) -> int:
+    """Places that a step with these tokens takes."""
+    places = 0
+    for i in range(one.sizes[COLUMNS]):
+        places += one.columns.counts[PLACED, i] == 1 or grants[i] > 0
+    return places
+
+
+@compiled(allocates=False)
+def kv_held(columns: Columns, requests: int, grants: N) -> int:
+    """KV tokens of a replica at the end of a step, prompts counted as a whole."""
+    held, counts = 0, columns.counts
+    for i in range(requests):
+        if counts[PLACED, i] == 0 and grants[i] == 0:
+            continue
+        held += counts[CONTEXT, i] + (grants[i] if counts[DECODING, i] == 1 else counts[PENDING, i])
+    return held

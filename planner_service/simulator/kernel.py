@@ -1,13 +1,14 @@
 """A replica from its first request to its last in virtual time, compiled. No I/O.
 
 Its steps are those of `batch_step`. What makes it fast: while nothing can change but contexts that grow (all decode,
-no request ends, none can start), steps are *quiet*: step i of a run takes a + b i, so k of them take k a + b k (k - 1) /
-2, and a whole run up to the next arrival is one jump (with several lanes, whose steps interleave, one addition per
-step).
+no request ends, none can start), steps are *quiet*, and a whole run of them up to the next arrival is one jump
+(`batch_step.quiet_s`).
 
-Pipeline stages: a replica of `stages` stages runs as many batches at once, its lanes. Requests go to the lanes in turn and
-each lane has its share of the KV. A step enters the first stage when that is free, takes step_s in all, and leaves no
-sooner than one stage's time behind the step before it (the recurrence of a permutation flow shop).
+Pipeline stages: a replica of S stages runs as many batches at once, its lanes. Requests go to the lanes in turn and each
+lane has its share of the KV. A step enters the first stage when that is free, takes step_s in all, and leaves no sooner than
+one stage's time after the step before it (the recurrence of a permutation flow shop):
+
+    exit[k] = max(start[k] + took[k], exit[k - 1] + took[k] / S),   start[k] >= start[k - 1] + took[k - 1] / S.
 
 Prefix reuse: a request starts with the KV of its cached tokens. It counts as its own KV, whole, though others may share it;
 and after a preemption all of its tokens are computed again.
@@ -17,46 +18,42 @@ Where all requests have one priority, `in_order` takes the same steps in less ti
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from planner_service.simulator.batch_step import (
+from penstock.planner_service.simulator.batch_step import (
     BATCH_COUNTS,
-    BLOCK_TOKENS,
     BUSY_S,
-    CONTEXT_S,
     COUNTERS,
     DECODE_FIRST,
     FIRST_TOKEN,
     FREE,
-    GAP_S,
-    MAX_RUNNING,
-    MAX_STEP_TOKENS,
     PACE,
-    PEAK_RUNNING,
-    POLICY,
     PREEMPTIONS,
     PRIORITY_STEP,
+    ROWS,
     RUNNING,
     STEPS,
     TOKENS,
     WAITING,
-    WITHOUT_ALLOCATION,
+    Batch,
     Engine,
+    Lateness,
+    Outcome,
     Requests,
-    base_s,
     blocks_for,
     commit,
     insert,
     measured_s,
     plan_step,
+    quiet_s,
     quiet_steps,
-    run_s,
     step_s,
-    steps_until,
 )
-from planner_service.simulator.in_order import PREEMPTED, serve_in_order
+from penstock.planner_service.simulator.in_order import PREEMPTED, serve_in_order
+from penstock.planner_service.simulator.workload import Arrivals
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.compiled.layout import base_s
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
@@ -71,217 +68,172 @@ QUIET_COUNTS = 4
 class Lanes(NamedTuple):
     """The L lanes of a replica with their batches, over R requests.
 
-    counts (L, BATCH_COUNTS). running, waiting (L, R): request numbers by rank. upcoming (L): the next request of each to
-    arrive. ready_s (L): when its step ends. quiet (L, QUIET_COUNTS), and quiet_s (L): the base time of its quiet steps.
+    counts (L, BATCH_COUNTS), rows (L, ROWS, R): of the batches. upcoming (L): the next request of each to arrive.
+    ready_s (L): when its step ends. quiet (L, QUIET_COUNTS), and base_s (L): the base time of its quiet steps. ended (R):
+    those that a step ended.
     """
 
     counts: N
-    running: N
-    waiting: N
+    rows: N
     upcoming: N
     ready_s: F
     quiet: N
-    quiet_s: F
+    base_s: F
+    ended: N
 
 
-@numba.njit(cache=True, nogil=True)
-def simulate_replica(
-    arrival_s: F,  # (N) ascending
-    prompt: N,  # (N) tokens
-    output: N,  # (N) tokens, at least 1
-    cached: N,  # (N) of the prompt, tokens whose KV is there when the request comes, less than all of them
-    priority: N,  # (N) the higher goes first
-    shape: N,  # (2): stages, blocks of a lane
-    limits: N,  # (4), see batch_step; of a lane
-    rates: F,  # (4), likewise
-    kx: F,
-    ky: F,
-    jump: bool,  # over quiet steps
-    due_s: F,  # (N) a request that ends then or later is late; of the pace, one that takes so long per token or longer
-    late_allowed: int,
-    first_s: F,  # (N) out: when the first token came
-    finish_s: F,  # (N) out: when the last came
-    counters: F,  # (COUNTERS) out
-    measured: int,  # what is due: the last token, the first token, or the pace
-) -> int:
-    """Serve N requests; each must fit a lane's KV alone. Returns how many were late.
+class Tier(NamedTuple):
+    """R replicas of K kinds. owner (N): the replica of each request. kind (R): of each replica.
+
+    Of each kind, as in Engine: whole (K, 6), its whole numbers; rates (K, 4); knot_tokens and knot_s (K, knots), rows
+    filled up with their last piece continued.
+    """
+
+    owner: N
+    kind: N
+    whole: N
+    rates: F
+    knot_tokens: F
+    knot_s: F
+
+
+@compiled()
+def simulate_replica(arrivals: Arrivals, engine: Engine, jump: bool, lateness: Lateness, out: Outcome) -> int:
+    """Serve N requests; each must fit a lane's KV alone. jump: over quiet steps. Returns how many were late.
 
     Gives up, with the rest of the outputs left as they were, once more are late than allowed.
     """
+    priority = arrivals.priority
     in_order = (priority == priority[0]).all() if len(priority) else True
-    has_room = limits[POLICY] == DECODE_FIRST and limits[MAX_RUNNING] < limits[MAX_STEP_TOKENS]
+    has_room = engine.policy == DECODE_FIRST and engine.max_running < engine.max_step_tokens
     if jump and in_order and has_room:
-        arguments = (arrival_s, prompt, output, cached, shape, limits, rates, kx, ky, due_s)
-        late = serve_in_order(*arguments, late_allowed, first_s, finish_s, counters, measured)
+        late = serve_in_order(arrivals, engine, lateness, out)
         if late != PREEMPTED:
             return late
-        first_s[:] = finish_s[:] = 0.0
-    requests = (arrival_s, prompt, output, cached, priority)
-    engine = (shape, limits, rates, kx, ky)
-    return simulate_any(*requests, *engine, jump, due_s, late_allowed, first_s, finish_s, counters, measured)
+        out.first_s[:] = out.finish_s[:] = 0.0
+    return simulate_any(arrivals, engine, jump, lateness, out)
 
 
-@numba.njit(cache=True, nogil=True)
-def simulate_any(
-    arrival_s: F,
-    prompt: N,
-    output: N,
-    cached: N,
-    priority: N,
-    shape: N,
-    limits: N,
-    rates: F,
-    kx: F,
-    ky: F,
-    jump: bool,
-    due_s: F,
-    late_allowed: int,
-    first_s: F,
-    finish_s: F,
-    counters: F,
-    measured: int,
-) -> int:
+@compiled()
+def simulate_any(arrivals: Arrivals, engine: Engine, jump: bool, lateness: Lateness, out: Outcome) -> int:
     """simulate_replica with any priorities, policy and limits, preemptions included."""
-    count, stages = len(arrival_s), shape[0]
+    prompt, priority, stages = arrivals.prompt, arrivals.priority, engine.stages
+    count = len(prompt)
     rank, in_order = np.arange(count), True
     for r in range(count):
         rank[r] -= priority[r] * PRIORITY_STEP
         in_order = in_order and priority[r] == priority[0]
-    blocks, chunk = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    requests = Requests(prompt, output, rank, prompt.copy(), cached.copy(), blocks, chunk, first_s, finish_s)
+    blocks, chunk, computed = np.zeros(count, np.int64), np.zeros(count, np.int64), arrivals.cached.copy()
+    length, output = prompt.copy(), arrivals.output
+    requests = Requests(prompt, output, rank, length, computed, blocks, chunk, out.first_s, out.finish_s)
     lanes = Lanes(
         np.zeros((stages, BATCH_COUNTS), np.int64),
-        np.zeros((stages, count), np.int64),
-        np.zeros((stages, count), np.int64),
+        np.zeros((stages, ROWS, count), np.int64),
         np.arange(stages),
         np.zeros(stages),
         np.zeros((stages, QUIET_COUNTS), np.int64),
         np.zeros(stages),
+        np.zeros(count, np.int64),
     )
-    lanes.counts[:, FREE] = shape[1]
-    ended = np.zeros(count, np.int64)
-    engine = Engine(limits, rates, kx, ky)
-    return _serve(arrival_s, requests, engine, lanes, ended, in_order, jump, due_s, late_allowed, counters, measured)
+    lanes.counts[:, FREE] = engine.blocks
+    return _serve(arrivals.arrival_s, requests, engine, lanes, in_order, jump, lateness, out.counters)
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
+@compiled(allocates=False)
 def _serve(
     arrival_s: F,
     requests: Requests,
     engine: Engine,
     lanes: Lanes,
-    ended: N,  # (N) room for the requests that end in a step
     in_order: bool,  # whether all are of one priority
     jump: bool,
-    due_s: F,
-    late_allowed: int,
+    lateness: Lateness,
     counters: F,
-    measured: int,
 ) -> int:
     """simulate_any, with all memory at hand."""
-    count, stages = len(arrival_s), len(lanes.upcoming)
-    limits, rates, kx, ky = engine.limits, engine.rates, engine.kx, engine.ky
-    length, computed, blocks = requests.length, requests.computed, requests.blocks
-    upcoming, ready, quiet, quiet_base = lanes.upcoming, lanes.ready_s, lanes.quiet, lanes.quiet_s
-    entry_free = 0.0
-    last_exit = 0.0
+    count, stages, upcoming = len(arrival_s), engine.stages, lanes.upcoming
+    entry_free = last_exit = 0.0
     late = 0
     while True:
-        # the lane that can go first
-        lane, start = -1, np.inf
-        for candidate in range(stages):
-            if lanes.counts[candidate, RUNNING] + lanes.counts[candidate, WAITING] > 0:
-                at = ready[candidate]
-            elif upcoming[candidate] < count:
-                at = max(ready[candidate], arrival_s[upcoming[candidate]])
-            else:
-                continue
-            if at < start:
-                lane, start = candidate, at
-        if lane < 0 or late > late_allowed:
+        lane, start = _first_lane(arrival_s, lanes, stages)
+        if lane < 0 or late > lateness.allowed:
             return late
         start = max(start, entry_free)
-        arrived = upcoming[lane] < count and arrival_s[upcoming[lane]] <= start
-        # behind one that cannot start none can, unless it is of a higher priority
-        watch_arrivals = lanes.counts[lane, WAITING] == 0 or not in_order
-        if quiet[lane, LEFT] > 0 and not (arrived and watch_arrivals):
-            n = lanes.counts[lane, RUNNING]
-            a = quiet_base[lane] + rates[CONTEXT_S] * quiet[lane, CONTEXT] + rates[GAP_S] * quiet[lane, GAP]
-            steps = 1
-            took = a
-            if stages == 1:
-                steps = quiet[lane, LEFT]
-                b = rates[CONTEXT_S] * n
-                if watch_arrivals and upcoming[lane] < count:
-                    steps = steps_until(arrival_s[upcoming[lane]] - start, a, b, steps)
-                took = run_s(steps, a, b)
-            quiet[lane, CONTEXT] += steps * n
-            quiet[lane, LEFT] -= steps
-            quiet[lane, DONE] += steps
-            end = max(start + took, last_exit + took / stages)
-            entry_free, last_exit, ready[lane] = start + took / stages, end, end
-            counters[BUSY_S] += took / stages
-            counters[STEPS] += steps
-            counters[TOKENS] += steps * n
-            continue
-        counts, running, waiting = lanes.counts[lane], lanes.running[lane], lanes.waiting[lane]
-        if quiet[lane, DONE] > 0:
-            for i in range(counts[RUNNING]):
-                r = running[i]
-                length[r] += quiet[lane, DONE]
-                computed[r] += quiet[lane, DONE]
-                if computed[r] > blocks[r] * limits[BLOCK_TOKENS]:
-                    needed = blocks_for(computed[r], limits[BLOCK_TOKENS]) - blocks[r]
-                    blocks[r] += needed
-                    counts[FREE] -= needed
-            quiet[lane, DONE] = 0
-        quiet[lane, LEFT] = 0
-        while upcoming[lane] < count and arrival_s[upcoming[lane]] <= start:
-            insert(waiting, counts, WAITING, upcoming[lane], requests.rank)
-            upcoming[lane] += stages
-        load, preemptions = plan_step(counts, running, waiting, requests, limits)
-        took = step_s(load, engine)
+        batch, quiet = Batch(lanes.counts[lane], lanes.rows[lane]), lanes.quiet[lane]
+        # after one that cannot start none can, unless it is of a higher priority
+        watched = upcoming[lane] < count and (batch.counts[WAITING] == 0 or not in_order)
+        next_s = arrival_s[upcoming[lane]] if watched else np.inf
+        is_quiet = quiet[LEFT] > 0 and next_s > start
+        if is_quiet:
+            n = batch.counts[RUNNING]
+            first_s = lanes.base_s[lane] + engine.context_token_s * quiet[CONTEXT] + engine.gap_s * quiet[GAP]
+            steps, took = quiet_s(start, next_s, quiet[LEFT], first_s, engine.context_token_s * n, stages)
+            tokens = steps * n
+            quiet[CONTEXT] += tokens
+            quiet[LEFT] -= steps
+            quiet[DONE] += steps
+        else:
+            _catch_up(batch, requests, engine, quiet)
+            while upcoming[lane] < count and arrival_s[upcoming[lane]] <= start:
+                insert(batch, WAITING, upcoming[lane], requests.rank)
+                upcoming[lane] += stages
+            load, preemptions = plan_step(batch, requests, engine)
+            steps, took, tokens = 1, step_s(load, engine), load.tokens
+            counters[PREEMPTIONS] += preemptions
         end = max(start + took, last_exit + took / stages)
-        entry_free, last_exit, ready[lane] = start + took / stages, end, end
+        entry_free, last_exit, lanes.ready_s[lane] = start + took / stages, end, end
         counters[BUSY_S] += took / stages
-        counters[STEPS] += 1
-        counters[TOKENS] += load.tokens
-        counters[PREEMPTIONS] += preemptions
-        counters[PEAK_RUNNING] = max(counters[PEAK_RUNNING], counts[RUNNING])
-        for i in range(commit(counts, running, requests, end, ended)):
-            r = ended[i]
-            late += measured_s(requests.first_s[r], end, requests.output[r], measured) >= due_s[r]
+        counters[STEPS] += steps
+        counters[TOKENS] += tokens
+        if is_quiet:
+            continue
+        for i in range(commit(batch, requests, end, lanes.ended)):
+            r = lanes.ended[i]
+            took = measured_s(requests.first_s[r], end, requests.output[r], lateness.measured)
+            late += took >= lateness.due_s[r]
         if jump:
-            following = quiet_steps(counts, running, waiting, requests, limits)
-            quiet[lane, LEFT], quiet[lane, CONTEXT], quiet[lane, GAP] = following
-            quiet_base[lane] = base_s(counts[RUNNING], kx, ky)
+            quiet[LEFT], quiet[CONTEXT], quiet[GAP] = quiet_steps(batch, requests, engine)
+            lanes.base_s[lane] = base_s(batch.counts[RUNNING], engine)
 
 
-@numba.njit(cache=True, nogil=True)
-def simulate_tier(
-    arrival_s: F,  # (N) ascending
-    prompt: N,  # (N)
-    output: N,  # (N)
-    cached: N,  # (N)
-    priority: N,  # (N)
-    owner: N,  # (N) the replica of each request
-    kind: N,  # (R) the kind of each replica
-    whole: N,  # (K, 6): stages, lane_blocks, block_tokens, max_running, max_step_tokens, policy
-    rates: F,  # (K, 4): see batch_step
-    kx: F,  # (K, knots), rows padded with their last knot going on
-    ky: F,
-    due_s: F,  # (N), see simulate_replica
-    late_allowed: int,
-    first_s: F,  # (N) out
-    finish_s: F,  # (N) out
-    counters: F,  # (COUNTERS) out
-    measured: int,  # see simulate_replica
-) -> bool:
+@compiled(allocates=False)
+def _first_lane(arrival_s: F, lanes: Lanes, stages: int) -> tuple[int, float]:
+    """The lane that can take a step first, and when; -1 for none."""
+    lane, start = -1, np.inf
+    for candidate in range(stages):
+        at, upcoming = lanes.ready_s[candidate], lanes.upcoming[candidate]
+        if lanes.counts[candidate, RUNNING] + lanes.counts[candidate, WAITING] == 0:
+            if upcoming >= len(arrival_s):
+                continue
+            at = max(at, arrival_s[upcoming])
+        if at < start:
+            lane, start = candidate, at
+    return lane, start
+
+
+@compiled(allocates=False)
+def _catch_up(batch: Batch, requests: Requests, engine: Engine, quiet: N) -> None:
+    """Quiet steps are over: give the running requests the tokens and blocks of those that were jumped over."""
+    length, computed, blocks, counts = requests.length, requests.computed, requests.blocks, batch.counts
+    if quiet[DONE] > 0:
+        for i in range(counts[RUNNING]):
+            r = batch.rows[RUNNING, i]
+            length[r] += quiet[DONE]
+            computed[r] += quiet[DONE]
+            if computed[r] > blocks[r] * engine.block_tokens:
+                needed = blocks_for(computed[r], engine.block_tokens) - blocks[r]
+                blocks[r] += needed
+                counts[FREE] -= needed
+    quiet[DONE] = quiet[LEFT] = 0
+
+
+@compiled()
+def simulate_tier(arrivals: Arrivals, tier: Tier, lateness: Lateness, out: Outcome) -> bool:
     """All replicas of a tier, one after the other: they share nothing but the queue that was split among them.
 
     False where more are late than allowed; then it was given up.
     """
-    count, replicas = len(arrival_s), len(kind)
+    owner, count, replicas = tier.owner, len(tier.owner), len(tier.kind)
     sizes = np.zeros(replicas + 1, np.int64)
     for r in range(count):
         sizes[owner[r] + 1] += 1
@@ -291,51 +243,51 @@ def simulate_tier(
     for r in range(count):
         rows[place[owner[r]]] = r
         place[owner[r]] += 1
+    allowed = lateness.allowed
     for one in range(replicas):
         own = rows[ends[one] : ends[one + 1]]
         if len(own) == 0:
             continue
-        k = kind[one]
-        first, finish = np.zeros(len(own)), np.zeros(len(own))
-        late_allowed -= simulate_replica(
-            arrival_s[own],
-            prompt[own],
-            output[own],
-            cached[own],
-            priority[own],
-            whole[k, :2],
-            whole[k, 2:],
-            rates[k],
-            kx[k],
-            ky[k],
-            True,
-            due_s[own],
-            late_allowed,
-            first,
-            finish,
-            counters,
-            measured,
+        requests = Arrivals(
+            arrivals.arrival_s[own],
+            arrivals.prompt[own],
+            arrivals.output[own],
+            arrivals.cached[own],
+            arrivals.priority[own],
         )
-        if late_allowed < 0:
+        received = Outcome(np.zeros(len(own)), np.zeros(len(own)), out.counters)
+        due = Lateness(lateness.due_s[own], allowed, lateness.measured)
+        allowed -= simulate_replica(requests, _engine(tier, tier.kind[one]), True, due, received)
+        if allowed < 0:
             return False
-        first_s[own] = first
-        finish_s[own] = finish
+        out.first_s[own] = received.first_s
+        out.finish_s[own] = received.finish_s
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
+def _engine(tier: Tier, kind: int) -> Engine:
+    whole, rates = tier.whole[kind], tier.rates[kind]
+    return Engine(
+        whole[0],
+        whole[1],
+        whole[2],
+        whole[3],
+        whole[4],
+        whole[5],
+        rates[0],
+        rates[1],
+        rates[2],
+        rates[3],
+        tier.knot_tokens[kind],
+        tier.knot_s[kind],
+    )
+
+
+@compiled()
 def percentile_within(
-    arrival_s: F,  # (N) ascending; what follows as in simulate_tier
-    prompt: N,
-    output: N,
-    cached: N,
-    priority: N,
-    owner: N,
-    kind: N,
-    whole: N,
-    rates: F,
-    kx: F,
-    ky: F,
+    arrivals: Arrivals,
+    tier: Tier,
     alone: F,  # (K, N) seconds of each request alone on each kind, of what is measured
     counted: B,  # (N) whether a request's latency counts; at least one does
     percentile: float,
@@ -346,79 +298,52 @@ def percentile_within(
 
     It is as soon as more requests are than may be. Those that are even when alone are known beforehand.
     """
+    arrival_s, requests = arrivals.arrival_s, len(arrivals.arrival_s)
     count = counted.sum()
     place = percentile / 100.0 * (count - 1)
     below = int(np.floor(place))
     late_allowed = count - below - 1
-    due = np.full(len(arrival_s), np.inf)
+    due = np.full(requests, np.inf)
     if limit_s < np.inf:
-        for r in range(len(arrival_s)):
+        for r in range(requests):
             if not counted[r]:
                 continue
-            if alone[kind[owner[r]], r] >= limit_s:
+            if alone[tier.kind[tier.owner[r]], r] >= limit_s:
                 late_allowed -= 1
             else:
                 due[r] = limit_s if measured == PACE else arrival_s[r] + limit_s
         if late_allowed < 0:
             return np.inf
-    first, finish, counters = np.zeros(len(arrival_s)), np.zeros(len(arrival_s)), np.zeros(COUNTERS)
-    if not simulate_tier(
-        arrival_s,
-        prompt,
-        output,
-        cached,
-        priority,
-        owner,
-        kind,
-        whole,
-        rates,
-        kx,
-        ky,
-        due,
-        late_allowed,
-        first,
-        finish,
-        counters,
-        measured,
-    ):
+    out = Outcome(np.zeros(requests), np.zeros(requests), np.zeros(COUNTERS))
+    if not simulate_tier(arrivals, tier, Lateness(due, late_allowed, measured), out):
         return np.inf
     if measured == FIRST_TOKEN:
-        values = first - arrival_s
+        values = out.first_s - arrival_s
     elif measured == PACE:
-        values = (finish - first) / np.maximum(1, output - 1)
+        values = (out.finish_s - out.first_s) / np.maximum(1, arrivals.output - 1)
     else:
-        values = finish - arrival_s
+        values = out.finish_s - arrival_s
     latency = np.sort(values[counted])
     if below == count - 1:
         return float(latency[below])
     return float(latency[below] + (latency[below + 1] - latency[below]) * (place - below))
 
 
-@numba.njit(cache=True, nogil=True, **WITHOUT_ALLOCATION)
-def alone_s(
-    prompt: N,
-    output: N,
-    cached: N,
-    max_step_tokens: int,
-    kx: F,
-    ky: F,
-    context_token_s: float,
-    pair_s: float,
-    first_s: F,  # (N) out
-    out_s: F,  # (N) out
-) -> None:
-    """Seconds from arrival to first and to last token of each request with a replica for itself.
+@compiled(allocates=False)
+def alone_s(arrivals: Arrivals, engine: Engine, first_s: F, finish_s: F) -> None:
+    """Seconds from arrival to first and to last token of each request with a replica for itself: first_s, finish_s (N) out.
 
     It computes its prompt by chunks, but for the tokens that are cached, then decodes.
     """
-    one = base_s(1.0, kx, ky)
+    prompt, one = arrivals.prompt, base_s(1.0, engine)
     for r in range(len(prompt)):
-        total, done = 0.0, cached[r]
+        total, done = 0.0, arrivals.cached[r]
         while done < prompt[r]:
-            c = min(max_step_tokens, prompt[r] - done)
+            c = min(engine.max_step_tokens, prompt[r] - done)
             done += c
             pairs = 0.0 if prompt[r] - (done - c) == 1 else c * (done - c + 0.5 * (c + 1))
-            total += base_s(c, kx, ky) + context_token_s * done + pair_s * pairs
-        k = output[r] - 1
+            total += base_s(c, engine) + engine.context_token_s * done + engine.pair_s * pairs
+        k = arrivals.output[r] - 1
         first_s[r] = total
-        out_s[r] = total + run_s(k, one + context_token_s * (prompt[r] + 1), context_token_s)
+        first_decode_s = one + engine.context_token_s * (prompt[r] + 1)
+        finish_s[r] = total + quiet_s(0.0, np.inf, k, first_decode_s, engine.context_token_s, 1)[1]

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator.cluster import Cluster, Moves
-from planner_service.simulator.policies import Policy
-from planner_service.simulator.tier import Replica
-from planner_service.simulator.workload import Floats, Ints, Workload
-from services.domain.errors import invalid
+from penstock.planner_service.simulator.cluster import Cluster, Moves
+from penstock.planner_service.simulator.policies import Policy
+from penstock.planner_service.simulator.tier import Replica
+from penstock.planner_service.simulator.workload import Floats, Ints, Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterServed:
     """What N requests felt, and what the cluster did. horizon: the time of the last arrival, tokens produced until then.
 
-    finish_s: of a cancelled request, when it was taken out. first_s, finish_s: 0 for what had not come to it by the end.
+    first_s, finish_s: 0 for what had not come to it by the end.
     boundaries: (time, where stages end) at every refinement interval. produced: (E) output tokens of requests ended there.
     """
 
@@ -33,7 +32,6 @@ class ClusterServed:
     failed_moves: int
     produced: Ints
     boundaries: list[tuple[float, list[float]]]
-    cancelled: int = 0
 
 
 def serve_cluster(
@@ -42,35 +40,26 @@ def serve_cluster(
     instances: int,
     moves: Moves,
     policy: Callable[[Cluster], Policy],
-    cancel_s: Floats | None = None,
     until_s: float = np.inf,
 ) -> ClusterServed:
     """Serve a workload, to its end or until a time after the first arrival. Deterministic.
 
-    cancel_s: (N) when each request is cancelled, on the clock of work.arrival_s, infinite for never; it is at the next tick.
-
     Raises:
-        InvalidRequest: a request longer than an instance's KV, a layout of another number of instances, or a request that is
-            cancelled before it arrives.
+        InvalidRequest: a request longer than an instance's KV, or a layout of another number of instances.
     """
-    return serve_on(Cluster(work, [replica] * instances, moves), policy, cancel_s, until_s)
+    return serve_on(Cluster(work, [replica] * instances, moves), policy, until_s)
 
 
 def serve_on(
     cluster: Cluster,
     policy: Callable[[Cluster], Policy],
-    cancel_s: Floats | None = None,
     until_s: float = np.inf,
 ) -> ClusterServed:
     """As serve_cluster, on a cluster of any replicas that has not begun; it has the counters afterwards."""
     work, moves, rules = cluster.work, cluster.moves, policy(cluster)
     origin_s = work.arrival_s[0] if len(work) else 0.0
     arrival = work.arrival_s - origin_s
-    cancels = np.full(len(work), np.inf) if cancel_s is None else cancel_s - origin_s
-    if len(cancels) != len(work) or (cancels < arrival).any():
-        raise invalid("cancel_s", "must be one time per request, none before it arrives")
-    by_cancel = [int(r) for r in np.argsort(cancels, kind="stable") if cancels[r] < np.inf]
-    upcoming, left, tick, cancelled, next_cancel = 0, len(work), 0, 0, 0
+    upcoming, left, tick = 0, len(work), 0
     publish_every = max(1, round(moves.publish_s / moves.tick_s))
     refine_every = max(1, round(moves.refine_s / moves.tick_s))
     tokens_by_horizon, horizon_s = -1, float(arrival[-1])
@@ -84,11 +73,6 @@ def serve_on(
             cluster.send(upcoming, rules.place(upcoming), float(arrival[upcoming]))
             upcoming += 1
         ended = cluster.advance(until)
-        while next_cancel < len(by_cancel) and cancels[by_cancel[next_cancel]] < until:
-            if cluster.cancel(by_cancel[next_cancel]):
-                ended.append(by_cancel[next_cancel])
-                cancelled += 1
-            next_cancel += 1
         left -= len(ended)
         if tokens_by_horizon < 0 and until >= horizon_s:
             tokens_by_horizon = int((cluster.length - work.input_tokens).sum())
@@ -105,5 +89,4 @@ def serve_on(
         cluster.failed_moves,
         cluster.produced,
         boundaries,
-        cancelled,
     )

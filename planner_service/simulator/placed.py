@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner_service.simulator.cluster import Cluster, Moves
-from planner_service.simulator.loop import serve_on
-from planner_service.simulator.policies import LeastWork
-from planner_service.simulator.tier import Replica, Served
-from planner_service.simulator.workload import Workload
-from services.domain.errors import invalid
+from penstock.planner_service.simulator.cluster import Cluster, Moves
+from penstock.planner_service.simulator.loop import serve_on
+from penstock.planner_service.simulator.policies import LeastWork
+from penstock.planner_service.simulator.tier import Replica, Served
+from penstock.planner_service.simulator.workload import Workload
+from penstock.services.domain.errors import invalid
 
 STILL = Moves(kv_bytes_per_token=1.0, bandwidth_bytes_per_s=1.0, mixed=0.0)
 """Nothing moves; workers publish their load as often as in the mesh."""

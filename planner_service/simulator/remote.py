@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator.tier import Served
-from planner_service.simulator.workload import Floats, Workload
+from penstock.planner_service.simulator.tier import Served
+from penstock.planner_service.simulator.workload import Floats, Workload
 
 
 @dataclass(frozen=True, slots=True)

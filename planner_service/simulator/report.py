@@ -4,18 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator.tier import Served
-from planner_service.simulator.workload import Floats, Workload
+from penstock.planner_service.simulator.tier import Served
+from penstock.planner_service.simulator.workload import Floats, Workload
+from penstock.types import simulated
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Seconds."""
+class Percentiles(simulated.Percentiles):
+    """Of an array of seconds."""
 
-    p50: float
-    p95: float
-    p99: float
-    mean: float
+    __slots__ = ()
 
     @classmethod
     def of(cls, values: Floats) -> "Percentiles":

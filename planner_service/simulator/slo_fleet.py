@@ -5,17 +5,17 @@ decided on together when it ends and take part from the next one on. A request t
 up to a number of hops; then it is served as best effort where it came first, or declined. KV is counted in tokens.
 """
 
-import numba
+from typing import NamedTuple
+
 import numpy as np
 
-from planner_service.simulator.attainment_kernel import Judgement, Slos, judge_token
-from planner_service.simulator.drafts import best_window, standing, window_s
-from planner_service.simulator.fleet_replica import (
+from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos, judge_token
+from penstock.planner_service.simulator.fleet_drafts import draft
+from penstock.planner_service.simulator.fleet_replica import (
     BEST_EFFORT_KV,
     BEST_EFFORT_RUNNING,
     COLUMNS,
     INBOX,
-    PEAK,
     QUEUED,
     SIZES,
     WHOLE,
@@ -23,24 +23,34 @@ from planner_service.simulator.fleet_replica import (
     FleetOutcome,
     FleetReplica,
     FleetRequests,
-    held_kv,
+    Run,
+    kv_held,
     make_room,
+    over_kv,
+    places_of,
     preempt_last,
     queue_up,
     remove,
-    reserved,
     start_best_effort,
 )
-from services.domain.slo.compiled.admission import MAX_CANDIDATES, decide
-from services.domain.slo.compiled.certificate import certified
-from services.domain.slo.compiled.layout import (
-    BEST_EFFORT,
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.compiled.admission import MAX_CANDIDATES, decide
+from penstock.services.domain.slo.compiled.certificate import AdmissionQuestion
+from penstock.services.domain.slo.compiled.certified_step import (
+    ALONE,
+    AT_S,
+    MOST_HELD,
+    PATHS,
+    STATES,
+    certified_step,
+    ended,
+    may_end_s,
+)
+from penstock.services.domain.slo.compiled.layout import (
     CONTEXT,
     COUNTS,
     DECODING,
     DUE_S,
-    EPSILON_S,
-    GONE,
     KEPT_SHARE,
     KIND,
     LEFT,
@@ -49,18 +59,42 @@ from services.domain.slo.compiled.layout import (
     STANDARD,
     TIMES,
     TPOT_S,
+    Certificate,
+    Columns,
     F,
+    Kv,
     N,
     StepModel,
 )
-from services.domain.slo.compiled.promised import NONE, PRESENT
-from services.domain.slo.compiled.step import commit, form_batch, next_due_s, prompts_by_deadline
+from penstock.services.domain.slo.compiled.step import commit, next_due_s
 
 ADMITTED, SERVED_BEST_EFFORT, DECLINED = 1, 0, -1
 GIVEN_UP = -1
 
 
-@numba.njit(cache=True, nogil=True)
+class Fleet(NamedTuple):
+    """F replicas with R requests. Of each replica, as in FleetReplica: counts (F, COUNTS, R), times (F, TIMES, R), who, inbox
+    and queue (F, R), sizes (F, SIZES), certified (F, STATES); ready_s (F), when its step ends.
+
+    Of each request, (R): reach_s, when it is at the replica that it goes to; home, where it came first; tried, how many
+    others; memory, KV tokens of one under a promise when it has all its tokens, 0 for others.
+    """
+
+    counts: N
+    times: F
+    who: N
+    inbox: N
+    queue: N
+    sizes: N
+    certified: F
+    ready_s: F
+    reach_s: F
+    home: N
+    tried: N
+    memory: N
+
+
+@compiled()
 def serve_fleet(
     requests: FleetRequests,
     slos: Slos,
@@ -72,190 +106,163 @@ def serve_fleet(
     out: FleetOutcome,
 ) -> int:
     """Serve R requests, each of which fits the KV alone. Returns the number of steps, or GIVEN_UP."""
-    total, capacity = len(requests.arrival_s), limits.max_running
-    counts, times = np.zeros((replicas, COUNTS, capacity), np.int64), np.zeros((replicas, TIMES, capacity))
-    who = np.zeros((replicas, capacity), np.int64)
-    inbox, queue = np.zeros((replicas, total), np.int64), np.zeros((replicas, total), np.int64)
-    sizes = np.zeros((replicas, SIZES), np.int64)
-    ready_s, reach_s = np.zeros(replicas), requests.arrival_s.copy()
-    home, tried = np.zeros(total, np.int64), np.zeros(total, np.int64)
-    memory = np.zeros(total, np.int64)
-    order, grants, drafted = np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(capacity, np.int64)
-    kept_s = KEPT_SHARE * tpots_s
-    arrived, steps, missed = 0, 0, 0
+    total = len(requests.arrival_s)
+    whole = np.zeros((3, replicas, total), np.int64)
+    fleet = Fleet(
+        np.zeros((replicas, COUNTS, total), np.int64),
+        np.zeros((replicas, TIMES, total)),
+        whole[0],
+        whole[1],
+        whole[2],
+        np.zeros((replicas, SIZES), np.int64),
+        np.zeros((replicas, STATES)),
+        np.zeros(replicas),
+        requests.arrival_s.copy(),
+        np.zeros(total, np.int64),
+        np.zeros(total, np.int64),
+        np.zeros(total, np.int64),
+    )
+    run = Run(requests, slos, KEPT_SHARE * tpots_s, model, limits, judgement, out)
+    grants, drafted = np.zeros(total, np.int64), np.zeros(total, np.int64)
+    kv, arrived, steps, missed = Kv(float(limits.kv_tokens), 0), 0, 0, 0
     while True:
-        turn, turn_s = -1, np.inf
-        for i in range(replicas):
-            at_s = ready_s[i]
-            if sizes[i, COLUMNS] == 0 and sizes[i, QUEUED] == 0:
-                if sizes[i, INBOX] == 0:
-                    continue
-                at_s = max(at_s, reach_s[inbox[i, 0]])
-            if at_s < turn_s:
-                turn, turn_s = i, at_s
+        turn, turn_s = _next_turn(fleet)
         if arrived < total and requests.arrival_s[arrived] <= turn_s:
-            i = arrived % replicas
-            if limits.least_loaded:
-                least = np.inf
-                for k in range(replicas):
-                    i = (arrived + k) % replicas
-                    load = _load(counts[i], sizes[i], inbox[i], requests)
-                    if load < least:
-                        least, home[arrived] = load, i
-                i = home[arrived]
-            home[arrived] = i
-            inbox[i, sizes[i, INBOX]] = arrived
-            sizes[i, INBOX] += 1
+            _arrive(arrived, fleet, run)
             arrived += 1
             continue
         if turn < 0:
             return steps
-        one = FleetReplica(counts[turn], times[turn], who[turn], inbox[turn], queue[turn], sizes[turn])
-        came = _came(one, reach_s, turn_s)
+        one = _replica(fleet, turn)
+        came = _came(one, fleet.reach_s, turn_s)
         if came > 0:
-            left = _admit(turn_s, one, came, requests, slos, kept_s, memory, model, limits, out)
-            # those left over go on to the next replica, or are served or declined where they came first
-            for k in range(left):
-                r = one.inbox[k]
-                if tried[r] < min(limits.hops, replicas - 1) and slos.first_due_s[r] < np.inf:
-                    tried[r] += 1
-                    reach_s[r] = turn_s + limits.hop_s
-                    to = (turn + 1) % replicas
-                    _send(inbox[to], sizes[to], reach_s, r)
-                elif slos.first_due_s[r] < np.inf and limits.decline:
-                    out.outcome[r] = DECLINED
-                    judgement.misses[r] += 1
-                    missed += 1
-                else:
-                    missed += slos.first_due_s[r] < np.inf
-                    out.outcome[r] = SERVED_BEST_EFFORT
-                    out.replica[r] = home[r]
-                    at = home[r]
-                    if sizes[at, COLUMNS] == 0 and sizes[at, QUEUED] == 0:
-                        ready_s[at] = max(ready_s[at], turn_s)
-                    sizes[at, QUEUED] = queue_up(queue[at], sizes[at, QUEUED], r)
-            for k in range(came, one.sizes[INBOX]):
-                one.inbox[k - came] = one.inbox[k]
-            one.sizes[INBOX] -= came
-            for k in range(one.sizes[COLUMNS]):
-                out.replica[one.who[k]] = turn
+            missed += _decide(turn, turn_s, came, one, fleet, run)
         if missed > limits.misses_allowed:
             return GIVEN_UP
-        start_best_effort(one, requests, judgement, limits)
-        make_room(one, memory, limits, out)
-        n = one.sizes[COLUMNS]
-        if n == 0:
+        start_best_effort(one, requests, judgement, model.places, limits)
+        make_room(one, fleet.memory, limits, out)
+        if one.sizes[COLUMNS] == 0:
             continue
-        prompts = prompts_by_deadline(one.counts, one.times, n, order)
-        left_over = np.int64(NONE)  # numba would compile `form_batch` once more for a constant; likewise below
-        for i in range(n):
-            if one.counts[KIND, i] == BEST_EFFORT:
-                left_over = np.int64(PRESENT)
-        took_s, _ = form_batch(
-            turn_s, one.counts, one.times, n, order, prompts, model, left_over, np.bool_(False), grants
-        )
-        held = held_kv(one, grants, memory)
-        if held > reserved(one.sizes):  # more than certified: take KV from best effort, and form the step again
-            one.sizes[PEAK] = held
-            if held + one.sizes[BEST_EFFORT_KV] + one.sizes[BEST_EFFORT_RUNNING] > limits.kv_tokens:
-                continue
-        end_s = turn_s + took_s
+        took_s = _form_step(turn_s, one, fleet.memory, grants, kv, run)
+        if took_s < 0.0:
+            continue
+        end_s = turn_s + took_s * limits.took[steps % len(limits.took)]
         if took_s == 0.0:  # nothing fits before the next request comes
             if one.sizes[INBOX] == 0 and arrived == total:
                 raise RuntimeError("requests run, but no step has tokens for them")
-            end_s = reach_s[one.inbox[0]] if one.sizes[INBOX] > 0 else requests.arrival_s[arrived]
+            end_s = fleet.reach_s[one.inbox[0]] if one.sizes[INBOX] > 0 else requests.arrival_s[arrived]
         else:
             steps += 1
             if limits.drafts.max_window > 0:
-                window, more_s = _window(turn_s, took_s, one, grants, memory, model, limits)
-                end_s += more_s
-                for i in range(n):
-                    r = one.who[i]
-                    drafted[i] = 0
-                    if window > 0 and _drafts(one.counts, grants, i):
-                        most = min(window, requests.output[r] - judgement.tokens[r] - 1)
-                        drafted[i] = standing(r, judgement.tokens[r], most, limits.drafts.acceptance)
-        ready_s[turn] = end_s
-        missed += _end_step(end_s, one, grants, drafted, requests, slos, memory, judgement, out)
+                end_s += draft(turn_s, took_s, one, grants, drafted, run)
+            end_s = may_end_s(end_s, one.columns, one.sizes[COLUMNS], model, kv, one.certified, grants)
+        fleet.ready_s[turn] = end_s
+        out.most_kv[turn] = max(out.most_kv[turn], kv_held(one.columns, one.sizes[COLUMNS], grants))
+        missed += _end_step(end_s, one, grants, drafted, fleet.memory, run)
 
 
-@numba.njit(cache=True, nogil=True)
-def _drafts(counts: N, grants: N, i: int) -> bool:
-    return bool(counts[KIND, i] == STANDARD and counts[DECODING, i] == 1 and grants[i] == 1)
+@compiled()
+def _replica(fleet: Fleet, i: int) -> FleetReplica:
+    columns = Columns(fleet.counts[i], fleet.times[i])
+    return FleetReplica(columns, fleet.who[i], fleet.inbox[i], fleet.queue[i], fleet.sizes[i], fleet.certified[i])
 
 
-@numba.njit(cache=True, nogil=True)
-def _window(
-    now_s: float, took_s: float, one: FleetReplica, grants: N, memory: N, model: StepModel, limits: FleetLimits
-) -> tuple[int, float]:
-    """How many tokens are drafted for each promised decode of the planned step, and by how much it takes longer.
+@compiled(allocates=False)
+def _next_turn(fleet: Fleet) -> tuple[int, float]:
+    """The replica that can take a step first, and when; -1 where none has anything to do."""
+    turn, turn_s = -1, np.inf
+    for i in range(len(fleet.ready_s)):
+        at_s, sizes = fleet.ready_s[i], fleet.sizes[i]
+        if sizes[COLUMNS] == 0 and sizes[QUEUED] == 0:
+            if sizes[INBOX] == 0:
+                continue
+            at_s = max(at_s, fleet.reach_s[fleet.inbox[i, 0]])
+        if at_s < turn_s:
+            turn, turn_s = i, at_s
+    return turn, turn_s
 
-    As a worker does (`worker_service.scheduling.slo_drafts`): no token of the step is late because of it, and the
-    certificate, replayed from the later end as if no draft stood, still passes, with KV for all drafted tokens set aside.
+
+@compiled(allocates=False)
+def _arrive(r: int, fleet: Fleet, run: Run) -> None:
+    """Choose where a request goes first."""
+    replicas = len(fleet.ready_s)
+    home = r % replicas
+    if run.limits.least_loaded:
+        least = np.inf
+        for k in range(replicas):
+            i = (r + k) % replicas
+            load = _load(i, fleet, run.requests)
+            if load < least:
+                least, home = load, i
+    fleet.home[r] = home
+    fleet.inbox[home, fleet.sizes[home, INBOX]] = r
+    fleet.sizes[home, INBOX] += 1
+
+
+@compiled()
+def _decide(turn: int, now_s: float, came: int, one: FleetReplica, fleet: Fleet, run: Run) -> int:
+    """Decide on the `came` that have come to a replica; returns how many promises are missed by that.
+
+    Those declined move to the next replica, or are served as best effort or declined where they came first.
     """
-    n, tokens, decodes, context, due_s, lingering = one.sizes[COLUMNS], 0, 0, 0.0, np.inf, 0
-    for i in range(n):
-        tokens += grants[i]
-        if _drafts(one.counts, grants, i):
-            decodes += 1
-            context += one.counts[CONTEXT, i] + 1.0
-        if one.counts[KIND, i] == STANDARD:
-            goes_on = 0 < grants[i] < one.counts[PENDING, i]
-            due_s = due_s if goes_on else min(due_s, one.times[DUE_S, i])
+    missed, replicas = 0, len(fleet.ready_s)
+    for k in range(_admit(now_s, one, came, fleet.memory, run)):
+        r = one.inbox[k]
+        asks = run.slos.first_due_s[r] < np.inf
+        if asks and fleet.tried[r] < min(run.limits.hops, replicas - 1):
+            fleet.tried[r] += 1
+            fleet.reach_s[r] = now_s + run.limits.hop_s
+            to = (turn + 1) % replicas
+            _send(fleet.inbox[to], fleet.sizes[to], fleet.reach_s, r)
+        elif asks and run.limits.decline:
+            run.out.outcome[r] = DECLINED
+            run.judgement.misses[r] += 1
+            missed += 1
         else:
-            lingering += memory[one.who[i]]  # of promised requests without a pace
-    if decodes == 0:
-        return 0, 0.0
-    kx, ky, context_s, pair_s = model.knot_tokens, model.knot_s, model.context_token_s, model.pair_s
-    room = model.max_step_tokens - tokens
-    window = best_window(took_s, tokens, decodes, context, room, kx, ky, context_s, pair_s, limits.drafts)
-    release_s, peak = np.empty(n), np.empty(1)
-    none, no_times = np.zeros((COUNTS, 0), np.int64), np.zeros((TIMES, 0))
-    while window > 0:
-        more_s = window_s(window, tokens, decodes, context, kx, ky, context_s, pair_s, limits.drafts)
-        end_s = now_s + took_s + more_s
-        if end_s <= due_s + EPSILON_S:
-            counts, times = one.counts[:, :n].copy(), one.times[:, :n].copy()
-            commit(end_s, counts, times, n, grants)
-            for i in range(n):
-                if counts[KIND, i] == STANDARD and counts[LEFT, i] <= 0:
-                    counts[KIND, i] = GONE
-            passes, _, _ = certified(
-                end_s,
-                counts,
-                times,
-                n,
-                none,
-                no_times,
-                np.int64(0),
-                model,
-                np.bool_(True),
-                np.bool_(False),
-                release_s,
-                float(limits.kv_tokens - lingering - window * decodes),
-                np.int64(0),
-                peak,
-            )
-            if passes:
-                one.sizes[PEAK] = np.int64(peak[0]) + lingering + window * decodes
-                return window, more_s
-        window //= 2
-    return 0, 0.0
+            missed += asks
+            home = fleet.home[r]
+            run.out.outcome[r], run.out.replica[r] = SERVED_BEST_EFFORT, home
+            if fleet.sizes[home, COLUMNS] == 0 and fleet.sizes[home, QUEUED] == 0:
+                fleet.ready_s[home] = max(fleet.ready_s[home], now_s)
+            fleet.sizes[home, QUEUED] = queue_up(fleet.queue[home], fleet.sizes[home, QUEUED], r)
+    for k in range(came, one.sizes[INBOX]):
+        one.inbox[k - came] = one.inbox[k]
+    one.sizes[INBOX] -= came
+    for k in range(one.sizes[COLUMNS]):
+        run.out.replica[one.who[k]] = turn
+    return missed
 
 
-@numba.njit(cache=True, nogil=True)
-def _load(counts: N, sizes: N, inbox: N, requests: FleetRequests) -> float:
+@compiled()
+def _form_step(now_s: float, one: FleetReplica, memory: N, grants: N, kv: Kv, run: Run) -> float:
+    """Decide the tokens of the next step; the seconds it takes, or -1 where it has to be formed again.
+
+    It has, where it takes more KV or places than are certified: best effort gives way first.
+    """
+    paths, at_s = one.certified[PATHS], one.certified[AT_S]
+    took_s = certified_step(now_s, one.columns, one.sizes[COLUMNS], run.model, kv, one.certified, grants)
+    over = over_kv(one, run.limits)
+    if not over and places_of(one, grants) <= run.model.places:
+        return took_s
+    if not over:
+        preempt_last(one, memory, run.out)
+    one.certified[PATHS], one.certified[AT_S] = paths, at_s
+    return -1.0
+
+
+@compiled(allocates=False)
+def _load(replica: int, fleet: Fleet, requests: FleetRequests) -> float:
     """Prompt tokens that a replica has before it; of equals, the KV reserved decides."""
-    tokens = 0.0
+    tokens, counts, sizes = 0.0, fleet.counts[replica], fleet.sizes[replica]
     for i in range(sizes[COLUMNS]):
         if counts[KIND, i] == STANDARD and counts[DECODING, i] == 0:
             tokens += counts[PENDING, i]
     for k in range(sizes[INBOX]):
-        tokens += requests.prompt[inbox[k]]
-    return tokens + reserved(sizes) * 1e-9
+        tokens += requests.prompt[fleet.inbox[replica, k]]
+    return tokens + min(sizes[WHOLE], fleet.certified[replica, MOST_HELD]) * 1e-9
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=False)
 def _came(one: FleetReplica, reach_s: F, now_s: float) -> int:
     """How many of the inbox are here by now; at most as many as are decided on together."""
     came = 0
@@ -264,7 +271,7 @@ def _came(one: FleetReplica, reach_s: F, now_s: float) -> int:
     return came
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=False)
 def _send(inbox: N, sizes: N, reach_s: F, r: int) -> None:
     """Put a request into an inbox, by when it is there."""
     at = sizes[INBOX]
@@ -275,26 +282,17 @@ def _send(inbox: N, sizes: N, reach_s: F, r: int) -> None:
     sizes[INBOX] += 1
 
 
-@numba.njit(cache=True, nogil=True)
-def _admit(
-    now_s: float,
-    one: FleetReplica,
-    came: int,
-    requests: FleetRequests,
-    slos: Slos,
-    tpots_s: F,  # as kept
-    memory: N,
-    model: StepModel,
-    limits: FleetLimits,
-    out: FleetOutcome,
-) -> int:
+@compiled()
+def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> int:
     """Decide on the first `came` of the inbox and start those admitted. Returns how many were not: the first of the inbox."""
+    requests, slos, limits = run.requests, run.slos, run.limits
     n, asking = one.sizes[COLUMNS], 0
     for k in range(came):
         asking += slos.first_due_s[one.inbox[k]] < np.inf
     new_counts, new_times = np.zeros((COUNTS, asking), np.int64), np.zeros((TIMES, asking))
     needs, value = np.zeros(asking, np.int64), np.ones(asking)
-    accepted, release_s = np.zeros(asking, np.int64), np.zeros(n + asking)
+    accepted = np.zeros(asking, np.int64)
+    result = Certificate(np.full(n + asking, -np.inf), np.full(1, np.inf))
     at = 0
     for k in range(came):
         r = one.inbox[k]
@@ -306,34 +304,13 @@ def _admit(
             value[at] = requests.value[r]
             at += 1
     if asking > 0:
-        standard = n - one.sizes[BEST_EFFORT_RUNNING]
-        lingering = 0  # of promised requests without a pace, whose promise is kept already
-        for i in range(n):
-            if one.counts[KIND, i] == BEST_EFFORT:
-                lingering += memory[one.who[i]]
-        peak = np.full(1, np.inf)
-        decide(
-            now_s,
-            one.counts,
-            one.times,
-            n,
-            new_counts,
-            new_times,
-            value,
-            tpots_s,
-            limits.max_running - standard,
-            model,
-            np.bool_(True),  # best effort may come at any time
-            accepted,
-            release_s,
-            float(limits.kv_tokens - lingering),
-            np.int64(0),
-            peak,
-        )
-        if peak[0] < np.inf:
-            one.sizes[PEAK] = np.int64(peak[0]) + lingering
-        for i in range(n):
-            one.times[RELEASE_S, i] = release_s[i]
+        kv = Kv(float(limits.kv_tokens), 0)
+        question = AdmissionQuestion(now_s, one.columns, n, Columns(new_counts, new_times), run.model, kv)
+        decide(question, value, run.tpots_s, accepted, result)
+        if accepted.any():
+            one.certified[PATHS], one.certified[AT_S], one.certified[MOST_HELD] = ALONE, now_s, result.most_held[0]
+            for i in range(n):
+                one.columns.times[RELEASE_S, i] = result.release_s[i]
     at, released, left = 0, n, 0
     for k in range(came):
         r = one.inbox[k]
@@ -342,16 +319,14 @@ def _admit(
             one.inbox[left] = r
             left += 1
         else:
-            out.outcome[r] = ADMITTED
+            run.out.outcome[r] = ADMITTED
             memory[r] = needs[at]
             one.sizes[WHOLE] += needs[at]
-            make_room(one, memory, limits, out)
-            if one.sizes[COLUMNS] == limits.max_running:
-                preempt_last(one, memory, out)
+            make_room(one, memory, limits, run.out)
             n = one.sizes[COLUMNS]
-            one.counts[:, n] = new_counts[:, at]
-            one.times[:, n] = new_times[:, at]
-            one.times[RELEASE_S, n] = release_s[released]
+            one.columns.counts[:, n] = new_counts[:, at]
+            one.columns.times[:, n] = new_times[:, at]
+            one.columns.times[RELEASE_S, n] = result.release_s[released]
             one.who[n] = r
             one.sizes[COLUMNS] = n + 1
             released += 1
@@ -359,29 +334,29 @@ def _admit(
     return left
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _end_step(
     end_s: float,
     one: FleetReplica,
     grants: N,
-    drafted: N,  # tokens of each that stand besides
-    requests: FleetRequests,
-    slos: Slos,
+    drafted: N,  # further tokens of each that are accepted
     memory: N,
-    judgement: Judgement,
-    out: FleetOutcome,
+    run: Run,
 ) -> int:
     """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses."""
+    requests, slos, judgement, out = run.requests, run.slos, run.judgement, run.out
     n, missed = one.sizes[COLUMNS], 0
     emits = np.zeros(n, np.int64)
+    counts, times = one.columns
     for i in range(n):
-        emits[i] = grants[i] > 0 and grants[i] == one.counts[PENDING, i]
-    commit(end_s, one.counts, one.times, n, grants)
+        emits[i] = grants[i] > 0 and grants[i] == counts[PENDING, i]
+    commit(end_s, counts, times, n, grants)
     for i in range(n):
-        one.counts[CONTEXT, i] += drafted[i]
-        one.counts[LEFT, i] -= drafted[i]
+        counts[CONTEXT, i] += drafted[i]
+        counts[LEFT, i] -= drafted[i]
+        ended(one.certified, drafted[i])
         for _ in range(drafted[i]):
-            one.times[DUE_S, i] = next_due_s(one.times[DUE_S, i], end_s, one.times[TPOT_S, i], 1)
+            times[DUE_S, i] = next_due_s(times[DUE_S, i], end_s, times[TPOT_S, i], 1)
     i = 0
     for k in range(n):
         r = one.who[i]
@@ -393,7 +368,6 @@ def _end_step(
             missed += before == 0 and judgement.misses[r] > 0 and out.outcome[r] == ADMITTED
             if first:
                 out.first_s[r] = end_s
-            one.counts[LEFT, i] = max(1, one.counts[LEFT, i])  # it may outlive its prediction
             held = requests.prompt[r] + judgement.tokens[r]
             if memory[r] == 0:
                 one.sizes[BEST_EFFORT_KV] += 1
@@ -405,6 +379,7 @@ def _end_step(
                 if memory[r] > 0:
                     one.sizes[WHOLE] -= memory[r]
                     memory[r] = 0
+                    ended(one.certified, counts[LEFT, i])
                 else:
                     one.sizes[BEST_EFFORT_KV] -= held
                     one.sizes[BEST_EFFORT_RUNNING] -= 1

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner_service.simulator.cluster import Cluster, Transfer
-from planner_service.simulator.policies import Dispatch, Policy
-from services.domain.errors import invalid
-from services.domain.stages import InFlight, QoeModel, StageLayout
-from services.domain.stages.bidding import Ask, Bid, Go, Receiver, Sender, TransferSlots, choose
-from services.domain.stages.overload import excess_tokens, to_hand_over
-from services.domain.stages.places import StagePlace, by_preference, outgrown_to, peers, successors
-from services.domain.stages.qoe import BatchLoad
-from services.domain.stages.refinement import RefineBy, averaged, refine
-from services.domain.stages.worth import worth_moving
+from penstock.planner_service.simulator.cluster import Cluster, Transfer
+from penstock.planner_service.simulator.policies import Dispatch, Policy
+from penstock.services.domain.errors import invalid
+from penstock.services.domain.stages import InFlight, StageLayout
+from penstock.services.domain.stages.bidding import Ask, Bid, Go, Receiver, Sender, TransferSlots, choose
+from penstock.services.domain.stages.overload import excess_tokens, to_hand_over
+from penstock.services.domain.stages.places import by_preference, outgrown_to, peers, successors
+from penstock.services.domain.stages.qoe import BatchLoad
+from penstock.services.domain.stages.refinement import RefineBy, averaged, refine
+from penstock.services.domain.stages.worth import worth_moving
+from penstock.types.mesh_status import StagePlace
+from penstock.types.plans import QoeModel
 
 
 class Refinement(enum.Enum):

@@ -1,36 +1,32 @@
 """One tier in virtual time: replicas of any shapes, requests dispatched to them, what each request then felt. No I/O."""
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_service.simulator import kernel
-from planner_service.simulator.batch_step import BUSY_S, COUNTERS, DECODE_FIRST, LATENCY, PREEMPTIONS, STEPS
-from planner_service.simulator.felt import Measured
-from planner_service.simulator.turns import take_turns
-from planner_service.simulator.workload import Floats, Ints, Workload
-from services.domain.errors import invalid
-from services.domain.hardware import ReplicaShape
-from services.domain.latency import StepLatencyModel, StepLoad
+from penstock.planner_service.simulator import kernel
+from penstock.planner_service.simulator.batch_step import (
+    BUSY_S,
+    COUNTERS,
+    DECODE_FIRST,
+    LATENCY,
+    PREEMPTIONS,
+    STEPS,
+    Engine,
+    Lateness,
+    Outcome,
+)
+from penstock.planner_service.simulator.felt import Measured
+from penstock.planner_service.simulator.turns import take_turns
+from penstock.planner_service.simulator.workload import Floats, Ints, Workload
+from penstock.services.domain.errors import invalid
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.types.planning import Dispatch
+from penstock.types.planning import EngineBatch as EngineLimits
 
-
-class Dispatch(enum.Enum):
-    """Which replica a request goes to. All but the last are decided by its place in the queue alone."""
-
-    ROUND_ROBIN = "round-robin"  # as in CASCADIA, appendix B
-    CAPACITY = "capacity"  # in proportion to what a replica can serve: unequal replicas deserve it
-    PENDING_WORK = "pending-work"  # as routers place requests; see placed
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """max_running: requests per batch. max_step_tokens: tokens per step, which cuts prompts into chunks."""
-
-    max_running: int = 256
-    max_step_tokens: int = 2048
-    block_tokens: int = 16
+__all__ = ["Dispatch", "EngineLimits", "Replica", "Served", "serve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +55,48 @@ class Replica:
         """The longest request that a lane can hold, in whole blocks: with data-parallel attention, on one group of GPUs."""
         return self.lane_blocks // self.shape.attn_dp * self.limits.block_tokens
 
-    def capacity_per_s(self, input_tokens: float, output_tokens: float, cached_tokens: float = 0.0) -> float:
+    def engine(self, policy: int = DECODE_FIRST, mixed: float = 0.0) -> Engine:
+        """As compiled code reads it. policy: of batches, see batch_step. mixed: see cluster.Moves."""
+        limits, latency = self.limits, self.latency
+        return Engine(
+            self.shape.pp,
+            self.lane_blocks,
+            limits.block_tokens,
+            limits.max_running,
+            limits.max_step_tokens,
+            policy,
+            float(latency.context_token_s),
+            float(latency.pair_s),
+            float(latency.gap_s),
+            float(mixed),
+            np.array(latency.knot_tokens, np.float64),
+            np.array(latency.knot_s, np.float64),
+        )
+
+    def capacity_per_s(
+        self,
+        input_tokens: float,
+        output_tokens: float,
+        cached_tokens: float = 0.0,
+        window: int = 0,
+        acceptance: float = 0.0,
+    ) -> float:
         """Requests per second, all lanes full of requests of one length: the steady state of prompts mixed with decodes.
 
-        cached_tokens: of the prompt, those that are not computed; their KV takes its room all the same.
+        cached_tokens: of the prompt, those that are not computed; their KV takes its room all the same. window: tokens of a
+        draft that cost nothing to have, such as a rejected answer, which each pass verifies; each is accepted with
+        probability `acceptance` if those before it are.
         """
         limits = self.limits
+        passes = output_tokens / sum(acceptance**place for place in range(window + 1))
         batch = min(limits.max_running, max(1.0, self.lane_tokens / (input_tokens + output_tokens)))
-        per_request = input_tokens - cached_tokens + output_tokens  # tokens computed
-        batch = min(batch, limits.max_step_tokens * output_tokens / per_request)
-        tokens = batch * per_request / output_tokens
+        per_request = input_tokens - cached_tokens + passes * (1 + window)  # tokens computed
+        batch = min(batch, limits.max_step_tokens * passes / per_request)
+        tokens = batch * per_request / passes
         context = batch * (input_tokens + output_tokens / 2)
-        pairs = batch / output_tokens * (input_tokens**2 - cached_tokens**2) / 2
+        pairs = batch / passes * (input_tokens**2 - cached_tokens**2) / 2 + window * context
         step_s = self.latency.step_s(StepLoad(max(1, round(tokens)), round(context), pairs))
-        return batch / output_tokens / (step_s / self.shape.pp)
+        return batch / passes / (step_s / self.shape.pp)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,49 +162,32 @@ def serve_kinds(work: Workload, table: "KindTable", kind: Ints, capacity: Floats
     owner = assign(work.priority, kind, capacity, dispatch)
     _check_room(work, owner, kind, table)
     first, finish, counters = np.zeros(len(work)), np.zeros(len(work)), np.zeros(COUNTERS)
-    requests = (work.arrival_s, work.input_tokens, work.output_tokens, work.cached_tokens, work.priority)
-    never_late = np.full(len(work), np.inf)
-    kernel.simulate_tier(
-        *requests,
-        owner,
-        kind,
-        table.whole,
-        table.rates,
-        table.kx,
-        table.ky,
-        never_late,
-        len(work),
-        first,
-        finish,
-        counters,
-        LATENCY,
-    )
+    never_late = Lateness(np.full(len(work), np.inf), len(work), LATENCY)
+    kernel.simulate_tier(work.arrivals, table.tier(owner, kind), never_late, Outcome(first, finish, counters))
     span = float(finish.max() - work.arrival_s[0])
     busy = float(counters[BUSY_S]) / (span * len(kind)) if span > 0 else 0.0
     return Served(first, finish, owner, busy, int(counters[STEPS]), int(counters[PREEMPTIONS]))
 
 
 class KindTable:
-    """Kinds of replica as the kernel reads them; see kernel.simulate_tier."""
+    """Kinds of replica as the kernel reads them; see kernel.Tier."""
 
     def __init__(self, kinds: Sequence[Replica]) -> None:
         self.kinds = list(kinds)
-        limits = [(k.limits.block_tokens, k.limits.max_running, k.limits.max_step_tokens) for k in kinds]
-        self.whole = np.array(
-            [(k.shape.pp, k.lane_blocks, *limit, DECODE_FIRST) for k, limit in zip(kinds, limits, strict=True)],
-            np.int64,
-        ).reshape(len(self.kinds), 6)
+        engines = [kind.engine() for kind in kinds]
+        self._whole = np.array([engine[:6] for engine in engines], np.int64).reshape(-1, 6)
+        self._rates = np.array([engine[6:10] for engine in engines], np.float64).reshape(-1, 4)
         self.room = np.array([kind.request_tokens for kind in kinds], np.int64)
-        rates = [(k.latency.context_token_s, k.latency.pair_s, k.latency.gap_s, 0.0) for k in kinds]
-        self.rates = np.array(rates, np.float64).reshape(len(self.kinds), 4)
-        width = max((len(k.latency.knot_tokens) for k in kinds), default=2)
-        self.kx, self.ky = np.empty((len(self.kinds), width)), np.empty((len(self.kinds), width))
-        for row, k in enumerate(kinds):
-            x, y = k.latency.knot_tokens, k.latency.knot_s
-            slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
-            more = range(1, width - len(x) + 1)  # the last piece goes on
-            self.kx[row] = [*x, *(x[-1] + i for i in more)]
-            self.ky[row] = [*y, *(y[-1] + i * slope for i in more)]
+        width = max((len(engine.knot_s) for engine in engines), default=2)
+        self._knots = np.empty((2, len(engines), width))
+        for row, engine in enumerate(engines):
+            x, y = engine.knot_tokens, engine.knot_s
+            more = np.arange(1, width - len(x) + 1)  # the last piece continues
+            self._knots[:, row] = [*x, *(x[-1] + more)], [*y, *(y[-1] + more * ((y[-1] - y[-2]) / (x[-1] - x[-2])))]
+
+    def tier(self, owner: Ints, kind: Ints) -> kernel.Tier:
+        """The tier of these replicas. owner (N): of each request; kind (R): of each replica."""
+        return kernel.Tier(owner, kind, self._whole, self._rates, *self._knots)
 
 
 def _check_room(work: Workload, owner: Ints, kind: Ints, table: KindTable) -> None:
@@ -220,19 +227,8 @@ class Times:
 
 def alone_times(work: Workload, replica: Replica) -> Times:
     """The times of each request if it had the replica for itself: what no dispatch can beat."""
-    first, finish, latency = np.zeros(len(work)), np.zeros(len(work)), replica.latency
-    kernel.alone_s(
-        work.input_tokens,
-        work.output_tokens,
-        work.cached_tokens,
-        replica.limits.max_step_tokens,
-        np.array(latency.knot_tokens),
-        np.array(latency.knot_s),
-        latency.context_token_s,
-        latency.pair_s,
-        first,
-        finish,
-    )
+    first, finish = np.zeros(len(work)), np.zeros(len(work))
+    kernel.alone_s(work.arrivals, replica.engine(), first, finish)
     return Times(first, finish)
 
 

@@ -1,16 +1,17 @@
 """The replicas of a tier take turns, each in proportion to its share, compiled. No I/O."""
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from penstock.services.compilation import compiled
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def take_turns(share: F, owner: N) -> None:
-    """Smooth weighted round robin: turn i of replica r stands at (i + 1/2) / share[r], ties by replica. owner (N): out.
+    """Smooth weighted round robin: turn i of replica r is at (i + 1/2) / share[r], ties by replica. owner (N): out.
 
     Neighbours of equal share take each turn together: the turns of such groups are merged, not those of replicas.
     """

@@ -1,11 +1,12 @@
 """Requests to be served, as arrays. No I/O."""
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from services.domain.errors import invalid
+from penstock.services.domain.errors import invalid
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -14,6 +15,16 @@ Bools = npt.NDArray[np.bool_]
 
 MAX_PRIORITY = 1_000_000  # either way: ranks stay within 64 bits
 MAX_TOKENS = 2**31 - 1  # of one request: products of two counts stay within 64 bits
+
+
+class Arrivals(NamedTuple):
+    """A Workload as compiled code reads it, (N) each."""
+
+    arrival_s: Floats
+    prompt: Ints
+    output: Ints
+    cached: Ints
+    priority: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +63,10 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def arrivals(self) -> Arrivals:
+        return Arrivals(self.arrival_s, self.input_tokens, self.output_tokens, self.cached_tokens, self.priority)
 
     @property
     def longest_tokens(self) -> int:

@@ -1,18 +1,25 @@
 """Length stages: from the lengths in flight to ranges and instance counts (CascadeInfer, section 4.2). Pure."""
 
-from planner_service.stages.choice import check_bounds, choose
-from planner_service.stages.partition import Method, MoveCost, StagePlan, exponential_cuts, plan_stages, with_layout
-from planner_service.stages.profile import batches_of
-from planner_service.stages.proposals import propose
-from planner_service.stages.replay import Verdict, count_replayed, judge
-from planner_service.stages.sample import LengthSample, count_in_flight, in_flight
+from penstock.planner_service.stages.choice import check_bounds, choose
+from penstock.planner_service.stages.partition import (
+    Method,
+    MoveCost,
+    StagePlan,
+    exponential_cuts,
+    plan_stages,
+    with_layout,
+)
+from penstock.planner_service.stages.profile import batches_of
+from penstock.planner_service.stages.proposals import propose
+from penstock.planner_service.stages.replay import ReplayVerdict, count_replayed, judge
+from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
 
 __all__ = [
     "LengthSample",
     "Method",
     "MoveCost",
+    "ReplayVerdict",
     "StagePlan",
-    "Verdict",
     "batches_of",
     "check_bounds",
     "choose",

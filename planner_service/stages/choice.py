@@ -5,14 +5,16 @@
 
 import numpy as np
 
-from planner_service.simulator import Replica, Workload
-from planner_service.simulator.cluster import Moves
-from planner_service.stages.partition import MoveCost
-from planner_service.stages.proposals import propose
-from planner_service.stages.replay import REPLAYED, Verdict, count_replayed, judge, last_requests
-from planner_service.stages.sample import in_flight
-from services.domain.errors import FieldProblem, InvalidRequest, invalid
-from services.domain.stages import QoeModel, StageLayout
+from penstock.planner_service.simulator import Replica, Workload
+from penstock.planner_service.simulator.cluster import Moves
+from penstock.planner_service.stages.partition import MoveCost
+from penstock.planner_service.stages.proposals import propose
+from penstock.planner_service.stages.replay import REPLAYED, ReplayVerdict, count_replayed, judge, last_requests
+from penstock.planner_service.stages.sample import in_flight
+from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel
+from penstock.types.problems import FieldProblem
 
 MAX_REQUESTS = 200_000
 """Requests of a trace that is sent to be replayed: all are read, though only the last ones are replayed."""
@@ -34,7 +36,7 @@ def choose(
     instances: int,
     max_tokens: int,
     against: StageLayout | None = None,
-) -> Verdict:
+) -> ReplayVerdict:
     """Propose layouts by the partition, replay the best few on the trace's last requests, and judge them. Deterministic.
 
     max_tokens: end of the last stage. against: the layout that serves; then one stage is among the proposals, and a change

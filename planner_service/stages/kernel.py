@@ -1,14 +1,15 @@
 """The inner loops of the partition, compiled. No I/O."""
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from penstock.services.compilation import compiled
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 
-@numba.njit(cache=True)
+@compiled()
 def stage_qualities(
     tokens: F,  # (n) lengths of the sequences, ascending
     inputs: F,  # (n) their inputs
@@ -38,7 +39,7 @@ def stage_qualities(
     return qualities
 
 
-@numba.njit(cache=True)
+@compiled()
 def partition(
     quality: F,  # (C, C, E + 1), of stage_qualities
     crossing: F,  # (C) cost of moving sequences over each cut
@@ -76,7 +77,7 @@ def partition(
             from_cut[e, b] = at_b
 
 
-@numba.njit(cache=True)
+@compiled()
 def chain(quality: F, crossing: F, best: F, from_cut: N) -> None:
     """The recurrence with one instance per stage, so s = e: best, from_cut (E + 1, C) out."""
     instances, cuts = best.shape[0] - 1, best.shape[1]

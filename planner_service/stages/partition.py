@@ -2,7 +2,7 @@
 
 Given: E instances, sequences in flight, a QoE model, what a move costs. Wanted: stages, each a range of lengths and a number
 of instances, the ranges covering [0, max_tokens), the instances adding up to E. Least: the total QoE of all instances, each
-with an even share of its stage's sequences, plus c[l] for every cut l. Cuts stand on exponential bucket bounds.
+with an even share of its stage's sequences, plus c[l] for every cut l. Cuts are at exponential bucket bounds.
 
 An even share of a set on k instances has the k-th part of its sums. The paper samples it, every k-th sequence (`even_share`);
 a search for the least over all k then finds those k whose samples happen to be light, most of all in small sets.
@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_service.simulator.workload import Floats, Ints
-from planner_service.stages import kernel
-from planner_service.stages.sample import LengthSample
-from services.domain.errors import invalid
-from services.domain.stages import QoeModel, Stage, StageLayout
+from penstock.planner_service.simulator.workload import Floats, Ints
+from penstock.planner_service.stages import kernel
+from penstock.planner_service.stages.sample import LengthSample
+from penstock.services.domain.errors import invalid
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel, Stage
 
 CUTS_PER_DOUBLING = 2
 EXACT_TERMS = 2e9  # of the recurrence: about 2 s

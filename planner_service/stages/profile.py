@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from planner_service.simulator import Replica, Workload
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.stages import BatchLoad
+from penstock.planner_service.simulator import Replica, Workload
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.stages import BatchLoad
 
 SHORTEST_TOKENS = 64
 OF_A_BUCKET = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of its requests, by input per output token

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner_service.simulator import Replica, Workload
-from planner_service.simulator.workload import Floats
-from planner_service.stages.partition import MoveCost, Problem, exponential_cuts
-from planner_service.stages.profile import prompt_s
-from planner_service.stages.sample import LengthSample
-from services.domain.latency import StepLoad
-from services.domain.stages import QoeModel, Stage, StageLayout
+from penstock.planner_service.simulator import Replica, Workload
+from penstock.planner_service.simulator.workload import Floats
+from penstock.planner_service.stages.partition import MoveCost, Problem, exponential_cuts
+from penstock.planner_service.stages.profile import prompt_s
+from penstock.planner_service.stages.sample import LengthSample
+from penstock.services.domain.latency import StepLoad
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel, Stage
 
 MOVE_FACTORS = (1.0, 10.0, 100.0, 1000.0)
 """What a move is taken to cost, in multiples: each makes the partition propose fewer stages."""

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator import Replica, Workload
-from planner_service.simulator.cluster import Cluster, Moves
-from planner_service.simulator.loop import ClusterServed, serve_cluster
-from planner_service.simulator.policies import LeastWork, Policy
-from planner_service.simulator.staged import Staged
-from planner_service.simulator.tier import alone_latency
-from planner_service.simulator.workload import Floats
-from services.domain.stages import QoeModel, StageLayout
+from penstock.planner_service.simulator import Replica, Workload
+from penstock.planner_service.simulator.cluster import Cluster, Moves
+from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
+from penstock.planner_service.simulator.policies import LeastWork, Policy
+from penstock.planner_service.simulator.staged import Staged
+from penstock.planner_service.simulator.tier import alone_latency
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel
 
 MARGIN = 0.03
 """By which a figure may be worse: two replays that differ in nothing but a request's place differ by as much."""
@@ -28,7 +29,7 @@ MIN_GAIN = 0.05
 REPLAYED = 3000
 """Requests of a trace that are replayed, the last ones. A choice is replayed on as many before them, too."""
 LEAST_BEFORE = 500
-"""Fewer requests before the last ones say nothing: a choice stands without them."""
+"""Fewer requests before the last ones say nothing: a choice holds without them."""
 MOST_SUSTAINED = 2
 """Layouts whose sustained rate is searched, which takes a dozen replays each."""
 RATE_PRECISION = 0.03
@@ -52,7 +53,7 @@ PolicyOf = Callable[[Cluster], Policy]
 
 @dataclass(frozen=True, slots=True)
 class ReplayFigures:
-    """What the requests of a replay felt. Seconds; tpot: mean time per output token behind the first, over requests.
+    """What the requests of a replay felt. Seconds; tpot: mean time per output token after the first, over requests.
 
     drain_s: from the last arrival to the last token.
     """
@@ -65,7 +66,7 @@ class ReplayFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReplayVerdict:
     """Whether to use a layout, and what it changes against one stage or against what serves: shares, negative is less.
 
     layout: the one that was judged; None if there was none to judge, and nothing changes. replayed: how many were.
@@ -243,7 +244,7 @@ def judge(
     instances: int,
     layouts: Sequence[StageLayout],
     against: StageLayout | None = None,
-) -> Verdict:
+) -> ReplayVerdict:
     """Replay every layout on the last `REPLAYED` requests, and judge the best. Deterministic.
 
     The best has the least product of the changes of its latencies. Its sustained rate is searched only if they pass. What is
@@ -251,7 +252,7 @@ def judge(
     against: the layout that serves; None for one stage.
     """
     if not layouts:
-        return Verdict(False, 0.0, 0.0, 0.0, 0.0, None, 0, against)
+        return ReplayVerdict(False, 0.0, 0.0, 0.0, 0.0, None, 0, against)
     replayer = Replayer(last_requests(work), replica, instances, moves)
     serving = LeastWork if against is None else _policy(against, qoe)
     reference = replayer.figures(serving)
@@ -259,7 +260,7 @@ def judge(
     judged.sort(key=lambda pair: _product(pair[0]))
     passing = [pair for pair in judged if max(pair[0]) <= MARGIN][:MOST_SUSTAINED]
     rate = replayer.sustained_per_s(serving)
-    verdicts = list[Verdict]()
+    verdicts = list[ReplayVerdict]()
     for changes, layout in passing or judged[:1]:
         staged_rate = replayer.sustained_per_s(_policy(layout, qoe))
         rate_change = staged_rate / rate - 1 if rate > 0 else 0.0
@@ -269,7 +270,7 @@ def judge(
         if earlier is not None:
             before = _all_changes(Replayer(earlier, replica, instances, moves), _policy(layout, qoe), serving)
             use = max(*before[:3], -before[3]) <= MARGIN
-        verdicts.append(Verdict(use, *changes, rate_change, layout, len(layouts), against, before))
+        verdicts.append(ReplayVerdict(use, *changes, rate_change, layout, len(layouts), against, before))
         if use:
             return verdicts[-1]
     return verdicts[0]

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.simulator import Replica, Workload
-from planner_service.simulator.workload import Ints
-from services.domain.errors import invalid
-from services.domain.stages import QoeModel
+from penstock.planner_service.simulator import Replica, Workload
+from penstock.planner_service.simulator.workload import Ints
+from penstock.services.domain.errors import invalid
+from penstock.types.plans import QoeModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,10 +4,10 @@ Only arrivals and token counts are taken from them, and how many prompt tokens w
 not needed are ignored. Faults name the file, the line or entry, and the field.
 """
 
-from planner_service.trace_importers.imported import ImportedTrace
-from planner_service.trace_importers.litellm import from_litellm
-from planner_service.trace_importers.mooncake import from_mooncake
-from planner_service.trace_importers.openai import from_openai
-from planner_service.trace_importers.vllm import from_vllm
+from penstock.planner_service.trace_importers.imported import ImportedTrace
+from penstock.planner_service.trace_importers.litellm import from_litellm
+from penstock.planner_service.trace_importers.mooncake import from_mooncake
+from penstock.planner_service.trace_importers.openai import from_openai
+from penstock.planner_service.trace_importers.vllm import from_vllm
 
 __all__ = ["ImportedTrace", "from_litellm", "from_mooncake", "from_openai", "from_vllm"]

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from planner_service.files import FileError, csv_rows
-from planner_service.trace_importers.imported import ImportedTrace, Row, trace_of
-from planner_service.trace_importers.log_files import is_csv, list_of, read_json, token_count
+from penstock.planner_service.trace_importers.imported import ImportedTrace, Row, trace_of
+from penstock.planner_service.trace_importers.log_files import is_csv, list_of, read_json, token_count
+from penstock.question_files import FileError, csv_rows
 
 
 def from_litellm(path: Path) -> ImportedTrace:

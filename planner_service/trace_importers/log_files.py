@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from planner_service.files import FileError
-from planner_service.simulator.workload import MAX_TOKENS
+from penstock.planner_service.files import FileError
+from penstock.planner_service.simulator.workload import MAX_TOKENS
 
 TOO_MANY_DIGITS = "a whole number has too many digits"
 

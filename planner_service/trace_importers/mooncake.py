@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from planner_service.files import FileError, csv_rows
-from planner_service.prefix_reuse import BLOCK_TOKENS, block_problem, cached_tokens
-from planner_service.trace_importers.imported import ImportedTrace, trace_of
-from planner_service.trace_importers.log_files import (
+from penstock.planner_service.trace_importers.imported import ImportedTrace, trace_of
+from penstock.planner_service.trace_importers.log_files import (
     TOO_MANY_DIGITS,
     is_csv,
     number_of,
@@ -18,6 +16,8 @@ from planner_service.trace_importers.log_files import (
     opened,
     token_count,
 )
+from penstock.planner_service.trace_importers.prefix_reuse import BLOCK_TOKENS, block_problem, cached_tokens
+from penstock.question_files import FileError, csv_rows
 
 
 def from_mooncake(path: Path, cache_tokens: int, block_tokens: int = BLOCK_TOKENS) -> ImportedTrace:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner_service.files import FileError, csv_rows
-from planner_service.simulator.workload import MAX_TOKENS
-from planner_service.trace_importers.imported import EVENLY, ImportedTrace, Row, evenly, trace_of
-from planner_service.trace_importers.log_files import is_csv, list_of, number_of, read_json, whole_number
+from penstock.planner_service.simulator.workload import MAX_TOKENS
+from penstock.planner_service.trace_importers.imported import EVENLY, ImportedTrace, Row, evenly, trace_of
+from penstock.planner_service.trace_importers.log_files import is_csv, list_of, number_of, read_json, whole_number
+from penstock.question_files import FileError, csv_rows
 
 MAX_BUCKET_REQUESTS = 1_000_000  # of one bucket of a usage export
 

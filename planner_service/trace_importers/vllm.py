@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from planner_service.files import FileError
-from planner_service.trace_importers.imported import EVENLY, ImportedTrace, evenly, trace_of
-from planner_service.trace_importers.log_files import numbered, opened
+from penstock.planner_service.files import FileError
+from penstock.planner_service.trace_importers.imported import EVENLY, ImportedTrace, evenly, trace_of
+from penstock.planner_service.trace_importers.log_files import numbered, opened
 
-LEAP_YEAR = 2000  # stands for the year, which vLLM does not log
+LEAP_YEAR = 2000  # in place of the year, which vLLM does not log
 
 Moment = tuple[int, ...]
 """Month, day, hour, minute and second of a line in vLLM's log."""

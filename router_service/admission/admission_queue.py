@@ -2,12 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from router_service.admission.rules import Admission, Ticket, TicketState
-from services.domain.errors import DeadlineExceeded, Overloaded, invalid
+from penstock.router_service.admission.rules import Admission, Ticket, TicketState
+from penstock.services.domain.errors import DeadlineExceeded, Overloaded, invalid
 
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 RETRY_JITTER = 0.5  # spreads retries over the hint and half as much again
@@ -26,31 +25,6 @@ class Places:
         self._queue.leave_one(self._ticket)
 
 
-class HeldPlaces(AbstractAsyncContextManager[Places]):
-    """Places: entering the context waits for them, leaving it gives them back."""
-
-    __slots__ = ("_queue", "_request", "_ticket")
-
-    def __init__(
-        self,
-        queue: "AdmissionQueue",
-        priority: int,
-        deadline_s: float,
-        places: int,
-        on_wait: Callable[[], None] | None = None,
-    ) -> None:
-        self._queue, self._request = queue, (priority, deadline_s, places, on_wait)
-
-    async def __aenter__(self) -> Places:
-        self._ticket = await self._queue.enter(*self._request)
-        return Places(self._queue, self._ticket)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._queue.leave(self._ticket)
-
-
 class AdmissionQueue:
     """Admits requests for `max_active` places; `max_waiting` wait, by priority, then in order of arrival."""
 
@@ -58,7 +32,6 @@ class AdmissionQueue:
         self._admission = Admission(max_active, max_waiting)
         self._turns: dict[int, asyncio.Future[None]] = {}  # by ticket
         self._jitter = jitter or random.Random()
-        self.rejected = 0
 
     @property
     def active(self) -> int:
@@ -73,15 +46,16 @@ class AdmissionQueue:
     def refusal(self) -> Overloaded | None:
         """The error for a request that arrives now if any request would be refused; None if it may be admitted.
 
-        It costs next to nothing, so it can be called before the request is read. A refusal counts as one place.
+        It costs next to nothing, so it can be called before the request is read.
         """
         if not self._admission.is_full:
             return None
-        return self._refused(1, asyncio.get_running_loop().time())
+        return self._refused(asyncio.get_running_loop().time())
 
-    def entered(
+    @asynccontextmanager
+    async def entered(
         self, priority: int, deadline_s: float, places: int = 1, on_wait: Callable[[], None] | None = None
-    ) -> "HeldPlaces":
+    ) -> AsyncIterator[Places]:
         """Hold `places` places, all or none, as long as the context lasts.
 
         on_wait: called once if the request is queued: from then on it is not refused as Overloaded.
@@ -91,7 +65,11 @@ class AdmissionQueue:
             Overloaded: the queue is full.
             DeadlineExceeded: while waiting.
         """
-        return HeldPlaces(self, priority, deadline_s, places, on_wait)
+        ticket = await self.enter(priority, deadline_s, places, on_wait)
+        try:
+            yield Places(self, ticket)
+        finally:
+            self.leave(ticket)
 
     async def enter(
         self, priority: int, deadline_s: float, places: int, on_wait: Callable[[], None] | None = None
@@ -128,11 +106,10 @@ class AdmissionQueue:
         ticket, admitted = self._admission.enter(priority, places, now_s)
         self._admitted(admitted)
         if ticket.state is TicketState.GONE:
-            raise self._refused(places, now_s)
+            raise self._refused(now_s)
         return ticket
 
-    def _refused(self, places: int, now_s: float) -> Overloaded:
-        self.rejected += places
+    def _refused(self, now_s: float) -> Overloaded:
         return Overloaded(f"{self.waiting} requests are already waiting", self.retry_after_s(now_s))
 
     async def _turn(self, ticket: Ticket, deadline_s: float) -> None:

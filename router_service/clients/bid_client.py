@@ -7,13 +7,15 @@ from typing import Any
 
 from grpc import aio
 
+from penstock.mapper import to_message
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services import errors
-from services import proto_codec as common
-from services.channels import ChannelPool
-from services.domain.errors import Unavailable
-from services.domain.stages.bidding import Ask, Bid
+from penstock.services import errors
+from penstock.services import proto_codec as common
+from penstock.services.channels import ChannelPool
+from penstock.services.domain.errors import Unavailable
+from penstock.services.domain.stages.bidding import Ask, Bid
+from penstock.types.workers import SenderBusy, TransferStarted
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -42,10 +44,10 @@ class Confirmation:
 
     async def sender_busy(self) -> None:
         """The turn could not be used; wait for the next one."""
-        await self._say(pb.ConfirmBidRequest(sender_busy=pb.SenderBusy()))
+        await self._say(to_message(SenderBusy(), pb.ConfirmBidRequest))
 
     async def started(self) -> None:
-        await self._say(pb.ConfirmBidRequest(transfer_started=pb.TransferStarted()))
+        await self._say(to_message(TransferStarted(), pb.ConfirmBidRequest))
 
     async def _say(self, step: pb.ConfirmBidRequest) -> None:
         try:

@@ -7,7 +7,6 @@ judge that is full, a judge that does not answer in time gets no calls for a whi
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,18 +14,19 @@ from grpc import aio
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
+from penstock.mapper import from_message, to_message
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
-from router_service.domain.failures import RULES, Ejection, classify
-from router_service.routing.instance_pool import InstancePool
-from services import errors, telemetry
-from services import proto_codec as common
-from services.channels import ChannelPool
-from services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
-from services.domain.instances import Role
-from services.domain.requests import FinishReason, PositionLogprobs, Prompt
-from services.domain.structured import StructuredOutput
+from penstock.router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
+from penstock.router_service.domain.failures import RULES, Ejection, classify
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.services import errors, telemetry
+from penstock.services.channels import ChannelPool
+from penstock.services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
+from penstock.services.domain.instances import Role
+from penstock.services.mesh_schema import MeshRouter
+from penstock.types.judging import JudgedAnswer, ScoreRequest, ScorerInfo
+from penstock.types.prompts import ChatPrompt, TextPrompt
 
 _log = logging.getLogger(__name__)
 
@@ -34,42 +34,34 @@ ROUNDS = 3  # over all judges, if they cannot be reached: a restarted one is rea
 PAUSE_S = 0.2  # between two rounds
 TIMEOUTS_TO_OPEN = 3  # in a row
 MAX_OPEN_S = 10.0
+CHARS_PER_TOKEN = 3.0  # of a text that is read by a tier's model, at least
+READING_SLACK = 3.0  # of the time for reading: the tier has other work, too
 ENOUGH_SHARE = (
     0.4  # of the time that a judgement may take: at least this much is left after waiting half of it for a place
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """score: 0 to 100. reason: why the judge gave 0 without its scorer; otherwise empty."""
+class JudgedScore:
+    """score: 0 to 100. reason: why the judge gave 0 without its scorer; otherwise empty. uncalibrated: scores are not
+    shares of right answers."""
 
     score: float
     scorer: str
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeLimits:
-    """timeout_s: of one judgement, including waiting and retries. concurrency: number of concurrent judgements.
-
-    open_s: how long a judge that does not answer in time gets no calls, the first time.
-    """
-
-    timeout_s: float
-    concurrency: int
-    open_s: float
+    uncalibrated: bool = False
 
 
 class JudgeClient:
     """Calls one judge after another until one answers, all refuse, or the time is up."""
 
     def __init__(
-        self, channels: ChannelPool, pool: InstancePool, tracer: Tracer, meter: Meter, limits: JudgeLimits
+        self, channels: ChannelPool, pool: InstancePool, tracer: Tracer, meter: Meter, limits: MeshRouter
     ) -> None:
         self._channels, self._pool, self._tracer, self._limits = channels, pool, tracer, limits
-        self._scorers: dict[tuple[str, str], pb.Scorer] = {}  # by judge and scorer
-        self._places = asyncio.Semaphore(limits.concurrency)
-        self._breaker_limits = BreakerLimits(TIMEOUTS_TO_OPEN, limits.open_s, MAX_OPEN_S)
+        self._scorers: dict[tuple[str, str], ScorerInfo] = {}  # by judge and scorer
+        self._places = asyncio.Semaphore(limits.judge_concurrency)
+        self._breaker_limits = BreakerLimits(TIMEOUTS_TO_OPEN, limits.judge_open_s, MAX_OPEN_S)
         self._breakers: dict[str, CircuitBreaker] = {}  # by judge
         self._failures = meter.create_counter(
             "penstock.router.judge_failures",
@@ -83,15 +75,15 @@ class JudgeClient:
 
         True while no judge can be reached: one may be there when the answer is complete, and without them it gives no score.
         """
-        listed = await self._listed(scorer)
+        listed = await self.listed(scorer)
         return listed is None or listed.needs_logprobs
 
     async def scores_unfinished(self, scorer: str) -> bool:
         """Whether a scorer scores unfinished answers; False while no judge can be reached."""
-        listed = await self._listed(scorer)
+        listed = await self.listed(scorer)
         return listed is not None and listed.scores_unfinished
 
-    async def _listed(self, scorer: str) -> pb.Scorer | None:
+    async def listed(self, scorer: str) -> ScorerInfo | None:
         """What the first judge that can be reached says of a scorer; None without one. A scorer that it does not have needs
         nothing."""
         for judge in self._pool.judges():
@@ -106,50 +98,47 @@ class JudgeClient:
                 name = scorer or listed.default_scorer
                 match = next((s for s in listed.scorers if s.name == name), None)
                 if match is None:
-                    return pb.Scorer()
-                self._scorers[key] = match
+                    return ScorerInfo(name)
+                self._scorers[key] = from_message(match, ScorerInfo)
             return self._scorers[key]
         return None
 
-    async def score(
-        self,
-        scorer: str,
-        prompt: Prompt,
-        answer: str,
-        tier: str,
-        finish_reason: FinishReason,
-        logprobs: Seq[PositionLogprobs],
-        deadline_s: float,
-        tool_format: str = "",
-        structured_output: StructuredOutput | None = None,
-        *,
-        unfinished: bool = False,
-    ) -> Verdict | None:
+    async def score(self, scorer: str, answer: JudgedAnswer, deadline_s: float) -> JudgedScore | None:
         """The verdict, or None if no judge gives one in time or this answer cannot be judged.
 
-        tool_format: how the tier's model writes tool calls. structured_output: the requested form. unfinished: the answer is
-        the beginning of one; it has no score if no place is free, and that is not counted as a failure.
+        An unfinished answer has no score if no place is free, and that is not counted as a failure.
         """
-        if unfinished and self._places.locked():
+        if answer.unfinished and self._places.locked():
             return None
-        until = min(deadline_s, asyncio.get_running_loop().time() + self._limits.timeout_s)
-        request = _request(scorer, prompt, answer, tier, finish_reason, logprobs)
-        request.items[0].tool_format = tool_format
-        if structured_output is not None:
-            request.items[0].structured_output.CopyFrom(common.structured_output_to_proto(structured_output))
-        request.items[0].unfinished = unfinished
+        limit_s = self._limits.judge_timeout_s + self._reading_s(scorer, answer)
+        until = min(deadline_s, asyncio.get_running_loop().time() + limit_s)
+        request, tier = to_message(ScoreRequest((answer,), scorer), pb.ScoreRequest), answer.tier
         try:
             async with asyncio.timeout_at(until), self._place(until):
                 return await self._ask_in_turn(request, tier, until)
         except (TimeoutError, PenstockError) as error:
             reason = _reason(error)
-            if unfinished:
+            if answer.unfinished:
                 _log.debug("an unfinished answer of %s has no score (%s): %s", tier, reason, error)
                 return None
             level = logging.DEBUG if isinstance(error, NoJudgeAsked) else logging.WARNING
             _log.log(level, "an answer of %s has no score (%s): %s", tier, reason, error)
             self._failures.add(1, {"penstock.tier": tier, "penstock.reason": reason})
             return None
+
+    def _reading_s(self, scorer: str, answer: JudgedAnswer) -> float:
+        """The time in which a scorer reads prompt and answer with a tier's model, at its measured speed; 0 for others."""
+        listed = next((info for (_, name), info in self._scorers.items() if name == scorer), None)
+        prompt = answer.prompt
+        characters = prompt.characters if isinstance(prompt, ChatPrompt) else 0
+        characters += len(prompt.text) if isinstance(prompt, TextPrompt) else 0
+        tokens = (characters + len(answer.answer)) / CHARS_PER_TOKEN
+        limits_s = [0.0]
+        for tier in listed.tiers if listed is not None else ():
+            loads = [worker.load for worker in self._pool.view.workers(tier) if worker.load is not None]
+            rates = [load.prompt_tokens_per_s for load in loads if load.prompt_tokens_per_s]
+            limits_s += [READING_SLACK * tokens / max(rates)] if rates else []
+        return max(limits_s)
 
     @asynccontextmanager
     async def _place(self, until: float) -> AsyncIterator[None]:
@@ -163,7 +152,7 @@ class JudgeClient:
         finally:
             self._places.release()
 
-    async def _ask_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> Verdict:
+    async def _ask_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> JudgedScore:
         """The verdict of the first judge that gives one.
 
         Raises:
@@ -195,14 +184,14 @@ class JudgeClient:
 
     async def _ask_watched(
         self, address: str, request: pb.ScoreRequest, tier: str, until: float, breaker: CircuitBreaker
-    ) -> Verdict:
+    ) -> JudgedScore:
         """Call one judge, and record the result in its circuit breaker.
 
         A call that had little time does not count as a failure of the judge: see ENOUGH_SHARE.
         """
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
-        enough_s = self._limits.timeout_s * ENOUGH_SHARE
+        enough_s = self._limits.judge_timeout_s * ENOUGH_SHARE
         breaker.passed()
         try:
             verdict = await self._ask(address, request, until - asked_at, tier)
@@ -235,7 +224,7 @@ class JudgeClient:
             self._breakers[instance_id] = CircuitBreaker(self._breaker_limits)
         return self._breakers[instance_id]
 
-    async def _ask(self, address: str, request: pb.ScoreRequest, timeout_s: float, tier: str) -> Verdict:
+    async def _ask(self, address: str, request: pb.ScoreRequest, timeout_s: float, tier: str) -> JudgedScore:
         stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(address, Role.JUDGE))
         name = "penstock.judge.v1.JudgeService/Score"
         with telemetry.client_span(self._tracer, name, **{"penstock.tier": tier}) as span:
@@ -247,7 +236,7 @@ class JudgeClient:
             span.set_attribute("penstock.score", result.score)
             if result.reason:
                 span.set_attribute("penstock.score_reason", result.reason)
-            return Verdict(result.score, answer.scorer, result.reason)
+            return JudgedScore(result.score, answer.scorer, result.reason, answer.uncalibrated)
 
 
 class NoJudgeAsked(Unavailable):
@@ -266,25 +255,3 @@ def _reason(error: Exception) -> str:
         case Unavailable():
             return "unavailable"
     return "invalid"
-
-
-def _request(
-    scorer: str,
-    prompt: Prompt,
-    answer: str,
-    tier: str,
-    finish_reason: FinishReason,
-    logprobs: Seq[PositionLogprobs],
-) -> pb.ScoreRequest:
-    item = pb.ScoreItem(
-        prompt=common.prompt_to_proto(prompt),
-        answer=answer,
-        tier=tier,
-        finish_reason=common.finish_reason_to_proto(finish_reason),
-    )
-    if logprobs:
-        values = [position.chosen.logprob for position in logprobs]
-        item.logprobs.CopyFrom(
-            pb.LogprobSummary(token_count=len(values), mean_logprob=sum(values) / len(values), min_logprob=min(values))
-        )
-    return pb.ScoreRequest(scorer=scorer, items=[item])

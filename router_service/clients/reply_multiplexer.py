@@ -1,13 +1,11 @@
 """The router's call to one worker, shared by all its replies there.
 
-The worker's end of the call is `worker_service/reply_demultiplexer.py`.
+The worker's end of the call is `worker_service/replies/reply_demultiplexer.py`.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -15,16 +13,18 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc import aio
 
+from penstock.mapper import write_time
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from router_service.domain.failures import Failure, InstanceFailed
-from services import errors
-from services import proto_codec as common
-from services.channels import MAX_MESSAGE_BYTES, ChannelPool
-from services.domain.errors import DeadlineExceeded, MessageTooLarge
-from services.domain.requests import TokenFrame
-from services.event_streams import OnTokens
-from services.stalls import Listener, SilenceWatch, StallMonitor
+from penstock.router_service.domain.failures import Failure, InstanceFailed
+from penstock.services import errors
+from penstock.services import proto_codec as common
+from penstock.services.background import BackgroundWork, Works
+from penstock.services.channels import MAX_MESSAGE_BYTES, ChannelPool
+from penstock.services.domain.errors import DeadlineExceeded, MessageTooLarge
+from penstock.services.event_streams import OnTokens
+from penstock.services.stalls import Listener, SilenceWatch, StallMonitor
+from penstock.types.replies import TokenFrame
 
 MAX_JOINED_BYTES = 1 << 20  # of several requests in one message; a larger request is sent in a message of its own
 TERMINAL = frozenset({"finished", "handed_over"})
@@ -144,7 +144,7 @@ class ReplyMultiplexer:
         step = pb.ReplyStep(reply_id=reply_id)
         start = step.start
         write_request(start.request)
-        common.write_duration(max(0.0, timeout_s), start.timeout)
+        write_time(max(0.0, timeout_s), start.timeout)
         if trace_context:  # to write an empty map takes as long as the request
             start.trace_context.update(trace_context)
         if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all its replies
@@ -238,7 +238,7 @@ class ReplyMultiplexer:
                         reply.sent = True
 
 
-class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
+class MultiplexerPool(BackgroundWork):
     """Multiplexers by address, as long as the context lasts; one whose call has ended is replaced."""
 
     def __init__(self, channels: ChannelPool) -> None:
@@ -248,9 +248,8 @@ class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
         self._stalls = StallMonitor()
         self._watch = SilenceWatch(self._stalls)
 
-    async def __aenter__(self) -> "MultiplexerPool":
-        await self._stalls.__aenter__()
-        return self
+    def work(self) -> Works:
+        return self._stalls.work()
 
     def get(self, address: str) -> ReplyMultiplexer:
         """The multiplexer of a worker."""
@@ -266,9 +265,7 @@ class MultiplexerPool(AbstractAsyncContextManager["MultiplexerPool"]):
         """Addresses with active replies."""
         return {address for address, m in self._multiplexers.items() if m.replies and not m.over}
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for multiplexer in (*self._multiplexers.values(), *self._replaced):
             await multiplexer.close()
-        await self._stalls.__aexit__(kind, error, trace)
+        await super().__aexit__()

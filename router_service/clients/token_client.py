@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from grpc import aio
 
+from penstock.mapper import write
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services import errors
-from services import proto_codec as common
-from services.channels import ChannelPool
-from services.domain.requests import Prompt
+from penstock.services import errors
+from penstock.services.channels import ChannelPool
+from penstock.types.prompts import Prompt
 
 
 class TokenClient:
@@ -25,7 +25,8 @@ class TokenClient:
             PenstockError: The worker's error.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        request = pb.TokenizeRequest(prompt=common.prompt_to_proto(prompt))
+        request = pb.TokenizeRequest()
+        write(prompt, request.prompt)
         try:
             response = await stub.Tokenize(request, timeout=timeout_s)
         except aio.AioRpcError as error:

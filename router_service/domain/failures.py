@@ -7,7 +7,7 @@ ended it (`classify`), records it (`FailureHistory.record`, `TryBudget.spend`) a
 import enum
 from dataclasses import dataclass, field
 
-from services.domain.errors import (
+from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
     InstanceDraining,
@@ -21,7 +21,7 @@ from services.domain.errors import (
     PromptTooLong,
     Unavailable,
 )
-from services.domain.requests import PROGRESS_TOKENS
+from penstock.types.requests import PROGRESS_TOKENS
 
 MAX_EJECTIONS = 2
 """Number of instances that the failures of one request may eject, over all its tiers."""

@@ -1,24 +1,16 @@
 """The models a client may name. No I/O."""
 
-from dataclasses import dataclass
-
-from services.domain.instances import InstanceRecord
-from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """id: the name used in requests. model: of the tier; empty for the cascade."""
-
-    id: str
-    model: str
-    cascade: bool
-    max_context_tokens: int
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.types.mesh_status import ServedModel
 
 
 def models_of(view: MeshView) -> list[ServedModel]:
-    """The cascade and its tiers by the current plan; none before there is one. Context 0: no worker serves it now."""
+    """The cascade and its tiers by the current plan; none before there is one. Context 0: no worker serves it now.
+
+    The cascade's context is the least of its tiers': longer prompts go to those that take them, past the others.
+    """
     if view.plan is None:
         return []
     tiers = [
@@ -30,7 +22,8 @@ def models_of(view: MeshView) -> list[ServedModel]:
         )
         for tier in view.plan.tiers
     ]
-    return [ServedModel(CASCADE_MODEL, "", True, max(t.max_context_tokens for t in tiers)), *tiers]
+    served = [tier.max_context_tokens for tier in tiers if tier.max_context_tokens]
+    return [ServedModel(CASCADE_MODEL, "", True, min(served, default=0)), *tiers]
 
 
 def _workers(view: MeshView, tier: str) -> list[InstanceRecord]:

@@ -2,9 +2,10 @@
 
 import math
 
-from services.domain.requests import Slo, SloFallback, TokenFrame
-from services.domain.slo.attainment import Attainment, AttainmentTracker
-from services.domain.slo.promises import MIN_REMAINDER_S, PhaseTracker, Promise, SloClass
+from penstock.services.domain.slo.attainment import Attainment, AttainmentTracker
+from penstock.services.domain.slo.promises import MIN_REMAINDER_S, PhaseTracker, Promise
+from penstock.types.replies import TokenFrame
+from penstock.types.slo import Slo, SloClass, SloFallback
 
 
 class ReplyPromise:

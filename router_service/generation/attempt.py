@@ -2,29 +2,31 @@
 
 import asyncio
 import contextvars
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
-from router_service.clients.worker_client import WorkerAdmitted, WorkerClient, WorkerDeclined, WorkerEvent
-from router_service.domain.events import TierAdmitted, TierDeclined
-from router_service.domain.reply_promise import ReplyPromise
-from router_service.generation.reply_assembler import ReplyAssembler
-from router_service.migration.bidding import MoveAgent
-from router_service.migration.movable_reply import MovableReply, Moved, NotMoved, WorkerChanged
-from router_service.routing.instance_pool import InstancePool
-from services import telemetry
-from services.background import end
-from services.domain.errors import DeadlineExceeded, PenstockError
-from services.domain.instances import InstanceRecord
-from services.domain.requests import MAX_REQUEST_ID_CHARS, Draft, FinishReason, GenerationRequest, TokenUsage
-from services.domain.slo.promises import SloClass
-from services.domain.slo.sliding_sample import SlidingSample
-from services.domain.stages.advice import MoveAdvice
-from services.domain.values import replaced, value_type
-from services.random_bits import random_bits
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.domain.reply_promise import ReplyPromise
+from penstock.router_service.generation.reply_assembler import ReplyAssembler
+from penstock.router_service.migration.bidding import MoveAgent
+from penstock.router_service.migration.movable_reply import MovableReply, WorkerChanged
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.services import telemetry
+from penstock.services.background import end
+from penstock.services.domain.errors import DeadlineExceeded, PenstockError
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.slo.sliding_sample import SlidingSample
+from penstock.types.events import TierAdmitted, TierDeclined
+from penstock.types.mesh_status import ReplyMoved
+from penstock.types.replies import FinishReason, Usage
+from penstock.types.requests import MAX_REQUEST_ID_CHARS, Draft, GenerationRequest
+from penstock.types.slo import SloClass
+from penstock.types.values import replaced, value_type
+from penstock.types.workers import Admitted, Declined, MoveAdvice, NotMoved, WorkerEvent
 
 METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces
 
@@ -34,7 +36,7 @@ class TierDone:
     """The reply is complete, or declined."""
 
     reason: FinishReason
-    usage: TokenUsage
+    usage: Usage
     stop: str | None
 
 
@@ -60,8 +62,8 @@ class MoveStalls:
     def __init__(self) -> None:
         self._stalls = SlidingSample(STALL_SAMPLES)
 
-    def add(self, outcome: Moved | NotMoved) -> None:
-        if isinstance(outcome, Moved):
+    def add(self, outcome: ReplyMoved | NotMoved) -> None:
+        if isinstance(outcome, ReplyMoved):
             self._stalls.add(outcome.stall_s)
 
     @property
@@ -118,7 +120,7 @@ class Attempt:
         self._span = telemetry.child_span(services.tracer, METHOD, attributes, parent=parent, kind=SpanKind.CLIENT)
         self._trace_context = telemetry.context_of(self._span, parent)
         self._context = contextvars.copy_context()  # of the request: events come in the context of the call's reader
-        self._move: asyncio.Task[Moved | NotMoved] | None = None
+        self._move: asyncio.Task[ReplyMoved | NotMoved] | None = None
         self.reply = MovableReply(
             services.workers,
             record,
@@ -159,7 +161,7 @@ class Attempt:
     def _take(self, event: WorkerEvent | WorkerChanged) -> None:
         tier, instance_id = self._assembler.tier, self._assembler.instance_id
         match event:
-            case WorkerAdmitted():
+            case Admitted():
                 granted = None if self._promise is None else self._promise.granted(self._slo, slo_kept=event.slo_kept)
                 self._assembler.admitted(
                     TierAdmitted(
@@ -171,7 +173,7 @@ class Attempt:
                         granted,
                     )
                 )
-            case WorkerDeclined():
+            case Declined():
                 self._span.add_event("declined", {"penstock.reason": event.reason})
                 self._assembler.declined(TierDeclined(tier, instance_id, event.reason))
             case MoveAdvice() if self._move is None or self._move.done():
@@ -184,7 +186,7 @@ class Attempt:
                 self._span.add_event("moved", {"penstock.to": target_id, "penstock.offset": offset})
                 self._assembler.moved(target_id, event.why)
 
-    async def _follow(self, advice: MoveAdvice) -> Moved | NotMoved:
+    async def _follow(self, advice: MoveAdvice) -> ReplyMoved | NotMoved:
         context = self._spans.take(self._trace_context)
         outcome = await self._services.agent.follow(self._assembler.tier, self.reply, self._request_id, advice, context)
         self._services.stalls.add(outcome)
@@ -217,5 +219,5 @@ def attempt_id(reply_id: str) -> str:
     No other attempt has it, of this router or another: an attempt whose end has not reached its worker yet does not block the
     next one. It begins with the reply's id, truncated to the largest length of an id.
     """
-    suffix = f":{random_bits.hex(6)}"
+    suffix = f":{secrets.token_hex(6)}"
     return f"{reply_id[: MAX_REQUEST_ID_CHARS - len(suffix)]}{suffix}"

@@ -2,60 +2,45 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Container, Coroutine
 from typing import Any
 
-from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN, Tracer
 
-from router_service.clients.judge_client import JudgeClient, Verdict
-from router_service.domain.events import (
-    Accepted,
-    Escalated,
-    EscalationReason,
-    Judged,
-    RequestOutput,
-    RouterRequest,
-    TierStarted,
-)
-from router_service.domain.failures import FailureHistory
-from router_service.domain.reply_promise import ReplyPromise
-from router_service.generation import cascade
-from router_service.generation.attempt import TierDone
-from router_service.generation.cascade import Escalate
-from router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter, EarlyRejection
-from router_service.generation.rejected_answers import RejectedAnswers
-from router_service.generation.reply_assembler import TierEvent
-from router_service.generation.tier_answer import TierAnswer, offers_tools, resumed_ids, span_name
-from router_service.generation.tier_generation import TierGeneration
-from router_service.generation.tier_promises import TierPromises
-from router_service.generation.tier_times import TierTimes
-from router_service.routing.burst_steps import BurstSteps, TakenStep
-from services import telemetry
-from services.background import end
-from services.domain.errors import (
-    DeadlineExceeded,
-    NotFound,
+from penstock.router_service.clients.judge_client import JudgeClient
+from penstock.router_service.domain.events import RequestOutput, RouterRequest
+from penstock.router_service.generation import cascade
+from penstock.router_service.generation.answer_judging import AnswerJudging
+from penstock.router_service.generation.attempt import TierDone
+from penstock.router_service.generation.cascade import Escalate
+from penstock.router_service.generation.cascade_request import CascadeRequest, entry
+from penstock.router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter, EarlyRejection
+from penstock.router_service.generation.rejected_answers import RejectedAnswers
+from penstock.router_service.generation.reply_assembler import TierEvent
+from penstock.router_service.generation.tier_answer import TierAnswer, offers_tools, resumed_ids, span_name
+from penstock.router_service.generation.tier_generation import TierGeneration
+from penstock.router_service.generation.tier_promises import TierPromises
+from penstock.router_service.generation.tier_times import TierTimes
+from penstock.router_service.routing.burst_steps import BurstSteps, TakenStep
+from penstock.services import telemetry
+from penstock.services.acceptance.pipeline import compares_answers
+from penstock.services.background import end
+from penstock.services.domain.errors import (
     PenstockError,
     PromptTooLong,
     Unavailable,
     UnsupportedByModel,
-    invalid,
 )
-from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL, Plan, TierPlan
-from services.domain.requests import (
-    Draft,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    TokenFrame,
-    TokenUsage,
-)
-from services.domain.score_prediction import ScorePredictor, prompt_text
-from services.domain.values import replaced
-from services.random_bits import random_bits
-from services.reasoning import reasoning_parser
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.services.domain.score_prediction import ScorePredictor, prompt_text
+from penstock.services.reasoning import reasoning_parser
+from penstock.types.events import Accepted, EscalationReason, TierStarted
+from penstock.types.plans import Plan, TierPlan
+from penstock.types.replies import FinishReason, TokenFrame, Usage
+from penstock.types.requests import Draft, GenerationRequest
+from penstock.types.values import replaced
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +58,7 @@ class CascadeGeneration:
         tiers: TierGeneration,
         judge: JudgeClient,
         tracer: Tracer,
+        *,
         flag_below: float | None = None,
         undrafted: Container[str] = (),
         predictor: ScorePredictor | None = None,
@@ -85,12 +71,12 @@ class CascadeGeneration:
         over; None: none is. early_checks: counts them; None: no answer is scored before it is finished. bursts: chooses the
         thresholds of requests where the plan has a burst ladder; None: they are always the plan's own.
         """
-        self._view, self._tiers, self._judge, self._tracer = view, tiers, judge, tracer
+        self._view, self._tiers, self._tracer = view, tiers, tracer
         self._times = TierTimes()
         self._promises = TierPromises(self._times)
-        self._flag_below, self._undrafted = flag_below, undrafted
-        self._predictor, self._early_checks = predictor, early_checks
-        self._bursts = bursts
+        self._judging = AnswerJudging(judge, self._times, flag_below, early_checks)
+        self._flags, self._undrafted = flag_below is not None, undrafted
+        self._predictor, self._bursts = predictor, bursts
         self._unpredicted_revision = -1  # of the last plan that asks for predictions which this router cannot make
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
@@ -101,111 +87,107 @@ class CascadeGeneration:
         Raises:
             PenstockError: See `RequestDriver.run`.
         """
+        run = self._run(request, output)
+        try:
+            return await self._generate(run, answers)
+        finally:
+            run.rejected.end()
+
+    async def _generate(self, run: CascadeRequest, answers: list[TierAnswer]) -> TierAnswer:
+        """The accepted answer, as in `generate`: tiers are asked until their rules accept one."""
+        while True:
+            answer = self._begin(run)
+            if isinstance(answer, Escalate):  # the tier is not asked
+                run.escalate(answer)
+                continue
+            answers.append(answer)
+            escalation = await self._answered(run, answer)
+            if escalation is None:
+                return _delivered(answer, run.rejected)
+            run.escalate(escalation)
+            run.rejected.add(answer)
+
+    def _run(self, request: RouterRequest, output: RequestOutput) -> CascadeRequest:
+        """A request that begins now.
+
+        Raises:
+            Unavailable: There is no plan.
+            NotFound, InvalidRequest: There is no such model, or not the tier that is resumed.
+        """
         plan = self._view.plan
         if plan is None:
             raise Unavailable("no plan has been published yet")
-        rejected = RejectedAnswers(keeps_best=plan.best_answer)
-        try:
-            return await self._generate(request, plan, output, answers, rejected)
-        finally:
-            rejected.end()
-
-    async def _generate(
-        self,
-        request: RouterRequest,
-        plan: Plan,
-        output: RequestOutput,
-        answers: list[TierAnswer],
-        rejected: RejectedAnswers,
-    ) -> TierAnswer:
-        """The accepted answer, as in `generate`. rejected: keeps those that are not accepted."""
         route = cascade.route(plan, request.model)
-        sampling = request.sampling.with_seed(random_bits.below(63))
+        sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
-        at = _entry(plan, route, request)
-        taken = self._burst_step(plan, request)
+        at, taken = entry(plan, route, request), self._burst_step(plan, request)
         if taken is not None:
             route = cascade.at_step(route, taken.step)
-        step = taken.index if taken is not None else None
-        output.event(Accepted(request.request_id, plan.revision, sampling.seed, step))
-        history = FailureHistory()
-        prediction = Draft(request.prediction) if request.prediction else None
-        predicted = self._predicted(plan, route, request)
-        loop = asyncio.get_running_loop()
-        while True:
-            tier = route[at]
-            # An answer that is resumed has been accepted before.
-            is_resumed = resumed_ids(request, tier) is not None
-            may_escalate = cascade.judged_at(route, at) and not is_resumed
-            # The last tier's answer is held, too, if there is another one that may be delivered instead.
-            held = may_escalate or (
-                rejected.best is not None and self._promises.allows_holding_last(request, tier, loop.time())
-            )
-            low_score = cascade.passed_over(route, at, predicted) if may_escalate else None
-            if low_score is not None:
-                reason = EscalationReason.PREDICTED_SCORE_LOW
-                output.event(Escalated(tier.name, route[at + 1].name, reason, low_score))
-                at += 1
-                continue
-            promise = self._promises.of(request, route, at, loop.time(), held=held)
-            if may_escalate and promise is None and request.promise is not None:
-                output.event(Escalated(tier.name, route[at + 1].name, EscalationReason.TOO_LATE))
-                at += 1
-                continue
-            # The part of a resumed answer that this router does not have cannot be judged.
-            stored = self._flag_below is not None and not held and not is_resumed
-            answer = self._begin(tier, request, output, promise, held=held, stored=stored)
-            answer.burst_step, answer.predicted = step, predicted
-            accepts_tie = taken is None or not may_escalate or taken.tie_accepted(sampling.seed, at)
-            answers.append(answer)
-            try:
-                draft = prediction if rejected.draft is None or tier.name in self._undrafted else rejected.draft
-                await self._answer(request, plan, sampling, answer, output, history, draft, may_give_up=may_escalate)
-                if answer.declined:
-                    escalation = cascade.unable(route, at, EscalationReason.SLO_DECLINED) if may_escalate else None
-                elif answer.rejected_early:
-                    escalation = cascade.unable(route, at, EscalationReason.REJECTED_EARLY)
-                else:
-                    escalation = None
-                    if held:
-                        escalation = await self._judged(request, plan, route, at, answer, output, accepts_tie, rejected)
-                    if stored:
-                        await self._flagged(request, plan, answer, output)
-            except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
-                answer.end(error)
-                escalation = cascade.unable(route, at, _why_unable(error)) if may_escalate else None
-                if escalation is None:
-                    raise
-            except BaseException as error:
-                answer.end(error)
-                raise
-            else:
-                answer.accepted = escalation is None and not answer.declined and answer.better is None
-                answer.end()
-            if escalation is None:
-                return _delivered(answer, rejected)
-            output.event(Escalated(tier.name, route[escalation.to].name, escalation.reason))
-            rejected.add(answer)
-            at = escalation.to
+        output.event(Accepted(request.request_id, plan.revision, sampling.seed, None if taken is None else taken.index))
+        predicted, rejected = self._predicted(plan, route, request), RejectedAnswers(keeps_best=compares_answers(plan))
+        return CascadeRequest(request, plan, output, route, at, sampling, taken, predicted, rejected)
 
-    async def _answer(
-        self,
-        request: RouterRequest,
-        plan: Plan,
-        sampling: SamplingParams,
-        answer: TierAnswer,
-        output: RequestOutput,
-        history: FailureHistory,
-        draft: Draft | None,
-        *,
-        may_give_up: bool,
-    ) -> None:
-        """One tier's answer; its tokens are taken by `answer`. may_give_up: as in `TierGeneration.generate`."""
-        tier = answer.tier.name
-        is_judged = answer.held or answer.stored
-        if is_judged and sampling.top_logprobs is None and await self._judge.needs_logprobs(plan.scorer):
+    def _begin(self, run: CascadeRequest) -> TierAnswer | Escalate:
+        """The tier's answer, of which there is nothing yet; or to which tier instead, if this one is not asked."""
+        if (passed_over := run.passed_over()) is not None:
+            return passed_over
+        request, now_s = run.request, asyncio.get_running_loop().time()
+        # The last tier's answer is held, too, if there is another one that may be delivered instead.
+        held = run.may_escalate or (
+            run.rejected.best is not None and self._promises.allows_holding_last(request, run.tier, now_s)
+        )
+        promise = self._promises.of(request, run.route, run.at, now_s, held=held)
+        if promise is None and request.promise is not None and (too_late := run.unable(EscalationReason.TOO_LATE)):
+            return too_late
+        texts: list[str] | None = None
+        if offers_tools(request):
+            texts = [request.resume.text] if request.resume is not None and run.is_resumed else []
+        return TierAnswer(
+            run.tier,
+            now_s,
+            self._tracer.start_span(span_name(run.tier)) if telemetry.is_traced() else INVALID_SPAN,
+            held=held,
+            # The part of a resumed answer that this router does not have cannot be judged.
+            stored=self._flags and not held and not run.is_resumed,
+            with_logprobs=request.sampling.top_logprobs is not None,
+            on_answer=run.output.answer,
+            texts=texts,
+            promise=promise,
+            burst_step=None if run.taken is None else run.taken.index,
+            predicted=run.predicted,
+        )
+
+    async def _answered(self, run: CascadeRequest, answer: TierAnswer) -> Escalate | None:
+        """Have the tier answer; None if that is the end of the request."""
+        try:
+            await self._answer(run, answer)
+            if answer.declined:
+                escalation = run.unable(EscalationReason.SLO_DECLINED)
+            elif answer.rejected_early:
+                escalation = run.unable(EscalationReason.REJECTED_EARLY)
+            else:
+                escalation = await self._judging.judged(run, answer) if answer.held else None
+                if answer.stored:
+                    await self._judging.flag(run, answer)
+        except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
+            answer.end(error)
+            escalation = run.unable(_why_unable(error))
+            if escalation is None:
+                raise
+        except BaseException as error:
+            answer.end(error)
+            raise
+        else:
+            answer.accepted = escalation is None and not answer.declined and answer.better is None
+            answer.end()
+        return escalation
+
+    async def _answer(self, run: CascadeRequest, answer: TierAnswer) -> None:
+        """One tier's answer; its tokens are taken by `answer`."""
+        request, tier, sampling = run.request, answer.tier.name, run.sampling
+        if await self._judging.needs_logprobs(run, answer):
             sampling = replaced(sampling, top_logprobs=0)
-        early = await self._early(request, plan, answer) if answer.tier.early_checks else None
+        early = await self._judging.early(run, answer)
         # Tokens with a promised pace do not wait for others, although their client may read them at the end only.
         has_pace = answer.promise is not None and answer.promise.has_pace
         may_wait = answer.held or not (request.streamed or has_pace)
@@ -216,18 +198,15 @@ class CascadeGeneration:
             resume_token_ids=resumed_ids(request, answer.tier) or (),
             priority=request.priority,
             output_interval_s=(UNSTREAMED_INTERVAL_S if early is None else EARLY_INTERVAL_S) if may_wait else None,
-            draft=draft,
+            draft=self._draft(run),
             cache_salt=request.cache_salt,
         )
 
         def on_event(event: TierEvent) -> None:
             answer.saw(event)
             if isinstance(event, TierStarted):
-                answer.tool_format, answer.tokenizer_digest = self._model_of(event.instance_id)
-                answer.reasoning = reasoning_parser(
-                    self._reasoning_format(event.instance_id), request.prompt, request.sampling
-                )
-            output.event(event)
+                self._learn_model(answer, request, event.instance_id)
+            run.output.event(event)
 
         def on_tokens(frame: TokenFrame) -> None:
             answer.take(frame)
@@ -241,14 +220,20 @@ class CascadeGeneration:
             telemetry.context_of(answer.span),
             on_event=on_event,
             on_tokens=on_tokens,
-            may_give_up=may_give_up,
-            history=history,
+            may_give_up=run.may_escalate,
+            history=run.history,
             promise=answer.promise,
         )
         answer.done = await generating if early is None else await _unless_rejected(generating, early, answer)
         if answer.first_token_at is not None and not answer.rejected_early:
             now_s = asyncio.get_running_loop().time()
             self._times.answered(tier, answer.started_at, answer.first_token_at, now_s)
+
+    def _draft(self, run: CascadeRequest) -> Draft | None:
+        """What the tier is given as the likely beginning of its answer: a rejected answer, or what the client predicts."""
+        if run.rejected.draft is not None and run.tier.name not in self._undrafted:
+            return run.rejected.draft
+        return Draft(run.request.prediction) if run.request.prediction else None
 
     def _predicted(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> dict[str, float]:
         """The predicted score of each tier's answer; empty if no tier could be passed over for it."""
@@ -268,155 +253,13 @@ class CascadeGeneration:
             return None
         return self._bursts.take(plan)
 
-    async def _early(self, request: RouterRequest, plan: Plan, answer: TierAnswer) -> EarlyRejection | None:
-        """The early checks of an answer; None without any, and where the scorer does not score unfinished answers."""
-        checks = answer.tier.early_checks
-        if not answer.held or not checks or self._early_checks is None:
-            return None
-        if not await self._judge.scores_unfinished(plan.scorer):
-            return None
-
-        async def score() -> float | None:
-            if not answer.content.strip():  # nothing, or reasoning only
-                return None
-            verdict = await self._score(request, plan, answer, unfinished=True)
-            return None if verdict is None else verdict.score
-
-        return EarlyRejection(answer.tier.name, checks, score, self._early_checks)
-
-    async def _judged(
-        self,
-        request: RouterRequest,
-        plan: Plan,
-        route: tuple[TierPlan, ...],
-        at: int,
-        answer: TierAnswer,
-        output: RequestOutput,
-        accepts_tie: bool,
-        rejected: RejectedAnswers,
-    ) -> Escalate | None:
-        """Have an answer judged; None if it is accepted, or a better one of those that were `rejected` before it.
-
-        accepts_tie: as in `cascade.decide`.
-
-        Raises:
-            DeadlineExceeded: The deadline passed meanwhile.
-        """
-        asked_s = asyncio.get_running_loop().time()
-        verdict = await self._score(request, plan, answer)
-        self._times.judged(asked_s, asyncio.get_running_loop().time())
-        answer.score = verdict.score if verdict is not None else None
-        reason = verdict.reason if verdict is not None else ""
-        tokens = cascade.counted_tokens(answer.output_tokens, reason)
-        decision = cascade.decide(plan, route, at, answer.score, accepts_tie=accepts_tie, counted_tokens=tokens)
-        escalation = decision if isinstance(decision, Escalate) else None
-        if asyncio.get_running_loop().time() >= request.deadline_s:
-            raise DeadlineExceeded("the deadline passed while the answer was judged")
-        answer.score_reason = reason
-        scorer = verdict.scorer if verdict is not None else plan.scorer
-        threshold = cascade.lowest_accepted(answer.tier, tokens)
-        if escalation is None:
-            answer.better = rejected.better_than(answer)
-        if not cascade.judged_at(route, at):
-            threshold, delivered = self._flag_below or 0.0, answer.better or answer
-            delivered.flagged = cascade.flagged(delivered.score, threshold)
-        accepted = escalation is None and answer.better is None
-        better_tier = answer.better.tier.name if answer.better is not None else ""
-        output.event(
-            Judged(answer.tier.name, answer.score, threshold, accepted, scorer, reason, answer.flagged, better_tier)
-        )
-        return escalation
-
-    async def _flagged(self, request: RouterRequest, plan: Plan, answer: TierAnswer, output: RequestOutput) -> None:
-        """Have an answer judged that has been passed on already; without a score, it is not flagged."""
-        assert self._flag_below is not None
-        verdict = await self._score(request, plan, answer)
-        if verdict is None:
-            output.event(Judged(answer.tier.name, None, self._flag_below, True, plan.scorer))
-            return
-        answer.score, answer.score_reason = verdict.score, verdict.reason
-        answer.flagged = cascade.flagged(verdict.score, self._flag_below)
-        output.event(
-            Judged(
-                answer.tier.name, verdict.score, self._flag_below, True, verdict.scorer, verdict.reason, answer.flagged
-            )
-        )
-
-    async def _score(
-        self, request: RouterRequest, plan: Plan, answer: TierAnswer, *, unfinished: bool = False
-    ) -> Verdict | None:
-        assert unfinished or answer.done is not None
-        token = otel_context.attach(telemetry.context_of(answer.span))
-        try:
-            return await self._judge.score(
-                plan.scorer,
-                request.prompt,
-                answer.content,
-                answer.tier.name,
-                answer.done.reason if answer.done is not None else FinishReason.STOP,
-                [position for frame in answer.frames for position in frame.logprobs],
-                request.deadline_s,
-                answer.tool_format,
-                request.sampling.structured_output,
-                unfinished=unfinished,
-            )
-        finally:
-            otel_context.detach(token)
-
-    def _begin(
-        self,
-        tier: TierPlan,
-        request: RouterRequest,
-        output: RequestOutput,
-        promise: ReplyPromise | None,
-        *,
-        held: bool,
-        stored: bool,
-    ) -> TierAnswer:
-        texts: list[str] | None = None
-        if offers_tools(request):
-            resumed = request.resume is not None and request.resume.tier == tier.name
-            texts = [request.resume.text] if request.resume is not None and resumed else []
-        return TierAnswer(
-            tier,
-            asyncio.get_running_loop().time(),
-            self._tracer.start_span(span_name(tier)) if telemetry.is_traced() else INVALID_SPAN,
-            held=held,
-            stored=stored,
-            with_logprobs=request.sampling.top_logprobs is not None,
-            on_answer=output.answer,
-            texts=texts,
-            promise=promise,
-        )
-
-    def _model_of(self, instance_id: str) -> tuple[str, str]:
-        """How an instance's model writes tool calls, and its tokenizer's digest; empty if the instance has left."""
+    def _learn_model(self, answer: TierAnswer, request: RouterRequest, instance_id: str) -> None:
+        """Note what is known of the model that answers; nothing if the instance has left."""
         record = self._view.find(instance_id)
         if record is None or record.model is None:
-            return "", ""
-        return record.model.tool_format, record.model.tokenizer_digest
-
-    def _reasoning_format(self, instance_id: str) -> str:
-        """How an instance's model marks its reasoning; empty if it has no marks or has left the mesh."""
-        record = self._view.find(instance_id)
-        return record.model.reasoning_format if record is not None and record.model is not None else ""
-
-
-def _entry(plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> int:
-    """Index of the tier at which the route begins: the first one, or the one whose reply is resumed.
-
-    Raises:
-        NotFound: The plan has no such tier.
-        InvalidRequest: The tier is not on this route.
-    """
-    if request.resume is None:
-        return 0
-    for i, tier in enumerate(route):
-        if tier.name == request.resume.tier:
-            return i
-    if plan.tier(request.resume.tier) is None:
-        raise NotFound("tier", request.resume.tier)
-    raise invalid("resume.tier", f"'{request.resume.tier}' is not on the way of model '{request.model[:80]}'")
+            return
+        answer.tool_format, answer.tokenizer_digest = record.model.tool_format, record.model.tokenizer_digest
+        answer.reasoning = reasoning_parser(record.model.reasoning_format, request.prompt, request.sampling)
 
 
 def _delivered(answer: TierAnswer, rejected: RejectedAnswers) -> TierAnswer:
@@ -447,7 +290,7 @@ async def _unless_rejected(
         if not generation.done() and (score := await rejection) is not None:
             answer.rejected_early, answer.score_reason = True, EscalationReason.REJECTED_EARLY.value
             answer.span.add_event("rejected early", {"penstock.score": score, "penstock.tokens": answer.output_tokens})
-            return TierDone(FinishReason.ABORTED, TokenUsage(answer.prompt_tokens, 0, answer.output_tokens), None)
+            return TierDone(FinishReason.ABORTED, Usage(answer.prompt_tokens, 0, answer.output_tokens), None)
         return await generation
     finally:
         await end(generation, rejection)

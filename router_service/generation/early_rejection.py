@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from opentelemetry.metrics import Meter
 
-from services.counters import LabelledCounter
-from services.domain.early_checks import EarlyCheck, next_check, rejected_early
+from penstock.services.acceptance.early_checks import next_check, rejected_early
+from penstock.services.counters import LabelledCounter
+from penstock.types.rules import EarlyCheck
 
 EARLY_INTERVAL_S = 0.02
 """How long tokens of an answer with early checks may wait at the worker for others."""

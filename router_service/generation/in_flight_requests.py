@@ -1,14 +1,14 @@
 """The active requests of this router, of all protocols."""
 
 import asyncio
+import secrets
 
-from services.domain.errors import Unavailable
-from services.random_bits import random_bits
+from penstock.services.domain.errors import Unavailable
 
 
 def new_request_id() -> str:
     """A unique id."""
-    return f"req-{random_bits.hex(12)}"
+    return f"req-{secrets.token_hex(12)}"
 
 
 class InFlightRequests:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.domain.errors import AlreadyRunning
+from penstock.services.domain.errors import AlreadyRunning
 
 
 class LiveRequests:
@@ -15,15 +15,7 @@ class LiveRequests:
 
     @contextmanager
     def entered(self, request_id: str, *, resumes: bool) -> Iterator[None]:
-        """Register the id as long as the context lasts. Raises as `enter` does."""
-        self.enter(request_id, resumes=resumes)
-        try:
-            yield
-        finally:
-            self.leave(request_id)
-
-    def enter(self, request_id: str, *, resumes: bool) -> None:
-        """Register an id until `leave`, which must be called once for each call of this.
+        """Register an id as long as the context lasts.
 
         resumes: the request continues after tokens that its client has. It is accepted while the call that it replaces is
         still registered, whose end this router may not have seen yet. It does not end that call: ids are chosen by clients,
@@ -35,9 +27,9 @@ class LiveRequests:
         if self._calls[request_id] and not resumes:
             raise AlreadyRunning(request_id)
         self._calls[request_id] += 1
-
-    def leave(self, request_id: str) -> None:
-        """One request with this id has ended."""
-        self._calls[request_id] -= 1
-        if not self._calls[request_id]:
-            del self._calls[request_id]
+        try:
+            yield
+        finally:
+            self._calls[request_id] -= 1
+            if not self._calls[request_id]:
+                del self._calls[request_id]

@@ -1,8 +1,8 @@
 """What is kept of a request's answers that were not accepted. No I/O."""
 
-from router_service.generation.tier_answer import TierAnswer
-from services.domain.best_answer import best_of
-from services.domain.requests import Draft
+from penstock.router_service.generation.tier_answer import TierAnswer
+from penstock.services.acceptance.pipeline import best_of
+from penstock.types.requests import Draft
 
 
 class RejectedAnswers:

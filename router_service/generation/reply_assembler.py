@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from router_service.domain.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
-from router_service.domain.failures import Failure, InstanceFailed
-from services.domain.requests import TokenFrame
+from penstock.router_service.domain.failures import Failure, InstanceFailed
+from penstock.types.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
+from penstock.types.replies import TokenFrame
 
 TierEvent = TierStarted | TierAdmitted | TierDeclined | InstanceChanged
 """What a client sees of a tier's reply, except its tokens and its end."""

@@ -1,31 +1,28 @@
 """One request from its arrival to its end: admission, the cascade, and what is recorded of it."""
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from opentelemetry.trace import Tracer, format_trace_id
+from opentelemetry.trace import format_trace_id
 
-from router_service.admission.admission_queue import AdmissionQueue, Places
-from router_service.clients.judge_client import JudgeClient
-from router_service.domain.events import Finished, RequestOutput, RouterEvent, RouterRequest
-from router_service.generation.admitted_requests import AdmittedRequests
-from router_service.generation.cascade_generation import CascadeGeneration
-from router_service.generation.early_rejection import EarlyCheckCounter
-from router_service.generation.live_requests import LiveRequests
-from router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_tools
-from router_service.generation.tier_generation import TierGeneration
-from router_service.routing.burst_steps import BurstSteps
-from router_service.telemetry.late_traces import LateTraces, PastRequest
-from router_service.telemetry.prompt_sampler import PromptSampler
-from router_service.telemetry.request_recorder import RequestRecorder
-from router_service.telemetry.sampling import WindowSampler
-from router_service.telemetry.stats import RouterStats
-from services import telemetry
-from services.domain.errors import Overloaded, PenstockError
-from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL
-from services.domain.score_prediction import ScorePredictor
-from services.tool_calls import FORMATS, parse_reply
+from penstock.router_service.admission.admission_queue import AdmissionQueue, Places
+from penstock.router_service.domain.events import RequestOutput, RouterEvent, RouterRequest
+from penstock.router_service.generation.cascade_generation import CascadeGeneration
+from penstock.router_service.generation.live_requests import LiveRequests
+from penstock.router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_tools
+from penstock.router_service.routing.burst_steps import BurstSteps
+from penstock.router_service.telemetry.late_traces import LateTraces, PastRequest
+from penstock.router_service.telemetry.prompt_sampler import PromptSampler
+from penstock.router_service.telemetry.request_recorder import RequestRecorder
+from penstock.router_service.telemetry.sampling import WindowSampler
+from penstock.router_service.telemetry.stats import RouterStats
+from penstock.services import telemetry
+from penstock.services.domain.errors import AlreadyRunning, DeadlineExceeded, Overloaded, PenstockError
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.services.tool_calls import FORMATS, parse_reply
+from penstock.types.events import Finished
+from penstock.types.prompts import ChatPrompt
 
 
 class RequestDriver:
@@ -33,27 +30,18 @@ class RequestDriver:
 
     def __init__(
         self,
-        view: MeshView,
+        cascade: CascadeGeneration,
         queue: AdmissionQueue,
-        tiers: TierGeneration,
-        judge: JudgeClient,
         stats: RouterStats,
-        tracer: Tracer,
         late_traces: LateTraces,
-        sampler: WindowSampler | None = None,
-        flag_below: float | None = None,
-        undrafted: Container[str] = (),
-        predictor: ScorePredictor | None = None,
-        early_checks: EarlyCheckCounter | None = None,
-        recorder: RequestRecorder | None = None,
+        *,
         bursts: BurstSteps | None = None,
+        sampler: WindowSampler | None = None,
+        recorder: RequestRecorder | None = None,
         prompts: PromptSampler | None = None,
     ) -> None:
-        """flag_below, undrafted, predictor, early_checks, bursts: see CascadeGeneration."""
-        self._queue, self._stats = queue, stats
-        self._cascade = CascadeGeneration(
-            view, tiers, judge, tracer, flag_below, undrafted, predictor, early_checks, bursts
-        )
+        """bursts: what `cascade` chooses thresholds by, which counts arrivals. The others record what has finished."""
+        self._cascade, self._queue, self._stats = cascade, queue, stats
         self._bursts = bursts
         self._late_traces, self._sampler, self._recorder, self._prompts = late_traces, sampler, recorder, prompts
         self._live = LiveRequests()
@@ -70,9 +58,10 @@ class RequestDriver:
         async with self.admitted([request]) as places:
             return await self.run(request, places, output)
 
-    def admitted(
+    @asynccontextmanager
+    async def admitted(
         self, requests: Sequence[RouterRequest], on_wait: Callable[[], None] | None = None
-    ) -> AdmittedRequests:
+    ) -> AsyncIterator[Places]:
         """Wait until requests that belong together, of one priority and deadline, may run: all of them or none.
 
         on_wait: called once if they are queued.
@@ -86,7 +75,18 @@ class RequestDriver:
         count = sum(request.model == CASCADE_MODEL for request in requests)
         if self._bursts is not None and count:
             self._bursts.arrived(count)
-        return AdmittedRequests(self._queue, self._live, requests, self._count, on_wait)
+        priority, deadline_s = requests[0].priority, requests[0].deadline_s
+        async with AsyncExitStack() as held:
+            try:
+                for request in requests:
+                    held.enter_context(self._live.entered(request.request_id, resumes=request.resume is not None))
+                waiting = self._queue.entered(priority, deadline_s, len(requests), on_wait)
+                places = await held.enter_async_context(waiting)
+            except (AlreadyRunning, Overloaded, DeadlineExceeded) as error:
+                for request in requests:
+                    self._count(request, error)
+                raise
+            yield places
 
     async def run(self, request: RouterRequest, places: Places, output: RequestOutput) -> Finished:
         """Run an admitted request: pass its events and its answer to `output`; return the last event, which is passed, too.
@@ -175,8 +175,9 @@ def _finished(
 ) -> Finished:
     """The last event. answer: the accepted one of `answers`. trace_id: empty if there is no trace."""
     assert answer.done is not None
-    form = FORMATS.get(answer.tool_format) if offers_tools(request) else None
-    parsed = parse_reply(answer.content, form, request.request_id) if form is not None else None
+    form, parsed = FORMATS.get(answer.tool_format), None
+    if isinstance(request.prompt, ChatPrompt) and offers_tools(request) and form is not None:
+        parsed = parse_reply(answer.content, form, request.request_id, request.prompt.tool_use.callable_names)
     return Finished(
         reason=answer.done.reason,
         tier=answer.tier.name,

@@ -1,22 +1,13 @@
 """Which instances of a tier are asked to keep one reply's SLO, and how long. No I/O."""
 
-from dataclasses import dataclass
-
-from services.domain.requests import SloFallback
-
-
-@dataclass(frozen=True, slots=True)
-class HopLimits:
-    """max_hops: instances tried after the first has declined. time_s: no hop begins later than this after the first try."""
-
-    max_hops: int
-    time_s: float
+from penstock.services.mesh_schema import MeshSlo
+from penstock.types.slo import SloFallback
 
 
 class SloHops:
     """The instances of one tier that have declined one reply."""
 
-    def __init__(self, limits: HopLimits, fallback: SloFallback, now_s: float) -> None:
+    def __init__(self, limits: MeshSlo, fallback: SloFallback, now_s: float) -> None:
         self._limits, self._fallback, self._began_s = limits, fallback, now_s
         self.declined: set[str] = set()
 
@@ -40,4 +31,4 @@ class SloHops:
         return others > 0 and self._may_try(len(self.declined) + 1, now_s)
 
     def _may_try(self, hop: int, now_s: float) -> bool:
-        return hop <= self._limits.max_hops and now_s - self._began_s <= self._limits.time_s
+        return hop <= self._limits.max_hops and now_s - self._began_s <= self._limits.hop_time_s

@@ -8,25 +8,21 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, StatusCode
 
-from router_service.domain.events import (
-    InstanceChanged,
-    RouterRequest,
-    SloResult,
-    TierAdmitted,
-    TierStarted,
-    TierSummary,
-)
-from router_service.domain.reply_promise import ReplyPromise
-from router_service.generation.attempt import TierDone
-from router_service.generation.reply_assembler import TierEvent
-from router_service.telemetry.late_traces import PastSpan
-from services.domain.errors import PenstockError
-from services.domain.plans import TierPlan
-from services.domain.requests import ChatPrompt, Draft, FinishReason, TokenFrame, TokenUsage
-from services.domain.slo.attainment import AttainmentTracker
-from services.domain.slo.promises import SloClass
-from services.domain.values import replaced
-from services.reasoning import ReasoningParser
+from penstock.router_service.domain.events import RouterRequest
+from penstock.router_service.domain.reply_promise import ReplyPromise
+from penstock.router_service.generation.attempt import TierDone
+from penstock.router_service.generation.reply_assembler import TierEvent
+from penstock.router_service.telemetry.late_traces import PastSpan
+from penstock.services.domain.errors import PenstockError
+from penstock.services.domain.slo.attainment import AttainmentTracker
+from penstock.services.reasoning import ReasoningParser
+from penstock.types.events import InstanceChanged, TierAdmitted, TierStarted, TierSummary
+from penstock.types.plans import TierPlan
+from penstock.types.prompts import ChatPrompt
+from penstock.types.replies import FinishReason, TokenFrame, Usage
+from penstock.types.requests import Draft
+from penstock.types.slo import SloClass, SloResult
+from penstock.types.values import replaced
 
 OnAnswer = Callable[[str, TokenFrame], None]
 """Takes the parts of an accepted answer and their tier, on the event loop, each after all events before it."""
@@ -38,12 +34,12 @@ class TierAnswer:
 
     held: for the judge; its frames are kept until it is delivered or dropped. stored: passed on, and also stored to be
     judged at its end. answered_at: when the first token was passed on. with_logprobs: whether the client asked for them.
-    texts: of an answer that is not held, if it may contain tool calls. score_reason, flagged: as in Judged. rejected_early:
-    its beginning scored too low, and the rest was not generated. output_tokens: of all frames. promise: the SLO of the
-    tier's reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model that began
-    it. reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst ladder, if
-    any. predicted: as in Finished. better: an earlier answer of the request, delivered instead of this one, which would have
-    been accepted. ended_ns: Unix time at which it ended; its span ends then, too.
+    texts: of an answer that is not held, if it may contain tool calls. score_reason, flagged, uncalibrated: as in Judged.
+    rejected_early: its beginning scored too low, and the rest was not generated. output_tokens: of all frames. promise: the
+    SLO of the tier's reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model
+    that began it. reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst
+    ladder, if any. predicted: as in Finished. better: an earlier answer of the request, delivered instead of this one, which
+    would have been accepted. ended_ns: Unix time at which it ended; its span ends then, too.
     """
 
     tier: TierPlan
@@ -69,6 +65,7 @@ class TierAnswer:
     score: float | None = None
     score_reason: str = ""
     flagged: bool = False
+    uncalibrated: bool = False
     rejected_early: bool = False
     accepted: bool = False
     better: "TierAnswer | None" = None
@@ -191,8 +188,8 @@ class TierAnswer:
             attainment.late_windows,
         )
 
-    def usage(self) -> TokenUsage:
-        usage = self.done.usage if self.done is not None else TokenUsage()
+    def usage(self) -> Usage:
+        usage = self.done.usage if self.done is not None else Usage()
         return usage if usage.prompt_tokens else replaced(usage, prompt_tokens=self.prompt_tokens)
 
     def summary(self) -> TierSummary:
@@ -207,6 +204,7 @@ class TierAnswer:
             time_s=self.ended_at - self.started_at,
             score_reason=self.score_reason,
             flagged=self.flagged,
+            uncalibrated=self.uncalibrated,
         )
 
     def past(self) -> PastSpan:

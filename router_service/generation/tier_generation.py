@@ -8,15 +8,13 @@ carried out here.
 import asyncio
 import logging
 import math
-from dataclasses import dataclass
 
 from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
-from router_service.clients.worker_client import WorkerClient
-from router_service.domain.events import TierAdmitted
-from router_service.domain.failures import (
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.domain.failures import (
     OF_THE_INSTANCE,
     RULES,
     ClientError,
@@ -26,18 +24,18 @@ from router_service.domain.failures import (
     TryBudget,
     classify,
 )
-from router_service.domain.reply_promise import ReplyPromise
-from router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, TierDone
-from router_service.generation.reply_assembler import OnTierEvent, ReplyAssembler, TierEvent
-from router_service.generation.slo_hops import HopLimits, SloHops
-from router_service.migration.bidding import MoveAgent
-from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
-from router_service.routing.instance_pool import MIN_FULL_S, InstancePool
-from router_service.routing.placement import Placed, SloNeed
-from router_service.routing.prefix_affinity import prefixes_of
-from router_service.routing.prompt_length import PromptLengths
-from services import telemetry
-from services.domain.errors import (
+from penstock.router_service.domain.reply_promise import ReplyPromise
+from penstock.router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, TierDone
+from penstock.router_service.generation.reply_assembler import OnTierEvent, ReplyAssembler, TierEvent
+from penstock.router_service.generation.slo_hops import SloHops
+from penstock.router_service.migration.bidding import MoveAgent
+from penstock.router_service.migration.movable_reply import MovableReply
+from penstock.router_service.routing.instance_pool import MIN_FULL_S, InstancePool
+from penstock.router_service.routing.placement import Placed, SloNeed
+from penstock.router_service.routing.prefix_affinity import prefixes_of
+from penstock.router_service.routing.prompt_length import PromptLengths
+from penstock.services import telemetry
+from penstock.services.domain.errors import (
     DeadlineExceeded,
     NotFound,
     Overloaded,
@@ -45,9 +43,14 @@ from services.domain.errors import (
     PoisonRequest,
     Unavailable,
 )
-from services.domain.instances import InstanceRecord
-from services.domain.requests import FinishReason, GenerationRequest, TokenUsage
-from services.event_streams import OnTokens
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.event_streams import OnTokens
+from penstock.services.mesh_schema import MeshRouter, MeshSlo
+from penstock.types.events import TierAdmitted
+from penstock.types.mesh_status import ReplyMoved
+from penstock.types.replies import FinishReason, Usage
+from penstock.types.requests import GenerationRequest
+from penstock.types.workers import NotMoved
 
 _log = logging.getLogger(__name__)
 
@@ -55,21 +58,7 @@ MAX_TRACED_CALLS = 32
 """Attempts and moves of one reply that have spans; a reply may move any number of times."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Limits of the attempts at one tier of one request.
-
-    tier_wait_s: how long to wait for an instance if the tier has none to try. max_attempts: number of instances to try.
-    max_refusals: number of failures that cost no attempt. max_deaths: instances that may die of the request, over all tiers.
-    """
-
-    tier_wait_s: float
-    max_attempts: int
-    max_refusals: int
-    max_deaths: int
-
-
-NO_HOPS = HopLimits(max_hops=0, time_s=0.0)
+NO_HOPS = MeshSlo(max_hops=0)
 
 
 class TierGeneration:
@@ -81,9 +70,9 @@ class TierGeneration:
         workers: WorkerClient,
         agent: MoveAgent,
         tracer: Tracer,
-        policy: RetryPolicy,
+        policy: MeshRouter,
         meter: Meter,
-        hops: HopLimits = NO_HOPS,
+        hops: MeshSlo = NO_HOPS,
     ) -> None:
         self._pool, self._policy, self._hops = pool, policy, hops
         self._services = AttemptServices(pool, workers, agent, tracer, MoveStalls())
@@ -159,13 +148,21 @@ class TierGeneration:
             )
             begun, now_s = bool(assembler.token_ids), loop.time()
             if placed is None or (hops is not None and hops.is_declined(placed.record.instance_id, now_s, begun=begun)):
-                return TierDone(FinishReason.DECLINED, TokenUsage(), None)
+                return TierDone(FinishReason.DECLINED, Usage(), None)
             record = placed.record
             declines = hops is not None and hops.asks_to_decline(placed.others, now_s, begun=begun)
             assembler.try_instance(record.instance_id, reason)
             try:
                 done = await self._attempt(
-                    record, request, assembler, deadline_s, parent, spans, history, promise, declines
+                    record,
+                    request,
+                    assembler,
+                    deadline_s,
+                    parent,
+                    spans,
+                    history=history,
+                    promise=promise,
+                    declines=declines,
                 )
             except PenstockError as error:
                 failed_id = assembler.instance_id
@@ -173,7 +170,7 @@ class TierGeneration:
                 if RULES[failure].cost is Cost.END:
                     raise
                 if assembler.is_full_length:  # the instance died between the last token and the end
-                    return TierDone(FinishReason.LENGTH, TokenUsage(0, 0, len(assembler.token_ids)), None)
+                    return TierDone(FinishReason.LENGTH, Usage(0, 0, len(assembler.token_ids)), None)
                 if history.is_poisonous(self._policy.max_deaths):
                     self._poison.add(1, {"penstock.tier": tier})
                     deaths = history.deaths
@@ -198,7 +195,7 @@ class TierGeneration:
             self._pool.succeeded(assembler.instance_id)
             return done
 
-    async def move(self, request_id: str, target: InstanceRecord, why: str) -> Moved | NotMoved:
+    async def move(self, request_id: str, target: InstanceRecord, why: str) -> ReplyMoved | NotMoved:
         """Have an active reply continue on another instance of its tier; return when it does, or will not.
 
         request_id: as given to `generate`. why: for the client's InstanceChanged event.
@@ -221,6 +218,7 @@ class TierGeneration:
         deadline_s: float,
         parent: Context,
         spans: telemetry.SpanBudget,
+        *,
         history: FailureHistory,
         promise: ReplyPromise | None,
         declines: bool,
@@ -282,7 +280,8 @@ class TierGeneration:
         """The instance to try next, as soon as there is one; None if the reply is declined before there is one.
 
         Raises:
-            Unavailable: None has been there to try for `tier_wait_s`; at once if the reply may be given up and has not begun.
+            Unavailable: None has been there to try, and none has been loading, for `tier_wait_s`; at once if the reply may be
+                given up and has not begun.
             DeadlineExceeded: The deadline passed.
         """
         loop, number, tier = asyncio.get_running_loop(), self._pool.number(), assembler.tier
@@ -303,7 +302,10 @@ class TierGeneration:
                 return None
             if now >= deadline_s:
                 raise DeadlineExceeded(f"the deadline passed while tier {tier} had no place")
+            if wait_s and self._pool.view.loading(tier):
+                give_up_at = now + wait_s
             if not result.full and now >= give_up_at:
-                raise Unavailable(f"tier {tier} has no instance to try")
+                reason = self._pool.view.unreadable_reason
+                raise Unavailable("; ".join(filter(None, (f"tier {tier} has no instance to try", reason))))
             until_s = min(due_s, deadline_s if now >= give_up_at else min(deadline_s, give_up_at))
             await self._pool.wait_for_place(tier, number, until_s)

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from router_service.domain.events import RouterRequest
-from router_service.domain.reply_promise import ReplyPromise
-from router_service.generation import cascade
-from router_service.generation.tier_answer import resumed_ids
-from router_service.generation.tier_times import TierTimes
-from services.domain.plans import TierPlan
-from services.domain.requests import SloFallback
-from services.domain.slo.promises import Promise
+from penstock.router_service.domain.events import RouterRequest
+from penstock.router_service.domain.reply_promise import ReplyPromise
+from penstock.router_service.generation import cascade
+from penstock.router_service.generation.tier_answer import resumed_ids
+from penstock.router_service.generation.tier_times import TierTimes
+from penstock.services.domain.slo.promises import Promise
+from penstock.types.plans import TierPlan
+from penstock.types.slo import SloFallback
 
 
 class TierPromises:

@@ -8,8 +8,8 @@ are the 95th percentiles of recent ones, over all requests; what has not been me
 
 from collections.abc import Sequence
 
-from services.domain.plans import TierPlan
-from services.domain.slo.sliding_sample import SlidingSample
+from penstock.services.domain.slo.sliding_sample import SlidingSample
+from penstock.types.plans import TierPlan
 
 QUANTILE = 0.95
 SAMPLES = 128

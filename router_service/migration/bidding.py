@@ -16,15 +16,17 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Span, Tracer
 
-from router_service.clients.bid_client import BidClient, Confirmation, Metadata
-from router_service.migration.movable_reply import MAX_MOVE_S, MovableReply, Moved, NotMoved
-from services import telemetry
-from services.domain.errors import PenstockError
-from services.domain.instances import InstanceRecord
-from services.domain.mesh_view import MeshView
-from services.domain.stages.advice import MoveAdvice, MoveReason
-from services.domain.stages.bidding import Ask, Bid, choose
-from services.domain.stages.places import by_preference, outgrown_to, peers
+from penstock.router_service.clients.bid_client import BidClient, Confirmation, Metadata
+from penstock.router_service.migration.movable_reply import MAX_MOVE_S, MovableReply
+from penstock.services import telemetry
+from penstock.services.domain.errors import PenstockError
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.stages.bidding import Ask, Bid, choose
+from penstock.services.domain.stages.places import by_preference, outgrown_to, peers
+from penstock.services.mesh_schema import MeshStages
+from penstock.types.mesh_status import ReplyMoved
+from penstock.types.workers import MoveAdvice, MoveReason, NotMoved
 
 _log = logging.getLogger(__name__)
 
@@ -35,18 +37,6 @@ class Grant:
 
     target: InstanceRecord
     confirmation: Confirmation
-
-
-@dataclass(frozen=True, slots=True)
-class BidLimits:
-    """bid_s: for the first bid to arrive; the others have `LATER_BIDS_S` after it.
-
-    turn_s: from the confirmation to the start of the transfer, or to the turn of a starving request, which its sender sends
-    next.
-    """
-
-    bid_s: float
-    turn_s: float
 
 
 LATER_BIDS_S = 0.05
@@ -72,7 +62,7 @@ def candidates(workers: Seq[InstanceRecord], sender: InstanceRecord, advice: Mov
 class MoveAgent:
     """Follows workers' advice to move replies; its only state is counters."""
 
-    def __init__(self, view: MeshView, client: BidClient, tracer: Tracer, meter: Meter, limits: BidLimits) -> None:
+    def __init__(self, view: MeshView, client: BidClient, tracer: Tracer, meter: Meter, limits: MeshStages) -> None:
         self._view, self._client, self._tracer, self._limits = view, client, tracer, limits
         self._followed = meter.create_counter(
             "penstock.router.move_advice", unit="{advice}", description="Advice followed, by reason and outcome."
@@ -82,7 +72,7 @@ class MoveAgent:
 
     async def follow(
         self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, parent: Context
-    ) -> Moved | NotMoved:
+    ) -> ReplyMoved | NotMoved:
         """Have a reply move as its worker advised, if a worker takes it. request_id: of the attempt."""
         sender_id = reply.record.instance_id
         attributes = {"penstock.tier": tier, "penstock.reason": advice.reason.value}
@@ -92,13 +82,13 @@ class MoveAgent:
             "penstock.sequence_tokens": advice.tokens,
         }
         span = telemetry.child_span(self._tracer, "migration", described, parent=parent)
-        outcome: Moved | NotMoved = NotMoved("interrupted")
+        outcome: ReplyMoved | NotMoved = NotMoved("interrupted")
         try:
             outcome = await self._follow(tier, reply, request_id, advice, span, parent)
         except PenstockError as error:
             outcome = NotMoved(str(error))
         finally:
-            if isinstance(outcome, Moved):
+            if isinstance(outcome, ReplyMoved):
                 self.moved += 1
                 span.set_attributes(
                     {
@@ -110,29 +100,29 @@ class MoveAgent:
             else:
                 self.stayed += 1
                 span.set_attribute("penstock.not_moved", outcome.reason)
-            result = "moved" if isinstance(outcome, Moved) else "stayed"
+            result = "moved" if isinstance(outcome, ReplyMoved) else "stayed"
             self._followed.add(1, attributes | {"penstock.outcome": result})
             span.end()
         return outcome
 
     async def _follow(
         self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, span: Span, parent: Context
-    ) -> Moved | NotMoved:
+    ) -> ReplyMoved | NotMoved:
         context = telemetry.context_of(span, parent)
         async with self._arranged(tier, reply.record.instance_id, request_id, advice, context) as grant:
             if grant is None:
                 return NotMoved("no worker takes it")
             span.set_attribute("penstock.to", grant.target.instance_id)
             try:
-                async with asyncio.timeout(self._limits.turn_s) as turn_limit:
+                async with asyncio.timeout(self._limits.turn_timeout_s) as turn_limit:
                     return await self._move(reply, grant, advice, turn_limit)
             except TimeoutError:
-                return NotMoved(f"it got no turn within {self._limits.turn_s:g} s")
+                return NotMoved(f"it got no turn within {self._limits.turn_timeout_s:g} s")
 
     @staticmethod
     async def _move(
         reply: MovableReply, grant: Grant, advice: MoveAdvice, turn_limit: asyncio.Timeout
-    ) -> Moved | NotMoved:
+    ) -> ReplyMoved | NotMoved:
         """Have the reply move when it has its turn. turn_limit: is lifted when the transfer starts, or is certain to."""
 
         async def started() -> None:
@@ -144,7 +134,7 @@ class MoveAgent:
             if starving:
                 turn_limit.reschedule(None)  # its sender sends it next; `MAX_MOVE_S` limits the wait and the transfer
             outcome = await reply.move(grant.target, advice.reason.value, starving=starving, on_started=started)
-            if isinstance(outcome, Moved) or not outcome.busy:
+            if isinstance(outcome, ReplyMoved) or not outcome.busy:
                 return outcome
             await grant.confirmation.sender_busy()
 
@@ -177,7 +167,11 @@ class MoveAgent:
             return
         target = receivers[best.receiver_id]
         async with self._client.confirmed(
-            target.address, ask, sender.model.digest, timeout_s=self._limits.turn_s + MAX_MOVE_S, metadata=metadata
+            target.address,
+            ask,
+            sender.model.digest,
+            timeout_s=self._limits.turn_timeout_s + MAX_MOVE_S,
+            metadata=metadata,
         ) as confirmation:
             yield Grant(target, confirmation)
 
@@ -196,7 +190,7 @@ class MoveAgent:
                     receiver.instance_id,
                     ask,
                     digest,
-                    timeout_s=self._limits.bid_s,
+                    timeout_s=self._limits.bid_timeout_s,
                     metadata=metadata,
                 )
             except PenstockError as error:

@@ -7,24 +7,18 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from router_service.clients.worker_client import (
-    RoundCopied,
-    WorkerAdmitted,
-    WorkerAlive,
-    WorkerClient,
-    WorkerEnd,
-    WorkerEvent,
-    WorkerFinished,
-    WorkerNotMoved,
-)
-from router_service.domain.failures import Failure, InstanceFailed
-from router_service.migration import moves
-from router_service.migration.moves import MoveEffect, MoveEvent, Reading
-from services.background import end
-from services.domain.errors import AlreadyRunning, NotFound, Overloaded, PenstockError, Unavailable
-from services.domain.instances import InstanceRecord
-from services.domain.requests import FinishReason, GenerationRequest, TokenFrame
-from services.event_streams import OnTokens
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.domain.failures import Failure, InstanceFailed
+from penstock.router_service.migration import moves
+from penstock.router_service.migration.moves import MoveEffect, MoveEvent, Reading
+from penstock.services.background import end
+from penstock.services.domain.errors import AlreadyRunning, NotFound, Overloaded, PenstockError, Unavailable
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.event_streams import OnTokens
+from penstock.types.mesh_status import ReplyMoved
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.workers import Admitted, Alive, EngineFinished, NotMoved, RoundCopied, WorkerEnd, WorkerEvent
 
 _log = logging.getLogger(__name__)
 
@@ -34,26 +28,6 @@ ORPHANED_S = 5.0
 one that a source never called would wait as long as a move may take."""
 
 Metadata = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The reply continues at the target from `offset`. stall_s: measured by the source, without the way to the client."""
-
-    offset: int
-    stall_s: float
-    sent_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotMoved:
-    """The reply continues where it was, has ended, or is recomputed on another instance. The client gets every token once.
-
-    busy: the source is sending another request; the move may be tried again.
-    """
-
-    reason: str
-    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +74,7 @@ class MovableReply:
         self._target_tasks: set[asyncio.Task[None]] = set()
         self._why = ""
 
-    async def run(self) -> WorkerFinished:
+    async def run(self) -> EngineFinished:
         """Read the reply to its end, wherever it moves. Cancelling cancels it at the workers.
 
         Raises:
@@ -112,7 +86,7 @@ class MovableReply:
             while True:
                 try:
                     last = await reading
-                    if isinstance(last, WorkerFinished):
+                    if isinstance(last, EngineFinished):
                         if last.reason in (FinishReason.STOP, FinishReason.LENGTH) or self._was_declined(last):
                             return last
                         raise InstanceFailed(Failure.ABORTED, f"the worker ended the reply: {last.reason.value}")
@@ -142,7 +116,7 @@ class MovableReply:
         *,
         starving: bool = False,
         on_started: Callable[[], Awaitable[None]] | None = None,
-    ) -> Moved | NotMoved:
+    ) -> ReplyMoved | NotMoved:
         """Have the reply continue on `target`; return when it does, or will not.
 
         starving: the source sends it next, after the request that it is sending. on_started: called when it is being sent.
@@ -178,19 +152,19 @@ class MovableReply:
             )
             async with aclosing(reports):
                 async for report in reports:
-                    if on_started is not None and not (isinstance(report, WorkerNotMoved) and report.busy):
+                    if on_started is not None and not (isinstance(report, NotMoved) and report.busy):
                         await on_started()
                         on_started = None
                     match report:
                         case RoundCopied():
                             sent_bytes = report.sent_bytes
-                        case WorkerNotMoved():
+                        case NotMoved():
                             reported = True
                             self._advance(MoveEvent.MOVE_FAILED, at_target)
                             return NotMoved(report.reason, report.busy)
                         case _:
                             reported = True
-                            return Moved(report.offset, report.stall_s, sent_bytes)
+                            return ReplyMoved(report.offset, report.stall_s, sent_bytes)
             return NotMoved("the source did not report how it ended")
         except PenstockError as error:
             return NotMoved(str(error))
@@ -198,7 +172,7 @@ class MovableReply:
             if not reported:
                 self._advance(MoveEvent.REPORT_LOST, at_target)
 
-    def _was_declined(self, last: WorkerFinished) -> bool:
+    def _was_declined(self, last: EngineFinished) -> bool:
         return last.reason is FinishReason.DECLINED and self._request.decline_unkept_slo
 
     def _target_lost(self, target: "_TargetReply") -> None:
@@ -275,9 +249,9 @@ class _TargetReply:
 
     def event(self, event: WorkerEvent) -> None:
         self._settle(self._waits, True)
-        if isinstance(event, WorkerAlive):
+        if isinstance(event, Alive):
             return
-        if isinstance(event, WorkerAdmitted):
+        if isinstance(event, Admitted):
             self._settle(self._admitted, True)
         self._on_event(event)
 

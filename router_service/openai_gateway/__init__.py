@@ -1,5 +1,5 @@
 """The OpenAI-compatible HTTP API of the router."""
 
-from router_service.openai_gateway.app import HttpLimits, OpenAiGateway
+from penstock.router_service.openai_gateway.app import OpenAiGateway
 
-__all__ = ["HttpLimits", "OpenAiGateway"]
+__all__ = ["OpenAiGateway"]

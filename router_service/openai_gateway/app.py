@@ -1,93 +1,53 @@
-"""The HTTP server: routes, streaming, errors."""
+"""The HTTP server: connections, keys, spans, errors, and the list of models."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
 from aiohttp import web
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, StatusCode
 
 import penstock
-from router_service.admission.admission_queue import Places
-from router_service.answer_batching import AnswerBatching
-from router_service.clients.token_client import TokenClient
-from router_service.domain.events import RequestOutput, RouterRequest
-from router_service.domain.models import ServedModel, models_of
-from router_service.generation.in_flight_requests import InFlightRequests
-from router_service.generation.request_driver import RequestDriver
-from router_service.openai_gateway import health, replies, response_headers, schema, whole_replies
-from router_service.openai_gateway.bodies import RequestBodies
-from router_service.openai_gateway.connections import GatewayRunner
-from router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
-from router_service.openai_gateway.event_writer import EventWriter
-from router_service.openai_gateway.health import HealthRoutes
-from router_service.openai_gateway.idle_comments import COMMENT, IdleComments
-from router_service.openai_gateway.json_values import json_bytes
-from router_service.openai_gateway.objectives import in_own_field
-from router_service.openai_gateway.reasoning import ReasoningOutput
-from router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
-from router_service.openai_gateway.response_headers import ResponseHeaders
-from router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse, parse_response
-from router_service.openai_gateway.streamed_calls import StreamedCalls
-from router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
-from router_service.openai_gateway.tokenization import TokenizationRoutes
-from router_service.routing.readiness import readiness
-from router_service.tenancy.tenancy import Admission, Tenancy
-from services import telemetry
-from services.access.certificates import LOOK_S, CertificateFiles, HttpCertificates
-from services.background import end, supervise
-from services.domain.errors import InvalidRequest, NotFound, PeerNotReading, PenstockError, invalid, shortened
-from services.domain.instances import ModelCard
-from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL, Plan
-from services.domain.requests import MAX_SEED, ChatPrompt, Prompt, SamplingParams
-from services.domain.slo.promises import Promise
-from services.errors import http_status
-from services.mesh_schema import MeshSlo
-from services.reasoning import ReasoningParser, reasoning_parser
-from services.telemetry import Telemetry
-from services.tool_calls import FORMATS, ToolFormat
-from services.write_timeouts import WriteTimeouts, write_deadline_s
+from penstock.router_service.answer_batching import AnswerBatching
+from penstock.router_service.clients.token_client import TokenClient
+from penstock.router_service.domain.models import models_of
+from penstock.router_service.generation.in_flight_requests import InFlightRequests
+from penstock.router_service.generation.request_driver import RequestDriver
+from penstock.router_service.openai_gateway import health, response_headers
+from penstock.router_service.openai_gateway.bodies import RequestBodies
+from penstock.router_service.openai_gateway.connections import GatewayRunner
+from penstock.router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
+from penstock.router_service.openai_gateway.generation_routes import GenerationRoutes
+from penstock.router_service.openai_gateway.health import HealthRoutes
+from penstock.router_service.openai_gateway.idle_comments import IdleComments
+from penstock.router_service.openai_gateway.response_headers import ResponseHeaders
+from penstock.router_service.openai_gateway.tokenization import TokenizationRoutes
+from penstock.router_service.routing.readiness import readiness
+from penstock.router_service.tenancy.tenancy import Tenancy
+from penstock.services import open_files
+from penstock.services.access.certificates import LOOK_S, CertificateFiles, HttpCertificates
+from penstock.services.background import end, supervise
+from penstock.services.domain.errors import NotFound, PeerNotReading, PenstockError
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.errors import http_status
+from penstock.services.mesh_schema import MeshRouter, MeshSlo
+from penstock.services.telemetry import NO_SPAN, Telemetry
+from penstock.services.write_timeouts import WriteTimeouts
+from penstock.types.mesh_status import ServedModel
+from penstock.types.problems import shortened
 
 _log = logging.getLogger(__name__)
 
 MAX_TRACED_PATH_CHARS = 256
-MAX_WHOLE_LOGPROBS = 128
-"""Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
-positions are some 100 MB."""
-GZIP_BYTES = 16 * 1024
-"""Replies from this size on are compressed for clients that accept it. Text is smaller, and would cost more time than it
-saves; logprobs and many choices are larger."""
-_JSON = {"Content-Type": "application/json; charset=utf-8"}
-_EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-_NO_SPAN = nullcontext(INVALID_SPAN)
 UNTRACED = "/v1/models"  # polled by clients: traces of it would push those of requests out
 LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the client to read the error
 
 
-Request = schema.ChatRequest | schema.CompletionRequest | ResponseRequest
-AnyFormat = Format | ResponseFormat
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Limits per client, and what it is sent besides replies: named as in the mesh file's `router`."""
-
-    default_deadline_s: float
-    write_timeout_s: float
-    body_timeout_s: float
-    keepalive_timeout_s: float
-    max_connections: int
-    heartbeat_s: float
-    cors_origins: tuple[str, ...] = ()
-
-
 class OpenAiGateway:
-    """The routes under /v1 and those of health. They call the router's driver directly."""
+    """All routes of a router, at one port."""
 
     def __init__(
         self,
@@ -96,13 +56,13 @@ class OpenAiGateway:
         view: MeshView,
         draining: InFlightRequests,
         batching: AnswerBatching,
+        *,
         measured: Telemetry,
-        limits: HttpLimits,
+        limits: MeshRouter,
         slo: MeshSlo,
         tokens: TokenClient,
     ) -> None:
-        self._slo, self._tokens = slo, tokens
-        self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
+        self._view, self._draining, self._tokens = view, draining, tokens
         self._tenancy, self._measured, self._limits = tenancy, measured, limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
@@ -112,7 +72,18 @@ class OpenAiGateway:
         self._runner: GatewayRunner | None = None
         self._site: web.TCPSite | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._reasons: tuple[int, Plan, bool] | None = None  # of the view's version and plan: whether any tier reasons
+        self._generation = GenerationRoutes(
+            driver,
+            tenancy,
+            view,
+            draining,
+            batching,
+            bodies=self._bodies,
+            writes=self._writes,
+            idle_comments=self._idle_comments,
+            limits=limits,
+            slo=slo,
+        )
 
     async def start(
         self, host: str, port: int, *, shared_port: bool = False, certificates: CertificateFiles | None = None
@@ -125,9 +96,7 @@ class OpenAiGateway:
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(self._headers.prepare)
         self._tasks.append(supervise("idle-comments", self._idle_comments.run))
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/v1/responses", self._responses)
+        self._generation.add_to(app)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/version", self._version)
         TokenizationRoutes(self._view, self._tokens, self._bodies, self._tenancy).add_to(app)
@@ -136,7 +105,7 @@ class OpenAiGateway:
         HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
         self._runner = GatewayRunner(
             app,
-            self._limits.max_connections,
+            open_files.connections(self._limits.max_connections),
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=self._limits.keepalive_timeout_s,
@@ -207,17 +176,12 @@ class OpenAiGateway:
 
     def _span(self, request: web.Request) -> AbstractContextManager[Span]:
         """The current span as long as the context lasts; INVALID_SPAN, without a context, if the request is not traced."""
-        if request.path.startswith(UNTRACED) or not self._measured.is_traced(request.headers.get("traceparent")):
-            return _NO_SPAN
+        if request.path.startswith(UNTRACED):
+            return NO_SPAN
         route = request.match_info.route.resource
-        return self._measured.tracer.start_as_current_span(
-            f"{request.method} {route.canonical if route is not None else 'unknown'}",
-            context=telemetry.extract(request.headers),
-            kind=SpanKind.SERVER,
-            attributes={"http.request.method": request.method, "url.path": _path(request)},
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+        name = f"{request.method} {route.canonical if route is not None else 'unknown'}"
+        attributes = {"http.request.method": request.method, "url.path": _path(request)}
+        return self._measured.server_span(name, request.headers, attributes)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [_model_body(m) for m in self._served_models()]})
@@ -231,262 +195,15 @@ class OpenAiGateway:
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        for model in self._served_models():
+        served = self._served_models()
+        for model in served:
             if model.id == name:
                 return web.json_response(_model_body(model))
-        raise NotFound("model", name)
+        raise NotFound("model", name, (model.id for model in served))
 
     def _served_models(self) -> list[ServedModel]:
         """The models that the caller may use."""
         return [model for model in models_of(self._view) if self._tenancy.allows_model(model.id)]
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        self._check_room()
-        body = await self._bodies.parsed(request, schema.parse_chat)
-        with_logprobs = bool(body.logprobs)
-        try:
-            return await self._answer(request, body, ChatFormat(), [body.prompt], body.params, with_logprobs)
-        except InvalidRequest as error:
-            raise body.in_own_fields(error) from error
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        self._check_room()
-        body = await self._bodies.parsed(request, schema.parse_completion)
-        with_logprobs = body.logprobs is not None
-        try:
-            return await self._answer(request, body, CompletionFormat(), body.prompts(), body.params, with_logprobs)
-        except InvalidRequest as error:
-            raise body.in_own_fields(error) from error
-
-    async def _responses(self, request: web.Request) -> web.StreamResponse:
-        self._check_room()
-        body = await self._bodies.parsed(request, parse_response)
-        try:
-            return await self._answer(request, body, ResponseFormat(body), [body.chat], body.params, False)
-        except InvalidRequest as error:
-            raise body.in_own_fields(error) from error
-
-    def _promise(self, body: Request) -> Promise | None:
-        """What a request is promised from now on.
-
-        Raises:
-            InvalidRequest: It names an unknown class.
-        """
-        objectives = body.objectives()
-        if objectives is None:
-            return None
-        try:
-            return Promise.received(self._slo.resolved(objectives), asyncio.get_running_loop().time())
-        except InvalidRequest as error:
-            raise type(error)(*map(in_own_field, error.problems)) from error
-
-    def _check_room(self) -> None:
-        """Refuse a request before its body is read if the admission queue is full.
-
-        Raises:
-            Overloaded: It is full.
-        """
-        if (refusal := self._driver.refusal()) is not None:
-            raise refusal
-
-    async def _answer(
-        self,
-        request: web.Request,
-        body: Request,
-        shape: AnyFormat,
-        prompts: list[Prompt],
-        sampling: SamplingParams,
-        with_logprobs: bool,
-    ) -> web.StreamResponse:
-        request_id = request[response_headers.REQUEST_ID]
-        deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
-        write_deadline_s.set(deadline_s)
-        choices = [
-            Choice(index=p * body.choices() + i, prompt_index=p)
-            for p in range(len(prompts))
-            for i in range(body.choices())
-        ]
-        values = len(choices) * (1 + (sampling.top_logprobs or 0))
-        if with_logprobs and not body.stream and values > MAX_WHOLE_LOGPROBS:
-            raise invalid(
-                "n",
-                f"{len(choices)} choices with {sampling.top_logprobs or 0} more likely tokens each: a reply that is not "
-                f"streamed may hold {MAX_WHOLE_LOGPROBS} logprobs per position",
-            )
-        promise = self._promise(body)
-        requests = [
-            RouterRequest(
-                request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
-                model=body.model,
-                prompt=prompts[choice.prompt_index],
-                sampling=_nth(sampling, choice.index),
-                deadline_s=deadline_s,
-                promise=promise,
-                streamed=bool(body.stream),
-                prediction=body.predicted(),
-                cache_salt=body.cache_salt or "",
-            )
-            for choice in choices
-        ]
-        with self._draining:
-            if body.stream:
-                async with self._tenancy.admitted(requests) as admission:
-                    return await self._stream(request, body, shape, request_id, choices, admission)
-            async with (
-                self._tenancy.admitted(requests) as admission,
-                self._driver.admitted(admission.requests) as places,
-            ):
-                requests = list(admission.requests)
-                await _all(
-                    [
-                        admission.counted(
-                            self._driver.run(each, places, self._separated(each, choice, choice.add_reasoning, shape))
-                        )
-                        for each, choice in zip(requests, choices, strict=True)
-                    ]
-                )
-                replies.check_not_declined(choices)
-        if isinstance(shape, ResponseFormat):
-            (choice,) = choices
-            form = self._tool_format(choice.finished.tier) if choice.finished is not None else None
-            response = shape.whole(request_id, choice, form, _extension(request_id, choices))
-            return _json_response(request, json_bytes(response), admission.headers)
-        head = replies.envelope(shape, request_id, body.model, chunk=False)
-        head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
-        content = await whole_replies.encoded(shape, head, choices, logprobs=with_logprobs)
-        return _json_response(request, content, admission.headers)
-
-    async def _stream(
-        self,
-        request: web.Request,
-        body: Request,
-        shape: AnyFormat,
-        request_id: str,
-        choices: list[Choice],
-        admission: Admission,
-    ) -> web.StreamResponse:
-        """Server-sent events.
-
-        Headers are sent with the first event, or with a comment: once the request is queued, once a tier has admitted a
-        request whose answer will be held, or after `heartbeat_s`. An error before that has its own status. A request with an
-        SLO has only the last of these comments, so that the status can say that it is declined.
-        """
-        requests = list(admission.requests)
-        response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
-        async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
-            self._idle_comments.watch(writer)
-            prompt = requests[0].prompt
-            offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
-            reply: StreamedReply | StreamedResponse
-            if isinstance(shape, ResponseFormat):
-                reply = StreamedResponse(
-                    shape,
-                    request_id,
-                    choices[0],
-                    writer.send,
-                    self._tool_format,
-                    lambda: _extension(request_id, choices),
-                )
-            else:
-                options = body.stream_options
-                reply = (partial(StreamedCalls, **self._calls(requests)) if offers_tools else StreamedReply)(
-                    shape,
-                    replies.envelope(shape, request_id, body.model, chunk=True),
-                    choices,
-                    writer.send,
-                    self._batching,
-                    lambda: _extension(request_id, choices),
-                    logprobs=requests[0].sampling.top_logprobs is not None,
-                    usage=isinstance(options, schema.StreamOptions) and options.include_usage,
-                )
-
-            held = self._held_tiers(requests[0])
-
-            def begin() -> None:
-                if not writer.begun:
-                    writer.send(COMMENT)
-
-            def queued() -> None:
-                if requests[0].promise is None and any(m.id == body.model for m in models_of(self._view)):
-                    begin()
-
-            def admitted(tier: str) -> None:
-                if tier in held:
-                    begin()
-
-            def run(index: int, each: RouterRequest, places: Places) -> Coroutine[Any, Any, None]:
-                output = ChoiceOutput(reply, index, writer.sent, admitted)
-                separated = self._separated(each, output, partial(reply.reasoning, index), shape)
-                return admission.counted(self._driver.run(each, places, separated))
-
-            try:
-                async with self._driver.admitted(requests, queued) as places:
-                    await _all([run(index, each, places) for index, each in enumerate(requests)])
-                    replies.check_not_declined(choices)
-                    await writer.end(reply.end())
-            except PeerNotReading:
-                raise
-            except PenstockError as error:
-                if not writer.begun:
-                    raise
-                admission.failed()
-                reply.error(error_body(body.in_own_fields(error) if isinstance(error, InvalidRequest) else error))
-                await writer.sent()
-        return response
-
-    def _held_tiers(self, request: RouterRequest) -> frozenset[str]:
-        """Tiers whose answer to a request is held until it is judged. None for a request with an SLO: if it is declined, the
-        status says so."""
-        plan = self._view.plan
-        if plan is None or request.model != CASCADE_MODEL or request.promise is not None:
-            return frozenset()
-        return frozenset(tier.name for tier in plan.tiers if tier.threshold is not None)
-
-    def _calls(self, requests: list[RouterRequest]) -> dict[str, Any]:
-        """The arguments of StreamedCalls about the requests of a stream's choices."""
-        return {"request_ids": [request.request_id for request in requests], "tool_format": self._tool_format}
-
-    def _tool_format(self, tier: str) -> ToolFormat | None:
-        """How a tier's model writes tool calls; None if it is not known."""
-        card = self._card(tier)
-        return FORMATS.get(card.tool_format) if card is not None else None
-
-    def _card(self, tier: str) -> ModelCard | None:
-        """The model of a tier; None if no instance of it is known."""
-        workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
-        return next((worker.model for worker in workers if worker.model is not None), None)
-
-    def _separated(
-        self, request: RouterRequest, output: RequestOutput, on_reasoning: Callable[[str], None], shape: AnyFormat
-    ) -> RequestOutput:
-        """The output of a request whose reasoning goes to `on_reasoning`, where a tier's model has any."""
-        plan = self._view.plan
-        if plan is None or isinstance(shape, CompletionFormat) or not self._any_reasons(plan):
-            return output
-
-        def parser(tier: str) -> ReasoningParser | None:
-            card = self._card(tier)
-            name = card.reasoning_format if card is not None else ""
-            return reasoning_parser(name, request.prompt, request.sampling)
-
-        return ReasoningOutput(output, parser, on_reasoning)
-
-    def _any_reasons(self, plan: Plan) -> bool:
-        """Whether a model of the plan's tiers has a reasoning format; looked up again for a new view."""
-        version, known = self._view.version, self._reasons
-        if known is None or known[0] != version or known[1] is not plan:
-            cards = [self._card(tier.name) for tier in plan.tiers]
-            reasons = any(card is not None and card.reasoning_format for card in cards)
-            known = self._reasons = version, plan, reasons
-        return known[2]
-
-
-def _json_response(request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.Response:
-    """A reply, compressed if it is large and the client can read that. Large ones are compressed off the event loop."""
-    response = web.Response(body=body, headers=_JSON | dict(headers), zlib_executor_size=GZIP_BYTES)
-    if len(body) >= GZIP_BYTES and "gzip" in request.headers.get("Accept-Encoding", ""):
-        response.enable_compression(web.ContentCoding.gzip)
-    return response
 
 
 async def _refresh(certificates: HttpCertificates) -> NoReturn:
@@ -510,19 +227,6 @@ def _path(request: web.Request) -> str:
     return shortened(request.path, MAX_TRACED_PATH_CHARS)
 
 
-def _nth(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Parameters of one choice: each has its own random numbers, also under one seed."""
-    if sampling.seed is None or index == 0:
-        return sampling
-    return replace(sampling, seed=(sampling.seed + index * 0x9E3779B97F4A7C15) & MAX_SEED)
-
-
-def _extension(request_id: str, choices: list[Choice]) -> Any:
-    """One object, or a list if there are several choices."""
-    extensions = [replies.extension(request_id, c.finished) for c in choices if c.finished is not None]
-    return extensions[0] if len(choices) == 1 and extensions else extensions
-
-
 def _model_body(model: ServedModel) -> dict[str, Any]:
     return {
         "id": model.id,
@@ -535,20 +239,3 @@ def _model_body(model: ServedModel) -> dict[str, Any]:
             "max_context_tokens": model.max_context_tokens,
         },
     }
-
-
-async def _all(choices: Sequence[Coroutine[Any, Any, object]]) -> None:
-    """Run all choices of a reply concurrently to their ends. The first error ends them all."""
-    if len(choices) == 1:
-        await choices[0]
-        return
-    tasks = [asyncio.create_task(choice) for choice in choices]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        await end(*tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # retrieved: only the first error is reported

@@ -13,11 +13,9 @@ from aiohttp import web
 from aiohttp.http import HttpVersion10, HttpVersion11
 from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
-from aiohttp.web_urldispatcher import PlainResource, UrlMappingMatchInfo
 
-from router_service.openai_gateway.bodies import first_line
-from router_service.openai_gateway.connection_limits import LimitedRunner
-from router_service.openai_gateway.errors import plain_error, refusal
+from penstock.router_service.openai_gateway.bodies import first_line
+from penstock.router_service.openai_gateway.errors import plain_error, refusal
 
 MAX_REQUEST_LINE_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 16 * 1024
@@ -28,58 +26,40 @@ LINGER_S = 2.0
 _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class GatewayRunner(LimitedRunner):
-    """Serves an application over such connections, at most `max_connections`."""
+class GatewayRunner(web.AppRunner):
+    """Serves an application over at most `max_connections` such connections; more are closed at once."""
 
     def __init__(self, app: web.Application, max_connections: int, **options: Any) -> None:
-        self._options = options | {
+        limits = {
             "max_line_size": MAX_REQUEST_LINE_BYTES,
             "max_field_size": MAX_HEADER_BYTES,
             "max_headers": MAX_HEADERS,
+            "auto_decompress": False,  # on the event loop, and whatever comes out: `bodies` bounds it
         }
-        super().__init__(app, max_connections, **self._options)
+        self._options = options | limits
+        self._max_connections = max_connections
+        super().__init__(app, **self._options)
 
     async def _make_server(self) -> web.Server:
         usual = await super()._make_server()
-        handler = _by_fixed_path(self.app, usual.request_handler)
-        return _Server(_guarded(handler), request_factory=usual.request_factory, loop=usual._loop, **self._options)
+        handler, factory = _guarded(usual.request_handler), usual.request_factory
+        return _Server(handler, self._max_connections, request_factory=factory, loop=usual._loop, **self._options)
+
+    def close_idle(self) -> None:
+        """Close each connection: at once if it has no active request, otherwise after the response."""
+        if self._server is not None:
+            self._server.pre_shutdown()
 
 
 class _Server(web.Server):
-    def __init__(self, handler: _Handler, **options: Any) -> None:
+    def __init__(self, handler: _Handler, max_connections: int, **options: Any) -> None:
         own = ("request_factory", "handler_cancellation", "loop")
         super().__init__(handler, **options)
         self._connection_options = {key: value for key, value in options.items() if key not in own}
+        self._max_connections = max_connections
 
     def __call__(self) -> RequestHandler:
-        return _Connection(self, loop=self._loop, **self._connection_options)
-
-
-def _by_fixed_path(app: web.Application, handler: _Handler) -> _Handler:
-    """An application's handler, without the look-up of the route for a request whose path is that of a route.
-
-    aiohttp compares each path with patterns, makes an object for the match, and wraps the handler in middlewares, of which
-    this application has one. All else (a query, an escaped path, an Expect header) takes its usual way.
-    """
-    (middleware,) = app.middlewares
-    guard: Any = middleware
-    routes = {}
-    for route in app.router.routes():
-        if isinstance(route.resource, PlainResource):
-            match = UrlMappingMatchInfo({}, route)
-            match.add_app(app)
-            match.freeze()
-            routes[route.method, route.resource.canonical] = route.handler, match
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        direct = routes.get((request.method, request.raw_path))
-        if direct is None or "Expect" in request.headers or not isinstance(request, web.Request):
-            return await handler(request)
-        serve, request._match_info = direct
-        response: web.StreamResponse = await guard(request, serve)
-        return response
-
-    return handle
+        return _Connection(self, self._max_connections, loop=self._loop, **self._connection_options)
 
 
 def _guarded(handler: _Handler) -> _Handler:
@@ -95,12 +75,20 @@ def _guarded(handler: _Handler) -> _Handler:
 
 
 class _Connection(RequestHandler):
-    __slots__ = ("_peer_ended", "_refused")
+    __slots__ = ("_most", "_peer_ended", "_refused")
 
-    def __init__(self, server: web.Server, **options: Any) -> None:
+    def __init__(self, server: web.Server, most: int, **options: Any) -> None:
         super().__init__(server, **options)
-        self._refused = False
+        self._most, self._refused = most, False
         self._peer_ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        assert self._manager is not None
+        if len(self._manager.connections) >= self._most:  # those that were accepted together are counted one by one
+            transport.abort()
+        else:
+            super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

@@ -5,8 +5,8 @@ from typing import Any
 
 from aiohttp import web
 
-from router_service.openai_gateway.schema import renamed
-from services.domain.errors import (
+from penstock.router_service.openai_gateway.field_names import renamed
+from penstock.services.domain.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -14,9 +14,9 @@ from services.domain.errors import (
     RateLimited,
     SloDeclined,
     UnsupportedByModel,
-    shortened,
 )
-from services.errors import http_status, message_of
+from penstock.services.errors import http_status, message_of
+from penstock.types.problems import shortened
 
 MAX_MESSAGE_BYTES = 4096
 

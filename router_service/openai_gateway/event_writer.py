@@ -8,9 +8,9 @@ from types import TracebackType
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
-from services.background import end
-from services.domain.errors import PeerNotReading
-from services.write_timeouts import WriteTimeouts
+from penstock.services.background import end
+from penstock.services.domain.errors import PeerNotReading
+from penstock.services.write_timeouts import WriteTimeouts
 
 MAX_WRITE_BYTES = 1 << 16  # of one write of buffered events: each write has the write time-out
 
@@ -43,7 +43,7 @@ class EventWriter(AbstractAsyncContextManager["EventWriter"]):
         self._direct = False  # nothing is buffered, and the headers have been sent
         self._context = contextvars.copy_context()  # the deadline of the request's writes is in it
         self.begun = False
-        """Whether anything has been sent: the status of the response stands."""
+        """Whether anything has been sent: the status of the response is fixed."""
 
     async def __aenter__(self) -> "EventWriter":
         self._owner = asyncio.current_task()

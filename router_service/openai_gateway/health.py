@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from router_service.routing.readiness import Readiness
+from penstock.router_service.routing.readiness import Readiness
 
 PATHS = ("/livez", "/readyz", "/health")
 NOT_READY = 503

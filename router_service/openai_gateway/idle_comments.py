@@ -3,7 +3,7 @@
 import asyncio
 from typing import NoReturn
 
-from router_service.openai_gateway.event_writer import EventWriter
+from penstock.router_service.openai_gateway.event_writer import EventWriter
 
 COMMENT = b": waiting\n\n"
 """Clients of server-sent events ignore it."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from services.domain.errors import InvalidRequest, invalid, shortened
-from services.domain.requests import MAX_PROMPT_TOKENS
+from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.types.problems import shortened
+from penstock.types.prompts import MAX_PROMPT_TOKENS
 
 MAX_NODES = 65_536
 """Objects, lists and keys of one body together. 4,096 messages have under 20,000."""

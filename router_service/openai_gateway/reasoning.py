@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from router_service.domain.events import Finished, RequestOutput, RouterEvent
-from services.domain.requests import TokenFrame
-from services.reasoning import ReasoningParser
+from penstock.router_service.domain.events import RequestOutput, RouterEvent
+from penstock.services.reasoning import ReasoningParser
+from penstock.types.events import Finished
+from penstock.types.replies import TokenFrame
 
 
 @dataclass(slots=True)

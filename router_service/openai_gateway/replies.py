@@ -5,13 +5,15 @@ The extension field `penstock`, of the reply or of a stream's last chunk, descri
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from router_service.domain.events import Finished, RouterEvent, SloResult
-from router_service.openai_gateway import tools
-from services.domain.errors import SloDeclined
-from services.domain.requests import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob
+from penstock.router_service.domain.events import RouterEvent
+from penstock.router_service.openai_gateway import tools
+from penstock.services.domain.errors import SloDeclined
+from penstock.types.events import Finished, TierSummary
+from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob
+from penstock.types.slo import SloResult
 
 Json = dict[str, Any]
 
@@ -65,20 +67,18 @@ class Choice:
 
 def usage(choices: Seq[Choice]) -> Json:
     """Tokens of all choices; a prompt shared by several choices counts once."""
-    done = [c for c in choices if c.finished is not None]
-    prompts = {c.prompt_index: c.finished.usage for c in done if c.finished is not None}
-    output = sum(c.finished.usage.output_tokens for c in done if c.finished is not None)
-    prompt = sum(u.prompt_tokens for u in prompts.values())
-    cached = sum(u.cached_prompt_tokens for u in prompts.values())
-    usages = [c.finished.usage for c in done if c.finished is not None]
+    usages = [(choice.prompt_index, choice.finished.usage) for choice in choices if choice.finished is not None]
+    prompts = dict(usages).values()
+    output = sum(each.output_tokens for _, each in usages)
+    prompt = sum(each.prompt_tokens for each in prompts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": sum(each.cached_prompt_tokens for each in prompts)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": sum(u.accepted_draft_tokens for u in usages),
-            "rejected_prediction_tokens": sum(u.rejected_draft_tokens for u in usages),
+            "accepted_prediction_tokens": sum(each.accepted_draft_tokens for _, each in usages),
+            "rejected_prediction_tokens": sum(each.rejected_draft_tokens for _, each in usages),
         },
     }
 
@@ -92,23 +92,29 @@ def extension(request_id: str, finished: Finished) -> Json:
         "time_to_first_token_s": finished.ttft_s,
         "total_s": finished.total_s,
         "slo": _slo_result(finished.slo),
-        "tiers": [
-            {
-                "tier": t.tier,
-                "model": t.model,
-                "instance_id": t.instance_id,
-                "score": t.score,
-                "threshold": t.threshold,
-                "accepted": t.accepted,
-                "score_reason": t.score_reason,
-                "flagged": t.flagged,
-                "completion_tokens": t.usage.output_tokens,
-                "accepted_draft_tokens": t.usage.accepted_draft_tokens,
-                "rejected_draft_tokens": t.usage.rejected_draft_tokens,
-                "time_s": t.time_s,
-            }
-            for t in finished.tiers
-        ],
+        "tiers": [_tier_summary(tier) for tier in finished.tiers],
+    }
+
+
+_OF_TIERS = (
+    "tier",
+    "model",
+    "instance_id",
+    "score",
+    "threshold",
+    "accepted",
+    "score_reason",
+    "flagged",
+    "uncalibrated",
+    "time_s",
+)
+
+
+def _tier_summary(tier: TierSummary) -> Json:
+    return {name: getattr(tier, name) for name in _OF_TIERS} | {
+        "completion_tokens": tier.usage.output_tokens,
+        "accepted_draft_tokens": tier.usage.accepted_draft_tokens,
+        "rejected_draft_tokens": tier.usage.rejected_draft_tokens,
     }
 
 
@@ -116,13 +122,8 @@ def _slo_result(slo: SloResult | None) -> Json | None:
     """How a request with an SLO was served."""
     if slo is None:
         return None
-    return {
-        "class": slo.slo_class.value if slo.slo_class is not None else None,
-        "attained": slo.attained,
-        "first_token_late_s": slo.first_token_late_s,
-        "windows": slo.windows,
-        "late_windows": slo.late_windows,
-    }
+    result = asdict(slo)
+    return {"class": result.pop("slo_class"), **result}
 
 
 def check_not_declined(choices: Seq[Choice]) -> None:

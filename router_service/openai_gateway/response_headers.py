@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from aiohttp import web
 from multidict import CIMultiDict
 
-from router_service.generation.in_flight_requests import new_request_id
+from penstock.router_service.generation.in_flight_requests import new_request_id
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """Key of a request's id, which is in its response's `x-request-id`, in the reply's own id, and in traces."""

@@ -4,39 +4,38 @@ Fields that would change the answer and are not supported (audio, ...) are refus
 those that change nothing: labels (user, metadata, ...), null, default values, and fields of replies that are sent back.
 """
 
-import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from router_service.openai_gateway.json_values import check_keys, read_object
-from router_service.openai_gateway.objectives import SloField
-from router_service.openai_gateway.structured import StructuredFields
-from router_service.openai_gateway.tools import MessageToolCalls, ToolFields
-from services.domain.errors import FieldProblem, InvalidRequest, shortened
-from services.domain.requests import (
-    MAX_BIASED_TOKENS,
-    MAX_CACHE_SALT_CHARS,
+from penstock.router_service.openai_gateway.field_names import problems_of, renamed_problems
+from penstock.router_service.openai_gateway.json_values import check_keys, read_object
+from penstock.router_service.openai_gateway.objectives import SloField
+from penstock.router_service.openai_gateway.structured import StructuredFields
+from penstock.router_service.openai_gateway.tools import MessageToolCalls, ToolFields
+from penstock.services.domain.errors import InvalidRequest
+from penstock.types.problems import FieldProblem, shortened
+from penstock.types.prompts import (
     MAX_MESSAGES,
-    MAX_MODEL_CHARS,
     MAX_PROMPT_TOKENS,
-    MAX_SEED,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS,
     MAX_TOKEN_ID,
-    MAX_TOP_K,
-    SAMPLING_DEFAULTS,
     ChatMessage,
     ChatPrompt,
     Prompt,
-    SamplingParams,
     TextPrompt,
     TokenPrompt,
-    prediction_problems,
     prompt_problems,
+)
+from penstock.types.requests import MAX_CACHE_SALT_CHARS, MAX_MODEL_CHARS, prediction_problems
+from penstock.types.sampling import (
+    MAX_BIASED_TOKENS,
+    MAX_SEED,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    MAX_TOP_K,
+    SamplingParams,
 )
 
 MAX_CHOICES = 16
@@ -46,6 +45,7 @@ MAX_PARTS = 1_024  # of one message
 MAX_METADATA = 16  # as at OpenAI
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
+_STRUCTURED = "sampling.structured_output"
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -54,6 +54,16 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: str
+
+
+class _Text(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def text_of(content: str | Sequence[_Text]) -> str:
+    """The text of a message: its parts, one after the other."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Message(BaseModel):
@@ -74,26 +84,19 @@ class Message(BaseModel):
     reasoning: str | None = None
 
     def plain(self) -> ChatMessage:
-        given = self.content or ""
-        if isinstance(given, str) and self.tool_calls is None and not self.tool_call_id:
-            return ChatMessage("system" if self.role == "developer" else self.role, given)
-        text = given if isinstance(given, str) else "".join(part.text for part in given)
-        calls = tuple(call.plain() for call in self.tool_calls or ())
-        return ChatMessage("system" if self.role == "developer" else self.role, text, calls, self.tool_call_id or "")
+        role, text = "system" if self.role == "developer" else self.role, text_of(self.content or "")
+        if self.tool_calls is None and not self.tool_call_id:
+            return ChatMessage(role, text)
+        return ChatMessage(role, text, tuple(call.plain() for call in self.tool_calls or ()), self.tool_call_id or "")
 
 
-class Prediction(BaseModel):
+class PredictedOutput(BaseModel):
     """What the answer will be, in large part."""
 
     model_config = _STRICT
 
     type: Literal["content"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-
-    @property
-    def text(self) -> str:
-        given = self.content
-        return given if isinstance(given, str) else "".join(part.text for part in given)
 
 
 class StreamOptions(BaseModel):
@@ -122,8 +125,8 @@ def _is_id(key: str) -> bool:
     return key.isascii() and key.isdecimal() and len(key) <= len(str(MAX_TOKEN_ID)) and key == str(int(key))
 
 
-class _Common(StructuredFields, SloField):
-    """The fields of both kinds of request."""
+class AnyRequest(SloField):
+    """The fields of all kinds of request."""
 
     model_config = _STRICT
 
@@ -131,11 +134,46 @@ class _Common(StructuredFields, SloField):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None  # -1, as 0: no limit
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: CacheSalt | None = None
+    # labels
+    user: str | None = None
+
+    def choices(self) -> int:
+        return 1
+
+    def predicted(self) -> str:
+        return ""  # OpenAI has predictions for chats only
+
+    def usual_sampling(self, max_tokens: int | None) -> dict[str, Any]:
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": None if self.top_k is None else max(0, self.top_k),
+            "seed": None if self.seed is None else self.seed & MAX_SEED,
+            "max_tokens": max_tokens,
+        }
+
+
+class Labels(BaseModel):
+    """Labels of chats and responses, which change nothing."""
+
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class _Common(StructuredFields, AnyRequest):
+    """The fields of chats and completions."""
+
+    model_config = _STRICT
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -143,11 +181,8 @@ class _Common(StructuredFields, SloField):
     min_p: float | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    cache_salt: CacheSalt | None = None
     # accepted only at the value that changes nothing
     skip_special_tokens: Literal[True] | None = None
-    # labels
-    user: str | None = None
 
     def stops(self) -> tuple[str, ...]:
         if self.stop is None:
@@ -158,26 +193,18 @@ class _Common(StructuredFields, SloField):
         return self.n or 1
 
     def sampling(self, max_tokens: int | None, top_logprobs: int | None) -> SamplingParams:
-        temperature, top_p, top_k = self.temperature, self.top_p, self.top_k
-        common: dict[str, Any] = {
-            "temperature": 1.0 if temperature is None else temperature,
-            "top_p": 1.0 if top_p is None else top_p,
-            "top_k": max(0, top_k or 0),
-            "unset": _UNSET[temperature is None, top_p is None, top_k is None],
-            "max_output_tokens": max_tokens,
-            "top_logprobs": top_logprobs,
-        }
+        usual = self.usual_sampling(max_tokens)
         if self.model_fields_set.isdisjoint(_RARE_FIELDS):
-            return SamplingParams(**common)
+            return SamplingParams(**usual, top_logprobs=top_logprobs)
         return SamplingParams(
-            **common,
-            seed=None if self.seed is None else self.seed & MAX_SEED,
+            **usual,
+            top_logprobs=top_logprobs,
             stop=self.stops(),
             structured_output=self.structured_output(),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            logit_bias=tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items() if _is_id(token)),
+            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items() if _is_id(token)},
             min_p=self.min_p or 0.0,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
@@ -212,11 +239,6 @@ class _Common(StructuredFields, SloField):
         )
 
 
-_UNSET = {
-    given: frozenset(name for name, unset in zip(SAMPLING_DEFAULTS, given, strict=True) if unset)
-    for given in itertools.product((False, True), repeat=len(SAMPLING_DEFAULTS))
-}
-"""SamplingParams.unset by which of SAMPLING_DEFAULTS are None."""
 _RARE_FIELDS = frozenset(StructuredFields.model_fields) | {
     "frequency_penalty",
     "ignore_eos",
@@ -224,14 +246,13 @@ _RARE_FIELDS = frozenset(StructuredFields.model_fields) | {
     "min_p",
     "presence_penalty",
     "repetition_penalty",
-    "seed",
     "stop",
     "stop_token_ids",
 }
 """The fields of `_Common.sampling` that most requests leave out: without them, nothing of them is looked at."""
 
 
-class ChatRequest(_Common, ToolFields):
+class ChatRequest(_Common, ToolFields, Labels):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -239,16 +260,11 @@ class ChatRequest(_Common, ToolFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     audio: None = None
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
     verbosity: None = None
     web_search_options: None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -263,13 +279,16 @@ class ChatRequest(_Common, ToolFields):
             self.reasoning_effort or options.reasoning_effort or "",
         )
 
+    def prompts(self) -> list[Prompt]:
+        return [self.prompt]
+
     @cached_property
     def params(self) -> SamplingParams:
         top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling(self.max_completion_tokens or self.max_tokens, top_logprobs)
 
     def predicted(self) -> str:
-        return self.prediction.text if self.prediction is not None else ""
+        return text_of(self.prediction.content) if self.prediction is not None else ""
 
     def problems(self) -> Iterator[FieldProblem]:
         yield from prediction_problems(self.predicted(), "prediction.content")
@@ -310,9 +329,6 @@ class CompletionRequest(_Common):
     def params(self) -> SamplingParams:
         return self.sampling(self.max_tokens or COMPLETION_TOKENS, self.logprobs)
 
-    def predicted(self) -> str:
-        return ""  # OpenAI has predictions for chats only
-
     def problems(self) -> Iterator[FieldProblem]:
         for prompt in self.prompts():
             yield from renamed_problems(prompt_problems(prompt, "prompt"))
@@ -326,24 +342,6 @@ class Checked(Protocol):
 
 
 _T = TypeVar("_T", bound=Checked)
-
-
-def parse_chat(body: bytes) -> ChatRequest:
-    """Parse a body.
-
-    Raises:
-        InvalidRequest: Names every invalid field.
-    """
-    return checked(ChatRequest, body)
-
-
-def parse_completion(body: bytes) -> CompletionRequest:
-    """Parse a body.
-
-    Raises:
-        InvalidRequest: Names every invalid field.
-    """
-    return checked(CompletionRequest, body)
 
 
 # Counted before anything is checked, so that oversized lists are not iterated.
@@ -376,94 +374,8 @@ def checked(kind: type[_T], body: bytes) -> _T:
     try:
         request: _T = kind.model_validate(content)  # type: ignore[attr-defined]
     except ValidationError as error:
-        raise InvalidRequest(*_problems(error)) from None
+        raise InvalidRequest(*problems_of(error)) from None
     problems = [*request.problems()]
     if problems:
         raise InvalidRequest(*problems)
     return request
-
-
-def _problems(error: ValidationError) -> list[FieldProblem]:
-    """The problems of a validation error, with the client's field names. Linear in its length, which fail_fast bounds."""
-    by_path: dict[tuple[str | int, ...], list[str]] = {}
-    for fault in error.errors(include_url=False, include_input=False):
-        # a union adds the names of its branches to the location: they are types, not fields
-        path = tuple(p for p in fault["loc"] if not (isinstance(p, str) and ("[" in p or p in _BRANCHES)))
-        if path[:1] == ("response_format",):  # followed by the tag of the branch
-            path = path[:1] + path[2:]
-        problem = "is not supported here" if fault["type"] == "extra_forbidden" else fault["msg"]
-        if problem not in by_path.setdefault(path, []):
-            by_path[path].append(problem)
-    # of the branches of a union, the one with the longest path is the most specific
-    vague = {path[:end] for path in by_path for end in range(len(path))}
-    return [FieldProblem(_name(path), "; or ".join(texts)) for path, texts in by_path.items() if path not in vague]
-
-
-def _name(path: tuple[str | int, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
-
-
-_BRANCHES = frozenset(
-    {
-        "str",
-        "constrained-str",
-        "Objectives",
-        "int",
-        "bool",
-        "float",
-        "MessageItem",
-        "CallItem",
-        "CallOutputItem",
-        "ReasoningItem",
-    }
-)
-
-_STRUCTURED = "sampling.structured_output"
-_NAMES = {
-    "prompt.chat.tool_choice.function": "tool_choice.function.name",
-    "prompt.chat.tool_choice": "tool_choice",
-    "prompt.chat.tools": "tools",
-    "sampling.stop": "stop",
-    "sampling.max_output_tokens": "max_tokens",
-    "sampling.seed": "seed",
-    "sampling.temperature": "temperature",
-    "sampling.top_p": "top_p",
-    "sampling.top_k": "top_k",
-    **{
-        f"sampling.{name}": name
-        for name in (
-            "frequency_penalty",
-            "presence_penalty",
-            "repetition_penalty",
-            "logit_bias",
-            "min_p",
-            "stop_token_ids",
-            "ignore_eos",
-        )
-    },
-    "prompt.chat.thinking": "chat_template_kwargs.enable_thinking",
-    "prompt.chat.reasoning_effort": "reasoning_effort",
-    "prompt.chat.messages": "messages",
-    "prompt.text": "prompt",
-    "token_ids": "tokens",
-    "prompt.token_ids.ids": "prompt",
-}
-
-
-_OF_FUNCTIONS = re.compile(r"(tools\[\d+\]|tool_calls\[\d+\])\.(name|parameters|arguments)")
-
-
-def renamed_problems(problems: Iterator[FieldProblem]) -> Iterator[FieldProblem]:
-    """Problems with our field names, with OpenAI's names."""
-    for problem in problems:
-        field = problem.field
-        for ours, theirs in _NAMES.items():
-            if field.startswith(ours):
-                field = theirs + field.removeprefix(ours)
-        field = _OF_FUNCTIONS.sub(r"\1.function.\2", field)
-        yield FieldProblem(field, problem.problem)
-
-
-def renamed(error: InvalidRequest) -> InvalidRequest:
-    """An error with our field names, such as a worker's, with OpenAI's names."""
-    return type(error)(*renamed_problems(iter(error.problems)))

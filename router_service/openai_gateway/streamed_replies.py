@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol
 
-from router_service.answer_batching import AnswerBatching
-from router_service.domain.events import Finished, RouterEvent, TierAdmitted
-from router_service.openai_gateway import replies
-from router_service.openai_gateway.replies import Choice, Format, Json
-from services.domain.requests import FinishReason, TokenFrame
+from penstock.router_service.answer_batching import AnswerBatching
+from penstock.router_service.domain.events import RouterEvent
+from penstock.router_service.openai_gateway import replies
+from penstock.router_service.openai_gateway.replies import Choice, Format, Json
+from penstock.router_service.openai_gateway.tools import ToolDeltas
+from penstock.types.events import Finished, TierAdmitted
+from penstock.types.replies import FinishReason, TokenFrame
 
 _PLACE = json.dumps("\0")
 
@@ -62,11 +64,15 @@ class StreamedReply:
         *,
         logprobs: bool,
         usage: bool,
+        tools: Callable[[int, str], ToolDeltas | None] | None = None,
     ) -> None:
+        """tools: where the model may call some, what separates the calls of a choice's reply by a tier. The output of a tier
+        whose format of calls is unknown is passed on as text."""
         self._shape, self._choices, self._send, self._extension = shape, choices, send, extension
         self._batching = batching
         self._base = base | {"usage": None} if usage else base
-        self._logprobs, self._usage = logprobs, usage
+        self._logprobs, self._usage, self._tools = logprobs, usage, tools
+        self._calling: list[ToolDeltas | None] = [None] * len(choices)
         self._templates = [self._template(choice.index) for choice in choices]
         self._characters = [0] * len(choices)
         self._texts = [""] * len(choices)  # of parts that wait for others
@@ -77,6 +83,10 @@ class StreamedReply:
     def answer(self, index: int, tier: str, frame: TokenFrame) -> None:
         """The next part of a choice's answer, of any tier."""
         self._open_once()
+        if self._tools is not None and (deltas := self._calling[index] or self._tools(index, tier)) is not None:
+            self._calling[index] = deltas
+            self._pieces(index, deltas.push(frame.text), frame if self._logprobs else None)
+            return
         if not self._logprobs:
             if not self._begun[index]:
                 self._begun[index] = True
@@ -104,6 +114,8 @@ class StreamedReply:
         """Any other event of a choice."""
         if not isinstance(event, Finished):
             return
+        if (deltas := self._calling[index]) is not None:
+            self._pieces(index, deltas.finish(), None)
         if event.reason is FinishReason.DECLINED:  # an error, once all choices have ended
             self._choices[index].event(event)
             return
@@ -134,6 +146,10 @@ class StreamedReply:
         if self._closing:
             self._send(self._closing)
         self._json(body)
+
+    def _pieces(self, index: int, pieces: list[Json], frame: TokenFrame | None) -> None:
+        for delta in replies.tool_deltas(index, pieces, frame):
+            self._json(self._base | {"choices": [delta]})
 
     def _send_texts(self) -> None:
         self._waiting = False

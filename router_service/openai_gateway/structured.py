@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.domain.errors import FieldProblem
-from services.domain.structured import MAX_CHOICES, StructuredOutput, StructureKind
+from penstock.types.problems import FieldProblem
+from penstock.types.structured import MAX_CHOICES, StructuredOutput
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
 _Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
@@ -78,12 +78,12 @@ class StructuredFields(BaseModel):
             return  # the usual request: nothing to look at
         form = self.response_format
         if isinstance(form, JsonObjectFormat):
-            yield "response_format", StructuredOutput(StructureKind.JSON_OBJECT)
+            yield "response_format", StructuredOutput(json_object=True)
         elif isinstance(form, JsonSchemaFormat):
             yield "response_format.json_schema.schema", _schema(form.json_schema.schema_)
         vllm = self.structured_outputs or StructuredOutputs()
         if vllm.json_object:
-            yield "structured_outputs.json_object", StructuredOutput(StructureKind.JSON_OBJECT)
+            yield "structured_outputs.json_object", StructuredOutput(json_object=True)
         for field, schema in (("structured_outputs.json", vllm.json_), ("guided_json", self.guided_json)):
             if schema is not None:
                 yield field, _schema(schema)
@@ -93,17 +93,17 @@ class StructuredFields(BaseModel):
             ("regex", self.regex),
         ):
             if regex is not None:
-                yield field, StructuredOutput(StructureKind.REGEX, regex)
+                yield field, StructuredOutput(regex=regex)
         for field, grammar in (
             ("structured_outputs.grammar", vllm.grammar),
             ("guided_grammar", self.guided_grammar),
             ("ebnf", self.ebnf),
         ):
             if grammar is not None:
-                yield field, StructuredOutput(StructureKind.GRAMMAR, grammar)
+                yield field, StructuredOutput(grammar=grammar)
         for field, choices in (("structured_outputs.choice", vllm.choice), ("guided_choice", self.guided_choice)):
             if choices is not None:
-                yield field, StructuredOutput(StructureKind.CHOICE, choices=tuple(choices))
+                yield field, StructuredOutput(choice=tuple(choices))
 
     def structured_output(self) -> StructuredOutput | None:
         """The form that is set."""
@@ -123,7 +123,7 @@ _FORM_FIELDS = frozenset(StructuredFields.model_fields)
 
 
 def _schema(schema: dict[str, Any] | str) -> StructuredOutput:
-    return StructuredOutput(StructureKind.JSON_SCHEMA, schema if isinstance(schema, str) else json_schema(schema))
+    return StructuredOutput(json_schema=schema if isinstance(schema, str) else json_schema(schema))
 
 
 def json_schema(schema: dict[str, Any]) -> str:

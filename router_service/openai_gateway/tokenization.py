@@ -7,15 +7,18 @@ from typing import Annotated, Literal, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from router_service.clients.token_client import TokenClient
-from router_service.openai_gateway.bodies import RequestBodies
-from router_service.openai_gateway.schema import Message, TokenId, checked, renamed_problems
-from router_service.tenancy.tenancy import Tenancy
-from services.access.tenants import estimated_tokens
-from services.domain.errors import FieldProblem, NotFound, Unavailable
-from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL
-from services.domain.requests import MAX_MODEL_CHARS, MAX_PROMPT_TOKENS, ChatPrompt, Prompt, TextPrompt, prompt_problems
+from penstock.router_service.clients.token_client import TokenClient
+from penstock.router_service.openai_gateway.bodies import RequestBodies
+from penstock.router_service.openai_gateway.field_names import renamed_problems
+from penstock.router_service.openai_gateway.schema import Message, TokenId, checked
+from penstock.router_service.tenancy.tenancy import Tenancy
+from penstock.services.access.tenants import estimated_tokens
+from penstock.services.domain.errors import NotFound, Unavailable
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.types.problems import FieldProblem
+from penstock.types.prompts import MAX_PROMPT_TOKENS, ChatPrompt, Prompt, TextPrompt, prompt_problems
+from penstock.types.requests import MAX_MODEL_CHARS
 
 IDS_AT_ONCE = 20_000  # written before other requests are served: some ms
 TIMEOUT_S = 30.0
@@ -70,7 +73,7 @@ async def _json_list(ids: Sequence[int]) -> str:
 
 
 class TokenizationRoutes:
-    """`cascade` stands for its first tier. A call counts as one request of its tenant, with the tokens of its text."""
+    """`cascade` means its first tier. A call counts as one request of its tenant, with the tokens of its text."""
 
     def __init__(self, view: MeshView, tokens: TokenClient, bodies: RequestBodies, tenancy: Tenancy) -> None:
         self._view, self._tokens, self._bodies, self._tenancy = view, tokens, bodies, tenancy

@@ -1,12 +1,15 @@
 """Tools in OpenAI's format: in requests, messages and replies. No I/O."""
 
 import json
+from collections.abc import Sequence as Seq
+from collections.abc import Set
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.domain.requests import FinishReason
-from services.domain.tools import (
+from penstock.services.tool_calls import CallDelta, ContentDelta, ToolCallParser, ToolFormat, call_id
+from penstock.types.replies import FinishReason
+from penstock.types.tools import (
     ANY_OBJECT,
     MAX_TOOL_CALLS,
     MAX_TOOLS,
@@ -17,7 +20,6 @@ from services.domain.tools import (
     ToolMode,
     ToolUse,
 )
-from services.tool_calls import CallDelta, ContentDelta, ToolCallParser, ToolFormat, call_id
 
 Json = dict[str, Any]
 
@@ -32,17 +34,16 @@ class FunctionSpec(BaseModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    def plain(self) -> Tool:
+        parameters = ANY_OBJECT if self.parameters is None else json.dumps(self.parameters, ensure_ascii=False)
+        return Tool(self.name, self.description or "", parameters, bool(self.strict))
+
 
 class ToolSpec(BaseModel):
     model_config = _STRICT
 
     type: Literal["function"]
     function: FunctionSpec
-
-    def plain(self) -> Tool:
-        spec = self.function
-        parameters = ANY_OBJECT if spec.parameters is None else json.dumps(spec.parameters, ensure_ascii=False)
-        return Tool(spec.name, spec.description or "", parameters, bool(spec.strict))
 
 
 class FunctionName(BaseModel):
@@ -80,29 +81,36 @@ class MessageToolCall(BaseModel):
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
+ChoiceMode = Literal["none", "auto", "required"]
+
+
+def tool_use(
+    tools: Seq[FunctionSpec], choice: ChoiceMode | FunctionName | None, parallel_tool_calls: bool | None
+) -> ToolUse:
+    """What a request says of tools. choice: how they may be used, or the one that must be."""
+    offered, parallel = tuple(tool.plain() for tool in tools), parallel_tool_calls is not False
+    if isinstance(choice, FunctionName):
+        return ToolUse(offered, ToolChoice(ToolMode.REQUIRED, choice.name, parallel=False))
+    return ToolUse(offered, ToolChoice(ToolMode(choice or "auto"), parallel=parallel))
+
+
 class ToolFields(BaseModel):
     """The fields of a request about tools. Without tools they have no effect."""
 
     model_config = _STRICT
 
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ChoiceMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    # deprecated names of the above: accepted only empty
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
 
     def tool_use(self) -> ToolUse:
         if self.model_fields_set.isdisjoint(_TOOL_FIELDS):
             return NO_TOOLS
-        tools = tuple(tool.plain() for tool in self.tools or ())
-        parallel = self.parallel_tool_calls is not False
-        match self.tool_choice:
-            case NamedTool(function=function):
-                return ToolUse(tools, ToolChoice(ToolMode.REQUIRED, function.name, parallel=False))
-            case None:
-                return ToolUse(tools, ToolChoice(parallel=parallel))
-            case mode:
-                return ToolUse(tools, ToolChoice(ToolMode(mode), parallel=parallel))
+        choice = self.tool_choice.function if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        return tool_use([tool.function for tool in self.tools or ()], choice, self.parallel_tool_calls)
 
 
 _TOOL_FIELDS = frozenset(ToolFields.model_fields)
@@ -125,9 +133,9 @@ def finish_reason(reason: FinishReason, calls: tuple[ToolCall, ...], other: str)
 class ToolDeltas:
     """The deltas of one streamed choice: its text without the calls, and the calls in pieces."""
 
-    def __init__(self, form: ToolFormat, request_id: str) -> None:
-        """request_id: of this choice; the ids of the calls are derived from it."""
-        self._parser, self._request_id = ToolCallParser(form), request_id
+    def __init__(self, form: ToolFormat, request_id: str, offered: Set[str]) -> None:
+        """request_id: of this choice; the ids of the calls are derived from it. offered: the names of tools."""
+        self._parser, self._request_id = ToolCallParser(form, offered), request_id
 
     def push(self, text: str) -> list[Json]:
         return self._deltas(self._parser.push(text))

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from router_service.domain.burst_counts import BurstCounts
-from services.counters import LabelledCounter
-from services.domain.burst_control import ArrivalRate, BurstChange, BurstController
-from services.domain.bursts import BurstStep, tie_accepted, tie_draw
-from services.domain.instances import Load, Role
-from services.domain.mesh_view import MeshView
-from services.domain.plans import Plan
+from penstock.services.acceptance.burst_control import ArrivalRate, BurstController, StepChange
+from penstock.services.acceptance.bursts import tie_accepted, tie_draw
+from penstock.services.counters import LabelledCounter
+from penstock.services.domain.instances import Load, Role
+from penstock.services.domain.mesh_view import MeshView
+from penstock.types.mesh_status import BurstChange, BurstCounts
+from penstock.types.plans import Plan
+from penstock.types.rules import BurstStep
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class BurstSteps:
         self._controller: BurstController | None = None
         self._observed_s = float("-inf")
         self._changes = 0
-        self.last_changes: deque[tuple[float, BurstChange]] = deque(maxlen=KEPT_CHANGES)
+        self.last_changes: deque[BurstChange] = deque(maxlen=KEPT_CHANGES)
         """(Unix time, change), the last one first."""
         reasons, steps = ("penstock.reason",), ("penstock.burst_step",)
         self._changed = LabelledCounter(meter, "penstock.router.burst_changes", reasons, unit="{change}")
@@ -120,11 +121,11 @@ class BurstSteps:
         """Requests that wait at the workers of a tier for a place in a batch."""
         return sum(len(w.load.queued_tokens) for w in self._view.workers(tier) if w.load is not None)
 
-    def _note(self, change: BurstChange | None) -> None:
+    def _note(self, change: StepChange | None) -> None:
         if change is None:
             return
         self._changes += 1
-        self.last_changes.appendleft((time.time(), change))
+        self.last_changes.appendleft(BurstChange(time.time(), change.before, change.after, change.reason))
         self._changed.add(1, change.reason.value)
         _log.info("burst ladder: from step %d to step %d (%s)", change.before, change.after, change.reason.value)
 

@@ -8,15 +8,14 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 
-from router_service.domain.failures import FAILURES_TO_EJECT, Ejection
-from router_service.routing.place_queue import PlaceQueue
-from router_service.routing.placement import Candidate, NotPlaced, Placed, SloNeed, free_places, place
-from router_service.routing.prefix_affinity import PrefixAffinity
-from services.domain.dispatch import Sent
-from services.domain.instances import InstanceRecord, Role
-from services.domain.mesh_view import MeshView
+from penstock.router_service.domain.failures import FAILURES_TO_EJECT, Ejection
+from penstock.router_service.routing.place_queue import PlaceQueue
+from penstock.router_service.routing.placement import NotPlaced, Placed, PlacementCandidate, SloNeed, free_places, place
+from penstock.router_service.routing.prefix_affinity import PrefixAffinity
+from penstock.services.domain.dispatch import Sent
+from penstock.services.domain.instances import InstanceRecord, Role
+from penstock.services.domain.mesh_view import MeshView
 
 SAMPLE_OF_STAGE = 32
 """Instances of a stage that are compared for one request. The best of so many is nearly the best of all, costs the same
@@ -39,9 +38,7 @@ class SentRequest(AbstractContextManager["SentRequest"]):
         self._begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def move(self, instance_id: str) -> None:
@@ -108,9 +105,9 @@ class InstancePool:
         self._failed_requests: defaultdict[str, set[str]] = defaultdict(set)
         # By instance: when the requests that it has were sent, in order, and the tokens of their prompts.
         self._sent: dict[str, list[tuple[float, int]]] = {}
-        self._known: dict[str, Candidate] = {}  # by instance
+        self._known: dict[str, PlacementCandidate] = {}  # by instance
         self._known_version = -1
-        self._candidates: dict[tuple[str, bool], list[Candidate]] = {}  # by tier, with a lease or without
+        self._candidates: dict[tuple[str, bool], list[PlacementCandidate]] = {}  # by tier, with a lease or without
         self._candidates_version = -1
         self._stages: dict[
             str, list[_StageMembers]
@@ -172,7 +169,7 @@ class InstancePool:
 
     def _place(
         self,
-        candidates: list[Candidate],
+        candidates: list[PlacementCandidate],
         request_id: str,
         tokens: int,
         avoid: str,
@@ -205,7 +202,7 @@ class InstancePool:
         ]
         return None if rooms == [None, None] else sum(room or 0 for room in rooms)
 
-    def _workers(self, tier: str, *, expired: bool = False) -> list[Candidate]:
+    def _workers(self, tier: str, *, expired: bool = False) -> list[PlacementCandidate]:
         """The candidates of a tier, computed again only for new records."""
         if self._candidates_version != self.view.version:
             self._candidates_version = self.view.version
@@ -216,7 +213,7 @@ class InstancePool:
             candidates = self._candidates[tier, expired] = [self._candidate(record) for record in records]
         return candidates
 
-    def _sample(self, tier: str, request_id: str, tokens: int, prefix_holder: str) -> list[Candidate]:
+    def _sample(self, tier: str, request_id: str, tokens: int, prefix_holder: str) -> list[PlacementCandidate]:
         """Some instances of the stages that may take a request, and the prefix holder; none for a tier without many."""
         if self._stages_version != self.view.members_version:
             self._stages_version = self.view.members_version
@@ -237,13 +234,13 @@ class InstancePool:
         records = (self.view.find(instance_id) for instance_id in sorted(chosen))
         return [self._candidate(record) for record in records if record is not None]
 
-    def _candidate(self, record: InstanceRecord) -> Candidate:
+    def _candidate(self, record: InstanceRecord) -> PlacementCandidate:
         known = self._known.get(record.instance_id)
         if known is None or known.record is not record:
             if known is None and self._known_version != self.view.members_version:  # new: remove those that have left
                 self._known_version = self.view.members_version
                 self._known = {i: c for i, c in self._known.items() if self.view.find(i) is not None}
-            known = self._known[record.instance_id] = Candidate.of(record)
+            known = self._known[record.instance_id] = PlacementCandidate.of(record)
         return known
 
     def _in_flight(self, instance_ids: Iterable[str]) -> dict[str, Sent]:

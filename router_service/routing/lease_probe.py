@@ -8,11 +8,11 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from router_service.routing.instance_pool import InstancePool
-from services import health
-from services.channels import ChannelPool
-from services.domain.instances import InstanceRecord
-from services.ticks import tick
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.services import health
+from penstock.services.channels import ChannelPool
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.ticks import tick
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,18 @@ from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from services.domain.dispatch import NOTHING_SENT, Sent, saved_tokens, sent_tokens, stage_for, wait_s, work_tokens
-from services.domain.instances import InstanceRecord
-from services.domain.stages.places import by_preference
-from services.domain.values import value_type
+from penstock.services.domain.dispatch import (
+    NOTHING_SENT,
+    Sent,
+    saved_tokens,
+    sent_tokens,
+    stage_for,
+    wait_s,
+    work_tokens,
+)
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.stages.places import by_preference
+from penstock.types.values import value_type
 
 
 @value_type(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class NotPlaced:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlacementCandidate:
     """An instance as placement sees it, computed once per record for all requests.
 
     places: number of concurrent requests. requests: those it had when it published the record. work: theirs, as
@@ -60,7 +68,7 @@ class Candidate:
     checksum: int
 
     @classmethod
-    def of(cls, record: InstanceRecord) -> "Candidate":
+    def of(cls, record: InstanceRecord) -> "PlacementCandidate":
         load, card = record.load, record.model
         requests, prompt_tokens = (load.requests, load.prompt_tokens) if load is not None else (0, 0)
         return cls(
@@ -76,7 +84,7 @@ class Candidate:
 
 
 def place(
-    candidates: Seq[Candidate],
+    candidates: Seq[PlacementCandidate],
     *,
     request_id: str,
     tokens: int,
@@ -140,7 +148,7 @@ def place(
     return Placed(best.record, "prefix_known" if best.instance_id == prefix_holder else "least_work", untried)
 
 
-def _can_keep(candidate: Candidate, slo: SloNeed, now_s: float, sent: int) -> bool:
+def _can_keep(candidate: PlacementCandidate, slo: SloNeed, now_s: float, sent: int) -> bool:
     """Whether an instance can probably keep an SLO, by the headroom in its record. sent: requests that it cannot include."""
     headroom = candidate.record.load.slo if candidate.record.load is not None else None
     if headroom is None or headroom.prompt_tokens_per_s <= 0 or headroom.free_kv_tokens <= slo.prompt_tokens:
@@ -150,7 +158,7 @@ def _can_keep(candidate: Candidate, slo: SloNeed, now_s: float, sent: int) -> bo
 
 
 def free_places(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[PlacementCandidate],
     *,
     in_flight: Mapping[str, Sent],
     full: AbstractSet[str],
@@ -167,7 +175,9 @@ def free_places(
     )
 
 
-def _best_stage(candidates: Seq[Candidate], tokens: int, in_flight: Mapping[str, Sent]) -> Seq[Candidate]:
+def _best_stage(
+    candidates: Seq[PlacementCandidate], tokens: int, in_flight: Mapping[str, Sent]
+) -> Seq[PlacementCandidate]:
     """The candidates of the length stage that takes a request with this many tokens."""
     if all(c.record.place is None for c in candidates):
         return candidates

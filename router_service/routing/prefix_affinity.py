@@ -3,7 +3,7 @@
 from array import array
 from collections import OrderedDict
 
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt
+from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt
 
 MAX_PREFIXES = 20_000  # remembered; the least recently used is forgotten first
 BLOCK = 256  # characters, or token ids, of a prompt that is not a chat

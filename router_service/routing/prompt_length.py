@@ -3,7 +3,7 @@
 Workers tokenize (docs/adr/0001), so the router learns each tier's tokens per character from what they admit.
 """
 
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 FIRST_TOKENS_PER_CHARACTER = 0.25  # until a tier has admitted its first prompt; usual for English text
 SMOOTHING = 0.1

@@ -1,8 +1,9 @@
 """Whether a router should get new requests. No I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.domain.mesh_view import MeshView
+from penstock.services.domain.mesh_view import MeshView
+from penstock.types.mesh_status import Loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +17,18 @@ class TierState:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The state that decides. plan_revision: 0 before there is a plan. tiers: by name, in the order of the plan."""
+    """The state that decides. plan_revision: 0 before there is a plan. tiers: by name, in the order of the plan.
+
+    unreadable: of instances whose entries cannot be used, why one cannot; empty where all can. loading: by tier, how far the
+    model of its next worker is loaded.
+    """
 
     draining: bool
     plan_revision: int
     state_connected: bool
     tiers: dict[str, TierState]
+    unreadable: str = ""
+    loading: dict[str, str] = field(default_factory=dict)
 
     @property
     def problem(self) -> str:
@@ -34,7 +41,8 @@ class Readiness:
         if not self.plan_revision:
             return "no plan yet"
         if not any(tier.live + tier.without_lease for tier in self.tiers.values()):
-            return "no tier has an instance"
+            loading = (f"{tier} is loading: {how_far}" for tier, how_far in self.loading.items())
+            return "; ".join(filter(None, ("no tier has an instance", *loading, self.unreadable)))
         return ""
 
 
@@ -45,4 +53,7 @@ def readiness(view: MeshView, *, draining: bool) -> Readiness:
         tier.name: TierState(len(view.workers(tier.name)), len(view.expired_workers(tier.name)), tier.instances)
         for tier in (plan.tiers if plan is not None else ())
     }
-    return Readiness(draining, plan.revision if plan is not None else 0, view.connected, tiers)
+    revision = plan.revision if plan is not None else 0
+    far = sorted(view.loading(), key=lambda record: record.loading.share if record.loading is not None else 0.0)
+    loading = {record.tier: str(record.loading or Loading()) for record in far}
+    return Readiness(draining, revision, view.connected, tiers, view.unreadable_reason, loading)

@@ -4,20 +4,18 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 
 from grpc import aio
 
+from penstock.mapper import from_message
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.domain.burst_counts import BurstCounts
-from router_service.domain.slo_counts import SloCounts
-from router_service.migration.movable_reply import MAX_MOVE_S, Moved, NotMoved
-from router_service.siblings.counters import ProcessCounters
-from services import proto_codec as common
-from services.background import end
-from services.channels import ChannelPool
-from services.process_slot import ProcessSlot
+from penstock.router_service.migration.movable_reply import MAX_MOVE_S
+from penstock.services.background import end
+from penstock.services.channels import ChannelPool
+from penstock.services.process_slot import ProcessSlot
+from penstock.types.mesh_status import ProcessCounters, ReplyMoved
+from penstock.types.workers import NotMoved
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +33,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
         self._reading: asyncio.Task[dict[int, ProcessCounters | None]] | None = None
         self._read_at_s = float("-inf")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._reading is not None:
             await end(self._reading)
         await self._channels.keep(set())
@@ -53,7 +49,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
         """Whether any of them accepts new connections."""
         return any(part is not None and part.listening for part in (await self.counters()).values())
 
-    async def move(self, request_id: str, instance_id: str) -> Moved | NotMoved | None:
+    async def move(self, request_id: str, instance_id: str) -> ReplyMoved | NotMoved | None:
         """Move a reply that one of them streams to an instance; None if none of them streams it."""
         moves = [asyncio.create_task(self._move(index, request_id, instance_id)) for index in self.slot.others()]
         try:
@@ -75,9 +71,9 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
         except aio.AioRpcError as error:
             _log.debug("process %d does not respond: %s", index, error.details())
             return None
-        return counters_from_proto(response)
+        return from_message(response.counters, ProcessCounters)
 
-    async def _move(self, index: int, request_id: str, instance_id: str) -> Moved | NotMoved | None:
+    async def _move(self, index: int, request_id: str, instance_id: str) -> ReplyMoved | NotMoved | None:
         request = pb.MoveOwnReplyRequest(request_id=request_id, instance_id=instance_id)
         try:
             response = await self._stub(index).MoveOwnReply(request, timeout=MAX_MOVE_S)
@@ -86,8 +82,7 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
             return None
         match response.WhichOneof("outcome"):
             case "moved":
-                moved = response.moved
-                return Moved(moved.offset, common.seconds(moved.stall), moved.sent_bytes)
+                return from_message(response.moved, ReplyMoved)
             case "refusal":
                 return NotMoved(response.refusal)
             case _:
@@ -95,43 +90,3 @@ class Siblings(AbstractAsyncContextManager["Siblings"]):
 
     def _stub(self, index: int) -> "router_pb2_grpc.RouterProcessServiceAsyncStub":
         return router_pb2_grpc.RouterProcessServiceStub(self._channels.get(self.slot.socket(index)))
-
-
-def counters_from_proto(response: pb.GetCountersResponse) -> ProcessCounters:
-    """Convert the counters of another process."""
-    return ProcessCounters(
-        active=response.active_count,
-        waiting=response.waiting_count,
-        finished=response.finished_count,
-        failed=response.failed_count,
-        rejected=response.rejected_count,
-        failovers=response.failover_count,
-        migrations=response.migration_count,
-        advice_unmet=response.advice_unmet_count,
-        requests_per_s=response.requests_per_second,
-        ttft_s=tuple(response.recent_time_to_first_token_seconds),
-        answered={tier.tier: tier.answered_count for tier in response.tiers},
-        escalated={tier.tier: tier.escalated_count for tier in response.tiers},
-        accepted_draft_tokens={tier.tier: tier.accepted_draft_token_count for tier in response.tiers},
-        rejected_draft_tokens={tier.tier: tier.rejected_draft_token_count for tier in response.tiers},
-        slo=slo_counters_from_proto(response.slo),
-        listening=response.listening,
-        burst=burst_counters_from_proto(response.burst) if response.HasField("burst") else None,
-    )
-
-
-def burst_counters_from_proto(counters: pb.BurstCounters) -> BurstCounts:
-    return BurstCounts(
-        counters.step,
-        counters.budget_left_share,
-        counters.out_of_budget,
-        counters.change_count,
-        counters.window_count,
-        counters.window_quality_sum,
-    )
-
-
-def slo_counters_from_proto(counters: pb.SloCounters) -> SloCounts:
-    return SloCounts(
-        counters.attained_count, counters.broken_count, counters.best_effort_count, counters.declined_count
-    )

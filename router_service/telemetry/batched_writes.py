@@ -1,14 +1,13 @@
-"""Writes what requests leave behind to Redis in batches, and holds it while Redis is unavailable."""
+"""Writes what requests leave to Redis in batches, and holds it while Redis is unavailable."""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Generic, NoReturn, Self, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
-from services.background import end, supervise
-from services.state import StateUnavailable
+from penstock.services.background import BackgroundWork, Works
+from penstock.services.state import StateUnavailable
 
 _log = logging.getLogger(__name__)
 
@@ -17,7 +16,7 @@ WRITE_S = 1.0  # between two writes
 Entry = TypeVar("Entry")
 
 
-class BatchedWrites(Generic[Entry]):
+class BatchedWrites(BackgroundWork, Generic[Entry]):
     """Entries on their way to Redis. No entry is logged.
 
     name: of the task. what: of the entries, for the log. batch: entries per write. held: entries that are held while Redis is
@@ -30,17 +29,12 @@ class BatchedWrites(Generic[Entry]):
         self._name, self._what, self._write_batch, self._size = name, what, write, batch
         self._held: deque[Entry] = deque(maxlen=held)
         self._batch: tuple[Entry, ...] = ()  # being written
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Self:
-        self._task = supervise(self._name, self._write)
-        return self
+    def work(self) -> Works:
+        return {self._name: self._write}
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        await end(self._task)
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
         await self._write_once()
 
     def add(self, entry: Entry) -> None:

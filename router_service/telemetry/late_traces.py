@@ -13,8 +13,15 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_trace_id, set_span_in_context
 from opentelemetry.util.types import Attributes
 
-from services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, NotServed, Overloaded, PenstockError
-from services.errors import message_of
+from penstock.services.domain.errors import (
+    AlreadyRunning,
+    InvalidRequest,
+    NotFound,
+    NotServed,
+    Overloaded,
+    PenstockError,
+)
+from penstock.services.errors import message_of
 
 REASON = "penstock.trace.reason"
 _REFUSED = (InvalidRequest, NotFound, AlreadyRunning, Overloaded, NotServed)

@@ -2,10 +2,11 @@
 
 import random
 
-from router_service.domain.events import Finished, RouterRequest, is_cascade_workload
-from router_service.telemetry.batched_writes import BatchedWrites
-from services.domain.prompt_samples import PromptSample
-from services.state import PromptSampleStore
+from penstock.router_service.domain.events import RouterRequest, is_cascade_workload
+from penstock.router_service.telemetry.batched_writes import BatchedWrites
+from penstock.services.domain.prompt_samples import PromptSample
+from penstock.services.state import PromptSampleStore
+from penstock.types.events import Finished
 
 BATCH = 50  # prompts per write, under 1 MB
 HELD_PROMPTS = 200  # while Redis is unavailable; older ones are dropped

@@ -1,10 +1,11 @@
 """Keeps arrivals and token counts of finished requests in Redis, for `penstock export-trace`. No prompt text is kept."""
 
-from router_service.domain.events import Finished, RouterRequest, is_cascade_workload
-from router_service.telemetry.batched_writes import BatchedWrites
-from services.clock import Clock
-from services.domain.workload import ServedRequest
-from services.state import ServedRequestStore
+from penstock.router_service.domain.events import RouterRequest, is_cascade_workload
+from penstock.router_service.telemetry.batched_writes import BatchedWrites
+from penstock.services.clock import Clock
+from penstock.services.state import ServedRequestStore
+from penstock.types.events import Finished
+from penstock.types.mesh_status import ServedRequest
 
 BATCH = 1000  # requests per write
 HELD_REQUESTS = 10_000  # while Redis is unavailable; older ones are dropped

@@ -1,22 +1,16 @@
 """Samples finished requests, window after window, for a planner that watches for drift. No prompt text is kept."""
 
-import asyncio
-import logging
 import random
 from collections import deque
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from types import TracebackType
-from typing import NoReturn
 
-from router_service.domain.events import EscalationReason, Finished, RouterRequest, is_cascade_workload
-from services.background import end, supervise
-from services.clock import Clock
-from services.domain.plans import CASCADE_MODEL
-from services.domain.workload import PARTS, RequestRecord, TierVisit, Window
-from services.state import StateUnavailable, WorkloadStore
-
-_log = logging.getLogger(__name__)
+from penstock.router_service.domain.events import RouterRequest, is_cascade_workload
+from penstock.router_service.telemetry.batched_writes import BatchedWrites
+from penstock.services.clock import Clock
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.services.domain.workload import PARTS, RequestRecord, TierVisit, Window
+from penstock.services.state import WorkloadStore
+from penstock.types.events import EscalationReason, Finished
 
 _REJECTED_EARLY = EscalationReason.REJECTED_EARLY.value
 HELD_WINDOWS = 12  # while Redis is unavailable
@@ -34,10 +28,6 @@ class WindowSampler:
         self._closed: deque[Window] = deque(maxlen=HELD_WINDOWS)
         self._whole = False  # it has seen only a part of the window in which it was started
         self._begin(clock.wall())
-
-    @property
-    def ends_in_s(self) -> float:
-        return max(0.0, self._start_s + self._window_s - self._clock.wall())
 
     def arrived(self, request: RouterRequest) -> float:
         """Count a request; return its arrival time, for `finished`."""
@@ -65,10 +55,12 @@ class WindowSampler:
                 *self._records[place + 1 :],
             ]
 
-    def closed(self) -> deque[Window]:
-        """Windows that have ended, oldest first; the caller removes those that it has written."""
+    def closed(self) -> list[Window]:
+        """The windows that have ended since the last call, oldest first."""
         self._roll(self._clock.wall())
-        return self._closed
+        closed = list(self._closed)
+        self._closed.clear()
+        return closed
 
     def _roll(self, now: float) -> None:
         if now < self._start_s + self._window_s:
@@ -87,30 +79,15 @@ class WindowSampler:
         self._arrivals, self._records, self._seen = [0] * PARTS, list[RequestRecord](), 0
 
 
-class WorkloadReporter(AbstractAsyncContextManager["WorkloadReporter"]):
+class WorkloadReporter(BatchedWrites[Window]):
     """Writes windows to Redis when they end."""
 
     def __init__(self, sampler: WindowSampler, store: WorkloadStore) -> None:
-        self._sampler, self._store = sampler, store
-        self._task: asyncio.Task[None] | None = None
+        what = "windows of sampled requests"
+        super().__init__("workload-reporter", what, lambda batch: store.append(*batch), batch=1, held=HELD_WINDOWS)
+        self._sampler = sampler
 
-    async def __aenter__(self) -> "WorkloadReporter":
-        self._task = supervise("workload-reporter", self._report)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        await end(self._task)
-
-    async def _report(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(self._sampler.ends_in_s + 0.001)
-            windows = self._sampler.closed()
-            try:
-                while windows:
-                    await self._store.append(windows[0])
-                    windows.popleft()
-            except StateUnavailable as error:
-                _log.warning("a window of sampled requests cannot be written yet: %s", error)
+    async def _write_once(self) -> None:
+        for window in self._sampler.closed():
+            self.add(window)
+        await super()._write_once()

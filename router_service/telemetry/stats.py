@@ -5,13 +5,14 @@ from collections import Counter, deque
 
 from opentelemetry.metrics import Meter
 
-from router_service.domain.events import Escalated, Finished, InstanceChanged, Judged, RouterEvent
-from router_service.domain.slo_counts import SloCounts
-from services.counters import LabelledCounter
-from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL
-from services.domain.requests import FinishReason
-from services.domain.slo.promises import SloClass
+from penstock.router_service.domain.events import RouterEvent
+from penstock.services.counters import LabelledCounter
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.types.events import Escalated, Finished, InstanceChanged, Judged
+from penstock.types.mesh_status import SloCounts
+from penstock.types.replies import FinishReason
+from penstock.types.slo import SloClass
 
 RECENT = 1000  # number of requests in percentiles
 RATE_WINDOW_S = 10.0
@@ -99,19 +100,19 @@ class RouterStats:
             return
         slo_class, attained = finished.slo.slo_class, finished.slo.attained
         if slo_class is None:
-            self.slo.declined += 1
+            self.slo += SloCounts(declined=1)
         elif slo_class is SloClass.BEST_EFFORT:
-            self.slo.best_effort += 1
+            self.slo += SloCounts(best_effort=1)
         elif attained:
-            self.slo.attained += 1
+            self.slo += SloCounts(attained=1)
         else:
-            self.slo.broken += 1
+            self.slo += SloCounts(broken=1)
         label = "declined" if slo_class is None else slo_class.value
         self._slo_requests.add(1, finished.tier, label, str(attained).lower())
 
     def promise_broken(self, tier: str) -> None:
         """A request failed after a worker had promised to keep its SLO."""
-        self.slo.broken += 1
+        self.slo += SloCounts(broken=1)
         self._slo_requests.add(1, tier, SloClass.STANDARD.value, "false")
 
     def failure(self, model: str, reason: str) -> None:

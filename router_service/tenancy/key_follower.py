@@ -1,23 +1,20 @@
 """Follows the key file: new and revoked keys count within a second, without a restart."""
 
-import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 
-from services.access.api_keys import KeyFile, KeyFileError, KeyRing
-from services.background import end, supervise
-from services.field_problems import SettingsError
-from services.ticks import tick
+from penstock.services.access.api_keys import KeyFile, KeyFileError, KeyRing
+from penstock.services.background import BackgroundWork, Works
+from penstock.services.field_problems import SettingsError
+from penstock.services.ticks import tick
 
 _log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 
 
-class KeyFollower(AbstractAsyncContextManager["KeyFollower"]):
+class KeyFollower(BackgroundWork):
     """Reads the file again whenever it changes, as long as the context lasts. An unreadable file changes nothing.
 
     Raises:
@@ -32,17 +29,9 @@ class KeyFollower(AbstractAsyncContextManager["KeyFollower"]):
             """The keys that are known now."""
         except KeyFileError as error:
             raise SettingsError(f"access.keys: {error}; `penstock keys create` writes it") from None
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "KeyFollower":
-        self._task = supervise("key-file", self._follow)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            await end(self._task)
+    def work(self) -> Works:
+        return {"key-file": self._follow}
 
     async def _follow(self) -> NoReturn:
         while True:

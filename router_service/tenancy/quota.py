@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from services.access.tenants import WINDOW_S, UsageWindow
-from services.domain.errors import RateLimited
-from services.state.connection import StateUnavailable
-from services.state.limits import SharedLimits
+from penstock.services.access.tenants import WINDOW_S, UsageWindow
+from penstock.services.domain.errors import RateLimited
+from penstock.services.state.connection import StateUnavailable
+from penstock.services.state.limits import SharedLimits
 
 _log = logging.getLogger(__name__)
 

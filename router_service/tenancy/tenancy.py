@@ -2,26 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import NoReturn
 
 from opentelemetry.metrics import Meter
 
-from router_service.domain.events import Finished, RouterRequest
-from router_service.tenancy.key_follower import KeyFollower
-from router_service.tenancy.quota import Quota
-from services.access.api_keys import bearer
-from services.access.tenants import Caller, Tenant, rate_limit_headers, reserved_tokens
-from services.background import end, supervise
-from services.counters import LabelledCounter
-from services.domain.errors import PenstockError, PermissionDenied, RateLimited, Unauthenticated
-from services.state.connection import StateUnavailable
-from services.state.limits import HOLD_S, SharedLimits
-from services.state.usage import UsageOf, UsageStore
+from penstock.router_service.domain.events import RouterRequest
+from penstock.router_service.tenancy.key_follower import KeyFollower
+from penstock.router_service.tenancy.quota import Quota
+from penstock.services.access.api_keys import bearer
+from penstock.services.access.tenants import Caller, rate_limit_headers, reserved_tokens
+from penstock.services.background import BackgroundWork, Works
+from penstock.services.counters import LabelledCounter
+from penstock.services.domain.errors import PenstockError, PermissionDenied, RateLimited, Unauthenticated
+from penstock.services.mesh_schema import MeshTenant
+from penstock.services.state.connection import StateUnavailable
+from penstock.services.state.limits import HOLD_S, SharedLimits
+from penstock.services.state.usage import UsageOf, UsageStore
+from penstock.types.events import Finished
 
 SYNC_S = 1.0
 """Interval at which a process tells Redis what it has used, and what it holds."""
@@ -70,27 +71,10 @@ class _Use:
     known: bool = False
 
 
-class _Unlimited(AbstractAsyncContextManager[Admission]):
-    """Admits requests of callers that need no key."""
-
-    __slots__ = ("_admission",)
-
-    def __init__(self, requests: Iterable[RouterRequest]) -> None:
-        self._admission = Admission(tuple(requests))
-
-    async def __aenter__(self) -> Admission:
-        return self._admission
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
 class _TenantState:
     """The limits of one tenant, and its requests at this process."""
 
-    def __init__(self, tenant: Tenant, shared: SharedLimits, now_s: Callable[[], float]) -> None:
+    def __init__(self, tenant: MeshTenant, shared: SharedLimits, now_s: Callable[[], float]) -> None:
         self.tenant, self._shared = tenant, shared
         limits = (("requests", tenant.requests_per_minute), ("tokens", tenant.tokens_per_minute))
         self.quotas = {kind: Quota(shared, tenant.name, kind, limit, now_s) for kind, limit in limits if limit}
@@ -118,6 +102,23 @@ class _TenantState:
             self.active -= count
             raise RateLimited(f"tenant '{self.tenant.name}' has {limit} requests running already", 1.0)
 
+    async def take(self, requests: int, tokens: int) -> int:
+        """Take requests and tokens from their limits; return the tokens taken."""
+        by_requests, by_tokens = self.quotas.get("requests"), self.quotas.get("tokens")
+        if by_requests is not None:
+            requests = by_requests.fits(requests)
+            await by_requests.take(requests)
+        if by_tokens is None:
+            return 0
+        taken = by_tokens.fits(tokens)
+        try:
+            await by_tokens.take(taken)
+        except RateLimited:
+            if by_requests is not None:
+                by_requests.settle(-requests)
+            raise
+        return taken
+
     async def sync(self, *, renew: bool) -> None:
         """Tell Redis what has changed. renew: also how many requests are running, before Redis forgets it."""
         for quota in self.quotas.values():
@@ -128,7 +129,7 @@ class _TenantState:
                 self._told = count
 
 
-class Tenancy(AbstractAsyncContextManager["Tenancy"]):
+class Tenancy(BackgroundWork):
     """Recognises callers by their keys, enforces the limits of tenants, and counts what they use.
 
     Without keys, every caller is served, and nothing is counted.
@@ -136,7 +137,7 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
 
     def __init__(
         self,
-        tenants: Sequence[Tenant],
+        tenants: Sequence[MeshTenant],
         keys: KeyFollower | None,
         shared: SharedLimits,
         store: UsageStore,
@@ -148,7 +149,6 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         self._states = {tenant.name: _TenantState(tenant, shared, loop_time) for tenant in tenants}
         self._pending: dict[UsageOf, dict[str, float]] = {}
         self._released = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         labels = ("penstock.tenant", "penstock.key_id", "penstock.tier")
         self._tokens = LabelledCounter(
             meter, "penstock.usage.tokens", (*labels, "penstock.kind"), unit="{token}", description="Tokens by tenant."
@@ -171,16 +171,12 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
     def needs_keys(self) -> bool:
         return self._keys is not None
 
-    async def __aenter__(self) -> "Tenancy":
-        if self._keys is not None:
-            self._task = supervise("tenant-limits", self._sync)
-        return self
+    def work(self) -> Works:
+        return {"tenant-limits": self._sync} if self._keys is not None else {}
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._task is not None:
-            await end(self._task)
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
+        if self._keys is not None:
             await self._sync_once(renew=False)
 
     def authenticate(self, headers: Mapping[str, str]) -> None:
@@ -212,7 +208,8 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         """
         current = caller.get()
         if current is None:
-            return _Unlimited(replace(request, may_be_sampled=self._keys is None) for request in requests)
+            sampled = self._keys is None
+            return nullcontext(Admission(tuple(replace(each, may_be_sampled=sampled) for each in requests)))
         return self._admitted(current, requests)
 
     @asynccontextmanager
@@ -231,7 +228,7 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
             for request in requests
         )
         reserved = sum(reserved_tokens(request.prompt, request.sampling) for request in allowed)
-        async with _WithinLimits(self, state, len(allowed), reserved) as use:
+        async with self._within_limits(state, len(allowed), reserved) as use:
             ended = 0
 
             def finished(event: Finished) -> None:
@@ -261,15 +258,16 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         if not current.tenant.allows_model(model):
             raise PermissionDenied(f"model: tenant '{current.tenant.name}' may not use it")
         state = self._states[current.tenant.name]
-        async with _WithinLimits(self, state, 1, tokens) as use:
+        async with self._within_limits(state, 1, tokens) as use:
 
             def counted(number: int) -> None:
                 use.tokens, use.known = number, True
 
             yield TextAdmission(_headers(state), counted)
 
-    async def take(self, state: _TenantState, requests: int, tokens: int) -> int:
-        """Begin requests of a tenant and reserve their tokens, until `end`; return the tokens taken.
+    @asynccontextmanager
+    async def _within_limits(self, state: _TenantState, requests: int, tokens: int) -> AsyncIterator[_Use]:
+        """Hold places for requests of a tenant and reserve their tokens; at the end, what was used counts.
 
         Raises:
             RateLimited: The tenant has used up a limit.
@@ -277,36 +275,23 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
         try:
             await state.begin(requests)
             try:
-                return await self._take(state, requests, tokens)
+                taken = await state.take(requests, tokens)
             except BaseException:
                 self._end(state, requests)
                 raise
         except RateLimited as error:
             self._limited.add(1, {"penstock.tenant": state.tenant.name})
             raise RateLimited(str(error).partition(";")[0], error.retry_after_s, _headers(state)) from None
-
-    def end(self, state: _TenantState, requests: int, change: int | None) -> None:
-        """The requests have ended. change: what they have used beyond what was taken; None: not known."""
-        if change is not None and (tokens := state.quotas.get("tokens")) is not None:
-            tokens.settle(change)
-        self._end(state, requests)
-
-    async def _take(self, state: _TenantState, requests: int, tokens: int) -> int:
-        """Take requests and tokens from their limits; return the tokens taken."""
-        by_requests, by_tokens = state.quotas.get("requests"), state.quotas.get("tokens")
-        if by_requests is not None:
-            requests = by_requests.fits(requests)
-            await by_requests.take(requests)
-        if by_tokens is None:
-            return 0
-        taken = by_tokens.fits(tokens)
+        use = _Use()
         try:
-            await by_tokens.take(taken)
-        except RateLimited:
-            if by_requests is not None:
-                by_requests.settle(-requests)
+            yield use
+        except PenstockError:
+            use.known = True  # what the mesh did not serve costs nothing
             raise
-        return taken
+        finally:
+            if use.known and (quota := state.quotas.get("tokens")) is not None:
+                quota.settle(use.tokens - taken)
+            self._end(state, requests)
 
     def _end(self, state: _TenantState, count: int) -> None:
         state.active -= count
@@ -365,36 +350,11 @@ class Tenancy(AbstractAsyncContextManager["Tenancy"]):
                     merged[measure] = merged.get(measure, 0.0) + amount
 
 
-class _WithinLimits(AbstractAsyncContextManager[_Use]):
-    """Holds places for requests and reserves their tokens; at the end, what was used counts.
-
-    Entering it raises:
-        RateLimited: The tenant has used up a limit.
-    """
-
-    __slots__ = ("_requests", "_state", "_taken", "_tenancy", "_tokens", "_use")
-
-    def __init__(self, tenancy: Tenancy, state: _TenantState, requests: int, tokens: int) -> None:
-        self._tenancy, self._state, self._requests, self._tokens = tenancy, state, requests, tokens
-
-    async def __aenter__(self) -> _Use:
-        self._taken = await self._tenancy.take(self._state, self._requests, self._tokens)
-        self._use = _Use()
-        return self._use
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        use = self._use
-        known = use.known or isinstance(error, PenstockError)  # what the mesh did not serve costs nothing
-        self._tenancy.end(self._state, self._requests, use.tokens - self._taken if known else None)
-
-
 def _within(request: RouterRequest, max_tokens: int | None) -> RouterRequest:
     """The request with the tenant's limit of tokens, if it sets none itself."""
-    if max_tokens is None or request.sampling.max_output_tokens is not None:
+    if max_tokens is None or request.sampling.max_tokens is not None:
         return request
-    return replace(request, sampling=replace(request.sampling, max_output_tokens=max_tokens))
+    return replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
 
 
 def _headers(state: _TenantState) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from services.domain.errors import NotFound, Unauthenticated
+from penstock.services.domain.errors import NotFound, Unauthenticated
 
 PREFIX = "psk"
 ID_BYTES, SECRET_BYTES = 6, 32

@@ -11,14 +11,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from services.access.certificates import SERVER_NAME
-from services.access.guard import IDENTITY_PREFIX
-from services.access.roles import CallerRole
+from penstock.services.access.certificates import SERVER_NAME
+from penstock.services.access.guard import IDENTITY_PREFIX
+from penstock.services.access.roles import CallerRole
 
 ROLES = tuple(role.value for role in CallerRole if role is not CallerRole.CLIENT)
 AUTHORITY_DAYS = 3650
 SKEW = datetime.timedelta(minutes=5)
-"""Certificates are valid from a little before they are issued, for machines whose clocks are behind."""
+"""Certificates are valid from a little before they are issued, for machines whose clocks are slow."""
 
 
 class AuthorityError(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from services.field_problems import SettingsError
+from penstock.services.field_problems import SettingsError
 
 _log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Set
 
-from services.access.roles import CallerRole, Listener, may_call
-from services.domain.errors import PermissionDenied
-from services.grpc_types import Context
+from penstock.services.access.roles import CallerRole, Listener, may_call
+from penstock.services.domain.errors import PermissionDenied
+from penstock.services.grpc_types import Context
 
 IDENTITY_PREFIX = "spiffe://penstock/"
 """Certificates name the role of their holder in a URI: this, then the role."""

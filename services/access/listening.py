@@ -2,10 +2,10 @@
 
 import logging
 
-from services.access.roles import listening_host
-from services.domain.instances import Role
-from services.mesh_schema import MeshFile
-from services.settings import ServiceSettings
+from penstock.services.access.roles import listening_host
+from penstock.services.domain.instances import Role
+from penstock.services.mesh_schema import MeshFile
+from penstock.services.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)
 

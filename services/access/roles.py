@@ -76,7 +76,6 @@ PERMISSIONS: Mapping[str, Set[CallerRole]] = {
         GetInfo=SERVICES | _ADMIN,
         GetLoad=SERVICES | _ADMIN,
         Drain=_ADMIN,
-        Verify=_ROUTER,
         Tokenize=_ROUTER,
         Detokenize=_ROUTER,
         PlaceBid=_ROUTER,

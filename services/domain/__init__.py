@@ -1,9 +1,8 @@
 """Domain types shared by all services. Pure: only the standard library, no I/O, no clock."""
 
-from services.domain.errors import (
+from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
-    FieldProblem,
     InvalidRequest,
     NotFound,
     NotServed,
@@ -15,28 +14,17 @@ from services.domain.errors import (
     Unavailable,
     invalid,
 )
-from services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.mesh_view import MeshView
-from services.domain.plans import CASCADE_MODEL, JudgeUnavailable, Plan, Prediction, Provenance, TierPlan
-from services.domain.requests import (
-    ChatMessage,
-    ChatPrompt,
-    FinishReason,
-    GenerationRequest,
-    PositionLogprobs,
-    Prompt,
-    SamplingParams,
-    Slo,
-    SloPhase,
-    TextPrompt,
-    TokenFrame,
-    TokenLogprob,
-    TokenPrompt,
-    TokenUsage,
-    prompt_problems,
-    request_id_problems,
-)
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.types.plans import JudgeUnavailable, Plan, Prediction, TierPlan
+from penstock.types.problems import FieldProblem
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt, prompt_problems
+from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob, Usage
+from penstock.types.requests import GenerationRequest, request_id_problems
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloPhase
 
 __all__ = [
     "CASCADE_MODEL",
@@ -62,7 +50,6 @@ __all__ = [
     "Prediction",
     "Prompt",
     "PromptTooLong",
-    "Provenance",
     "RequestFailed",
     "RevisionConflict",
     "Role",
@@ -76,8 +63,8 @@ __all__ = [
     "TokenFrame",
     "TokenLogprob",
     "TokenPrompt",
-    "TokenUsage",
     "Unavailable",
+    "Usage",
     "invalid",
     "prompt_problems",
     "request_id_problems",

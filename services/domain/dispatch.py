@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 REQUEST_TOKENS = 256
-"""Of work: a request, besides its prompt and its context (ADR 51)."""
+"""Of work: a request, in addition to its prompt and its context (ADR 51)."""
 CONTEXT_SHARE = 0.1
 """Of work: a token of a request's length so far, prompt and output (ADR 51)."""
 KNOWN_SHARE = 0.5

@@ -1,30 +1,16 @@
 """The exceptions of all services. No I/O; `services.errors` maps them to gRPC and HTTP."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping
+
+from penstock.types.problems import FieldProblem, shortened
 
 MAX_NAMED_PROBLEMS = 16
 """Largest number of problems in one error, which bounds its size."""
 MAX_FIELD_CHARS = 120
 MAX_PROBLEM_CHARS = 400
-MAX_ECHO_CHARS = 80
-"""Largest length of quoted client input in an error message."""
-
-
-def shortened(text: str, limit: int = MAX_ECHO_CHARS) -> str:
-    """`text` truncated to `limit` characters with an ellipsis, with non-printable characters escaped."""
-    head = text[:limit]
-    if not head.isprintable():
-        head = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in head)
-    return head if len(head) <= limit and len(text) <= limit else f"{head[: limit - 1]}\u2026"
-
-
-@dataclass(frozen=True, slots=True)
-class FieldProblem:
-    """The problem with one field, with its path as in the request (`sampling.temperature`, `messages[0].role`)."""
-
-    field: str
-    problem: str
+MAX_LISTED = 12
+"""Largest number of names that an error lists for the one that is unknown."""
 
 
 class PenstockError(Exception):
@@ -71,9 +57,11 @@ class UnsupportedByModel(InvalidRequest):
 class NotFound(PenstockError):
     reason = "NOT_FOUND"
 
-    def __init__(self, kind: str, name: str) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str] = ()) -> None:
+        """known: the names that there are, as far as the caller may know them."""
         self.kind, self.name = kind, name
-        super().__init__(f"no {kind} '{shortened(name)}'")
+        listed = ", ".join(itertools.islice(known, MAX_LISTED))
+        super().__init__(f"no {kind} '{shortened(name)}'" + (f": there are {listed}" if listed else ""))
 
 
 class AlreadyRunning(PenstockError):

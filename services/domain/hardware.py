@@ -2,7 +2,7 @@
 
 The roofline follows Williams et al. (2009): an operation takes as long as the slower of its arithmetic and its memory
 traffic. Communication is that of Megatron-style tensor parallelism (two all-reduces per layer) and of pipeline stages (one
-transfer per boundary). Data-parallel attention and expert parallelism are those of SGLang (docs/adr/0094).
+transfer per boundary). Data-parallel attention and expert parallelism are those of SGLang (docs/adr/0071).
 """
 
 import enum
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.domain.latency import StepLatencyModel
+from penstock.services.domain.latency import StepLatencyModel
 
 
 class Arithmetic(enum.Enum):

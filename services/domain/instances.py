@@ -3,8 +3,11 @@
 import enum
 from dataclasses import dataclass
 
-from services.domain.stages.places import StagePlace
-from services.domain.stages.qoe import InFlight
+from penstock.services.domain.stages.qoe import InFlight
+from penstock.types.mesh_status import Drafting, Loading, StagePlace
+
+LOADING = "loading-"
+"""Begins the id under which a worker is known while it loads its model; the rest is the id under which it serves."""
 
 
 class Role(enum.Enum):
@@ -23,6 +26,7 @@ class ModelCard:
     tokenizer_digest: equal for models that encode and decode alike. takes_drafts: the engine verifies the drafts of requests.
     reasoning_format: how it marks its reasoning (`services.reasoning`); empty if its chat template has no such marks.
     kv_bytes_per_token: that a move sends, over all layers; 0 if requests move without KV, or not at all.
+    gives_logprobs: replies come with the log-probabilities of their tokens.
     """
 
     tier: str
@@ -38,6 +42,7 @@ class ModelCard:
     takes_drafts: bool = False
     reasoning_format: str = ""
     kv_bytes_per_token: float = 0.0
+    gives_logprobs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +59,6 @@ class SloHeadroom:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """What drafts in an engine whose model can have drafts by other models.
-
-    chain: the models that draft now, small to large; empty while none does. window: how many tokens the first one drafts for
-    a reply in a step. accepted_share: of the last drafted tokens that the engine's model verified; None before the first.
-    """
-
-    chain: tuple[str, ...] = ()
-    window: int = 0
-    accepted_share: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """An instance's load: of a worker, but for the last field. Lengths are tokens per request, prompt and output so far.
 
@@ -77,6 +69,7 @@ class Load:
     the last steps with prompts; 0 if unknown.
     kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
     arrivals_per_s: requests of the cascade that arrive at a router; 0 where the plan has no burst ladder.
+    loading: of a worker that has not loaded its model yet; it has no model card and takes no requests.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -91,6 +84,7 @@ class Load:
     kv_bytes_per_s: float = 0.0
     drafting: Drafting | None = None
     arrivals_per_s: float = 0.0
+    loading: Loading | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -123,6 +117,7 @@ class InstanceRecord:
     place: the length stage that a worker serves; None without stages.
     admin_address: address of the administrative listener.
     group_id: the service of which this is one of several processes, all at one address; empty if it is the only one.
+    tier: of a worker that loads; that of others is in their model card.
     """
 
     instance_id: str
@@ -139,6 +134,11 @@ class InstanceRecord:
     place: StagePlace | None = None
     group_id: str = ""
     admin_address: str = ""
+    tier: str = ""
+
+    @property
+    def loading(self) -> Loading | None:
+        return self.load.loading if self.load is not None else None
 
     @property
     def version(self) -> tuple[float, int]:

@@ -3,7 +3,7 @@
 import bisect
 from dataclasses import dataclass, replace
 
-from services.domain.errors import invalid
+from penstock.services.domain.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)

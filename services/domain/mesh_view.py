@@ -11,8 +11,8 @@ are the last resort for new requests.
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from services.domain.instances import InstanceRecord, Role
-from services.domain.plans import Plan
+from penstock.services.domain.instances import LOADING, InstanceRecord, Role
+from penstock.types.plans import Plan
 
 PULL_INTERVAL_S = 0.1
 """Average interval at which a view is brought up to date, unless a setting says otherwise."""
@@ -42,9 +42,19 @@ class MeshView:
         self.members_version = 0
         """Grows with every change of what instances take requests of which tier and stage: not with their load."""
 
+        self.unreadable: dict[str, str] = {}
+        """Why the last entry of an instance could not be used, by instance."""
+
     @property
     def plan(self) -> Plan | None:
         return self._plan
+
+    @property
+    def unreadable_reason(self) -> str:
+        """Why the entry of one instance could not be used; empty where all could."""
+        for instance_id, why in sorted(self.unreadable.items()):
+            return f"of {len(self.unreadable)} ignored, {instance_id[:100]}: {why[:300]}"
+        return ""
 
     @property
     def connected(self) -> bool:
@@ -129,11 +139,7 @@ class MeshView:
         data.
         """
         current = self._plan
-        if (
-            current is not None
-            and plan.revision <= current.revision
-            and plan.provenance.created_at <= current.provenance.created_at
-        ):
+        if current is not None and plan.revision <= current.revision and plan.created_at <= current.created_at:
             return False
         self._plan = plan
         return True
@@ -148,7 +154,7 @@ class MeshView:
         ]
         for instance_id in ended:
             entry = self._entries[instance_id]
-            if entry.record.role in self._keep_expired:
+            if entry.record.role in self._keep_expired and not entry.record.tier:
                 entry.expired = True
                 self._expired += 1
                 self.version += 1
@@ -158,8 +164,13 @@ class MeshView:
         return ended
 
     def instances(self, role: Role | None = None) -> list[InstanceRecord]:
-        """Records of instances with a valid lease, sorted by instance id."""
+        """Records of instances with a valid lease, sorted by instance id; without workers that load."""
         return self._records(role, expired=False)
+
+    def loading(self, tier: str = "") -> list[InstanceRecord]:
+        """Workers that load their model and do not serve yet, of a tier or of all."""
+        records = [e.record for e in self._entries.values() if e.record.tier and tier in ("", e.record.tier)]
+        return [record for record in records if record.instance_id.removeprefix(LOADING) not in self._entries]
 
     def expired(self, role: Role | None = None) -> list[InstanceRecord]:
         """Last records of instances with an expired lease, sorted by instance id."""
@@ -195,7 +206,9 @@ class MeshView:
         if expired and not self._expired:
             return []
         return [
-            e.record for e in self._entries.values() if e.expired is expired and (role is None or e.record.role is role)
+            e.record
+            for e in self._entries.values()
+            if e.expired is expired and (role is None or e.record.role is role) and not e.record.tier
         ]
 
 

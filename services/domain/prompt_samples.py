@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
-from services.domain.requests import ChatPrompt, Prompt, SamplingParams
+from penstock.types.prompts import ChatPrompt, Prompt
+from penstock.types.sampling import SamplingParams
 
 MAX_SAMPLE_BYTES = 16_384
 """A longer chat is not kept: it would be another prompt if it were cut."""

@@ -2,7 +2,7 @@
 
 A logistic model over hashed features of the prompt's text: words, pairs of words, and sizes (words, commas, digits, the
 longest number), each alone and together with the words that the prompt begins with. It is trained by
-`planner_service.score_predictor`, and evaluated here with the standard library alone, because routers have no numpy.
+`planner_service.question.score_predictor`, and evaluated here with the standard library alone, because routers have no numpy.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt
+from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt
 
 FORMAT = "penstock-score-predictor-1"
 MAX_BUCKETS = 2**20
@@ -155,14 +155,6 @@ def expected_score(logit: float) -> float:
         return 100.0 / (1.0 + math.exp(-min(logit, 700.0)))
     e = math.exp(max(logit, -700.0))
     return 100.0 * e / (1.0 + e)
-
-
-def passes_over(predicted_score: float | None, skip_below: float | None) -> bool:
-    """Whether a tier is passed over, because the score predicted for its answer is too low. None: never.
-
-    The one rule for both: routers, and the planner where it simulates them.
-    """
-    return skip_below is not None and predicted_score is not None and predicted_score < skip_below
 
 
 def _numbers(row: Any, count: int, field: str) -> tuple[float, ...]:

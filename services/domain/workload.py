@@ -1,25 +1,8 @@
 """Statistics of served requests that routers report to the planner, without prompt text. No I/O."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
 
 PARTS = 10  # of a window; arrivals are counted per part to measure burstiness
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """What is kept of a finished request of the cascade: no text, no tenant.
-
-    arrival_s: Unix time. output_tokens: of the accepted answer. tier: the one that gave it. cached_tokens: of the prompt,
-    those that this tier found in its prefix cache.
-    """
-
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-    tier: str
-    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +30,6 @@ class RequestRecord:
     visits: tuple[TierVisit, ...]
     weight: float = 1.0
     predicted: tuple[tuple[str, float], ...] = ()
-
-    @classmethod
-    def from_object(cls, raw: Mapping[str, Any]) -> Self:
-        """Of what `dataclasses.asdict` made, after JSON. Entries of an earlier version have fewer keys."""
-        return cls(
-            raw["arrival_s"],
-            raw["input_tokens"],
-            tuple(TierVisit(**visit) for visit in raw["visits"]),
-            raw["weight"],
-            tuple((tier, score) for tier, score in raw.get("predicted", ())),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 from pydantic import BaseModel, Field
 
-from services.mesh_schema.common import FROZEN
+from penstock.services.domain.errors import InvalidRequest, PermissionDenied
+from penstock.services.mesh_schema.common import FROZEN
+from penstock.types.problems import FieldProblem
+from penstock.types.sampling import SamplingParams
 
 
 class MeshTenant(BaseModel):
@@ -39,6 +42,46 @@ class MeshTenant(BaseModel):
     slo_classes: tuple[str, ...] = ()
     """Classes of the mesh's `slo.classes` that its requests may name; they may then ask for no latencies of their own.
     Empty: all, and their own."""
+
+    def allows_model(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+    def cache_salt(self, salt: str) -> str:
+        """What the salt of a request is to workers, so that no tenant can give that of another one's cache."""
+        return f"{self.name if self.own_cache else ''}/{salt}" if self.own_cache or salt else ""
+
+    def check(
+        self, model: str, sampling: SamplingParams, choices: int, priority: int, *, slo_class: str | None
+    ) -> None:
+        """Check what a request asks for.
+
+        slo_class: the name of its SLO class; empty for latencies of its own, None for no SLO.
+
+        Raises:
+            PermissionDenied: The model is not for this tenant.
+            InvalidRequest: A field is above the tenant's limit; the error names every one.
+        """
+        if not self.allows_model(model):
+            raise PermissionDenied(f"model: tenant '{self.name}' may not use it")
+        max_tokens = sampling.max_tokens
+        problems = [
+            FieldProblem(name, f"at most {limit} for tenant '{self.name}', not {value}")
+            for name, value, limit in (
+                ("sampling.max_tokens", max_tokens, self.max_tokens),
+                ("n", choices, self.max_n),
+                ("priority", priority, self.max_priority),
+            )
+            if value is not None and limit is not None and value > limit
+        ]
+        if slo_class is not None and not self.slo:
+            problems.append(FieldProblem("slo", f"not for tenant '{self.name}'"))
+        elif slo_class is not None and self.slo_classes and slo_class not in self.slo_classes:
+            allowed = ", ".join(self.slo_classes)
+            problems.append(FieldProblem("slo.name", f"must be one of the classes of tenant '{self.name}': {allowed}"))
+        if sampling.ignore_eos and not self.ignore_eos:
+            problems.append(FieldProblem("sampling.ignore_eos", f"not for tenant '{self.name}'"))
+        if problems:
+            raise InvalidRequest(*problems)
 
 
 class MeshAccess(BaseModel):

@@ -6,18 +6,17 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from services.domain.early_checks import EarlyCheck
-from services.domain.long_answers import LongAnswers
-from services.domain.plans import JudgeUnavailable, Plan, Provenance, TierPlan
-from services.field_problems import SettingsError
-from services.mesh_schema.access import MeshAccess, MeshTls
-from services.mesh_schema.common import FROZEN
-from services.mesh_schema.judge import MeshJudge
-from services.mesh_schema.planner import MeshPlanner
-from services.mesh_schema.router import MeshRouter, share_of
-from services.mesh_schema.slo import MeshSlo
-from services.mesh_schema.stages import MeshStages
-from services.mesh_schema.tiers import MeshTier
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_schema.access import MeshAccess, MeshTls
+from penstock.services.mesh_schema.common import FROZEN
+from penstock.services.mesh_schema.judge import MeshJudge, default_scorers
+from penstock.services.mesh_schema.planner import MeshPlanner
+from penstock.services.mesh_schema.router import MeshRouter, share_of
+from penstock.services.mesh_schema.slo import MeshSlo
+from penstock.services.mesh_schema.stages import MeshStages
+from penstock.services.mesh_schema.tiers import MeshTier
+from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
+from penstock.types.rules import rules_of
 
 
 class MeshFile(BaseModel):
@@ -49,9 +48,20 @@ class MeshFile(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_judge_for_one_tier(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "judge" not in data and isinstance(tiers := data.get("tiers"), list | tuple):
-            return data | ({"judge": {"replicas": 0}} if len(tiers) == 1 else {})
+    def _judge_by_the_tiers(cls, data: Any) -> Any:
+        """The judge of a file that says nothing of it: none for one tier; for endpoints, one that needs no log-probabilities.
+
+        A calibration is of answers with log-probabilities, so with one they are needed.
+        """
+        if not isinstance(data, dict) or not isinstance(tiers := data.get("tiers"), list | tuple):
+            return data
+        if len(tiers) == 1 and "judge" not in data:
+            return data | {"judge": {"replicas": 0}}
+        judge, of_tiers = data.get("judge", {}), [tier for tier in tiers if isinstance(tier, dict)]
+        remote = any(tier.get("engine") == "openai" for tier in of_tiers[:-1])
+        if remote and isinstance(judge, dict) and not judge.keys() & {"scorers", "calibration"}:
+            scorers = default_scorers(grader=str(of_tiers[-1].get("name", "")))
+            return data | {"judge": judge | {"scorers": scorers}}
         return data
 
     @model_validator(mode="after")
@@ -85,11 +95,7 @@ class MeshFile(BaseModel):
                 t.served_name,
                 t.threshold,
                 t.workers,
-                skip_below=t.skip_below,
-                early_checks=tuple(EarlyCheck(c.after_tokens, c.reject_below) for c in t.early_checks),
-                long_answers=None
-                if t.long_answers is None
-                else LongAnswers(t.long_answers.from_tokens, t.long_answers.threshold),
+                **rules_of(t),
                 drafters=tuple(dict.fromkeys(served.get(name) or Path(name).name for name in self.drafters(t))),
             )
             for t in self.tiers
@@ -98,8 +104,9 @@ class MeshFile(BaseModel):
             revision=0,
             tiers=tiers,
             judge_unavailable=JudgeUnavailable(self.planner.judge_unavailable),
-            provenance=Provenance("mesh-file", input_digest=input_digest),
-            best_answer=self.planner.best_answer,
+            source="mesh-file",
+            input_digest=input_digest,
+            **rules_of(self.planner),
         )
 
     def drafters(self, tier: MeshTier) -> tuple[str, ...]:
@@ -108,7 +115,7 @@ class MeshFile(BaseModel):
         if names != "auto":
             return names
         before = itertools.takewhile(lambda other: other.name != tier.name, self.tiers)
-        return tuple(other.name for other in before if other.engine == "torch" and other.model != tier.model)
+        return tuple(other.name for other in before if other.engine == tier.engine and other.model != tier.model)
 
     def tier(self, name: str) -> MeshTier:
         for tier in self.tiers:

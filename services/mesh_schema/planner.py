@@ -4,34 +4,22 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from services.mesh_schema.common import FROZEN, MAX_PROCESSES
+from penstock.services.mesh_schema.common import FROZEN, MAX_PROCESSES
+from penstock.types.rules import PlanRules
 
 
 class MeshReplan(BaseModel):
-    """Detection of workload drift, and planning again. The files are those of `penstock plan`; relative paths are resolved
-    against the mesh file's folder."""
+    """Detection of workload drift, and planning again. A relative path is resolved against the mesh file's folder."""
 
     model_config = FROZEN
 
     enabled: bool = False
-    """Routers sample finished requests (lengths and scores, no text), and the planner compares them with its plan. Needs the
-    files below."""
-    cluster: str = ""
-    """Cluster file: the hardware that a plan may use."""
-    models: str = ""
-    """Models file; it has the same tiers as this file."""
-    trace: str = ""
-    """Trace file: the pattern of arrivals, scaled to the measured rate."""
-    quality: str = ""
-    """Judged prompts: they supply the values that sampled requests lack, such as scores of tiers they did not reach."""
-    min_quality: float | None = Field(default=None, ge=0, le=100)
-    """Plan for the lowest latency with at least this mean score; set either this or max_latency_s."""
-    max_latency_s: float | None = Field(default=None, gt=0)
-    """Plan for the highest quality with at most this p95 latency of the slowest tier."""
-    gpus: int | None = Field(default=None, ge=1)
-    """GPUs to use at most. None: all of the cluster."""
-    requests: int = Field(default=500, ge=20)
-    """Requests to plan for, or all of the trace if it has fewer. A p95 needs 20."""
+    """Routers sample finished requests (lengths and scores, no text), and the planner compares them with its plan. Needs a
+    question."""
+    question: str = ""
+    """Question file of `penstock plan`: hardware, models with the same tiers as this file, the pattern of arrivals, which is
+    scaled to the measured rate, judged prompts, which supply the values that sampled requests lack, and targets. Rules, such
+    as `skip`, stay as the plan in force has them."""
     window_s: float = Field(default=300.0, gt=0)
     """Length of the windows in which requests are sampled and compared."""
     sample: int = Field(default=50, ge=1)
@@ -48,7 +36,7 @@ class MeshReplan(BaseModel):
     """Windows after planning again in which nothing counts as drift."""
 
 
-class MeshPlanner(BaseModel):
+class MeshPlanner(BaseModel, PlanRules, frozen=True):
     """The planner."""
 
     model_config = FROZEN
@@ -57,9 +45,6 @@ class MeshPlanner(BaseModel):
     """Planner processes."""
     judge_unavailable: Literal["escalate", "accept"] = "escalate"
     """What routers do with answers that cannot be scored: escalate to the last tier, or accept them."""
-    best_answer: bool = False
-    """Routers deliver the answer with the highest score of those that a request has got, instead of always the last one. The
-    last tier's answer is held and judged, too, where there is an earlier one to compare it with."""
     max_instances: int = Field(default=64, ge=1)
     """Largest number of instances of a tier in a plan, unless this file itself has more."""
     replan: MeshReplan = MeshReplan()

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from services.mesh_schema.common import FROZEN, MAX_PORT, MAX_PROCESSES
+from penstock.services.mesh_schema.common import FROZEN, MAX_PORT, MAX_PROCESSES
 
 MAX_ROUTER_PROCESSES = 64  # cores of a large machine: each process keeps at most one busy
 
@@ -55,7 +55,8 @@ class MeshRouter(BaseModel):
     max_connections: int = Field(default=4096, ge=1)
     """Connections to one router, counted separately for gRPC and HTTP; further ones are closed at once."""
     judge_timeout_s: float = Field(default=10.0, gt=0)
-    """Timeout of scoring one answer, retries included."""
+    """Timeout of scoring one answer, retries included. In addition, a scorer that asks a tier (`llm`) has three times as long
+    as the tier needs to read prompt and answer, at the speed that its workers measure."""
     judge_concurrency: int = Field(default=64, ge=1)
     """Concurrent score requests of one router; further ones wait for at most half of judge_timeout_s."""
     judge_open_s: float = Field(default=1.0, gt=0)
@@ -79,7 +80,8 @@ class MeshRouter(BaseModel):
     """Web pages of these origins, such as https://chat.example, may call the OpenAI-compatible API from a browser. `*`: all.
     Empty: none."""
     tier_wait_s: float = Field(default=30.0, ge=0)
-    """How long a request waits for an instance of the last tier when there is none; other tiers are skipped instead."""
+    """How long a request waits for an instance of the last tier when there is none, and none loads its model; other tiers are
+    skipped instead."""
     ejection_s: float = Field(default=2.0, ge=0)
     """How long an instance that failed is ejected: tried only after all others."""
     max_attempts: int = Field(default=8, ge=1)

@@ -1,12 +1,15 @@
 """What a mesh file says of latency objectives."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from services.domain.errors import invalid, shortened
-from services.domain.requests import (
+from penstock.services.domain.errors import invalid
+from penstock.services.mesh_schema.common import FROZEN
+from penstock.types.problems import FieldProblem, shortened
+from penstock.types.slo import (
     MAX_SLO_MARKER_CHARS,
     MAX_SLO_NAME_CHARS,
     MAX_SLO_PHASES,
@@ -16,17 +19,18 @@ from services.domain.requests import (
     SloFallback,
     SloPhase,
 )
-from services.mesh_schema.common import FROZEN
+
+STRICT = FROZEN | ConfigDict(strict=True)  # requests may have the same objectives, in JSON
 
 
 class MeshSloPhase(BaseModel):
     """A phase of a reply with a pace of its own."""
 
-    model_config = FROZEN
+    model_config = STRICT
 
     time_per_output_token_s: float = Field(ge=MIN_SLO_S, le=MAX_SLO_S)
     """Seconds per output token."""
-    from_output_token: int = Field(default=0, ge=0)
+    from_output_token: int = Field(default=0, ge=0, le=2**31 - 1)
     """The output token with which the phase begins."""
     after_marker: str = Field(default="", max_length=MAX_SLO_MARKER_CHARS)
     """The phase begins after the first occurrence of this text instead, such as `</think>`."""
@@ -36,16 +40,24 @@ class MeshSloClass(BaseModel):
     """A class of latency objectives, which requests name in place of objectives of their own. Without any objective, its
     requests are served as best effort."""
 
-    model_config = FROZEN
+    model_config = STRICT
 
     time_to_first_token_s: float | None = Field(default=None, ge=MIN_SLO_S, le=MAX_SLO_S)
     """Seconds from the router's receiving a request to the first token of its answer."""
     time_per_output_token_s: float | None = Field(default=None, ge=MIN_SLO_S, le=MAX_SLO_S)
     """Seconds per output token, for the whole answer."""
-    phases: tuple[MeshSloPhase, ...] = Field(default=(), max_length=MAX_SLO_PHASES)
+    phases: tuple[MeshSloPhase, ...] = Field(default=(), max_length=MAX_SLO_PHASES, fail_fast=True, strict=False)
     """Phases with different paces, in order, in place of `time_per_output_token_s`."""
     fallback: Literal["best_effort", "decline"] | None = None
     """What follows where no worker can keep the objectives. None: the mesh's `slo.fallback`."""
+
+    def problems(self, path: str) -> Iterator[FieldProblem]:
+        """What is wrong between the objectives."""
+        if self.time_per_output_token_s is not None and self.phases:
+            yield FieldProblem(f"{path}.phases", "must not be combined with time_per_output_token_s")
+            return
+        for problem in self.slo().problems(path):
+            yield FieldProblem(problem.field.replace("from_output_token_count", "from_output_token"), problem.problem)
 
     def slo(self) -> Slo:
         """The objectives."""

@@ -4,8 +4,8 @@ import math
 
 from pydantic import BaseModel, Field
 
-from services.domain.stages.bidding import MAX_TRANSFERS
-from services.mesh_schema.common import FROZEN
+from penstock.services.domain.stages.bidding import MAX_TRANSFERS
+from penstock.services.mesh_schema.common import FROZEN
 
 
 class MeshStages(BaseModel):
@@ -22,8 +22,7 @@ class MeshStages(BaseModel):
     shared_memory: bool = True
     """Whether workers of one host move KV through memory that they share; otherwise in messages, as between hosts."""
     kv_bandwidth_gb_per_s: float | None = Field(default=None, gt=0, lt=math.inf)
-    """At which rate KV moves between two workers. None: each worker measures it, when it meets the first other of its tier,
-    and with every move."""
+    """At which rate KV moves between two workers. None: as its moves show, once there was one."""
     bid_timeout_s: float = Field(default=0.5, gt=0)
     """How long a router waits for the first bid; those that come 50 ms after it or later are ignored."""
     turn_timeout_s: float = Field(default=10.0, gt=0)

@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry as BlockingRetry
 
-from services.domain.errors import Unavailable
+from penstock.services.domain.errors import Unavailable
 
 CONNECT_TIMEOUT_S = 2.0
 COMMAND_TIMEOUT_S = 2.0

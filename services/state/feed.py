@@ -5,22 +5,20 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import NoReturn
 
 from redis.asyncio import Redis
 
-from services.background import end, supervise
-from services.domain.instances import InstanceRecord, Load
-from services.domain.mesh_view import PULL_INTERVAL_S, MeshView
-from services.domain.plans import Plan
-from services.stalls import StallMonitor
-from services.state import codec
-from services.state.connection import StateUnavailable, as_bytes, state_errors
-from services.state.instances import Entry, InstanceStore
-from services.state.keys import Keys, group_of
-from services.ticks import tick
+from penstock.services.background import BackgroundWork, Works
+from penstock.services.domain.instances import InstanceRecord, Load
+from penstock.services.domain.mesh_view import PULL_INTERVAL_S, MeshView
+from penstock.services.stalls import StallMonitor
+from penstock.services.state import codec
+from penstock.services.state.connection import StateUnavailable, as_bytes, state_errors
+from penstock.services.state.instances import Entry, InstanceStore
+from penstock.services.state.keys import Keys, group_of
+from penstock.services.ticks import tick
+from penstock.types.plans import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ HEADS_PER_PULL = 250
 Sample = Callable[[], Sequence[str]]
 
 
-class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
+class MeshFeed(BackgroundWork):
     """Updates `view` as long as the context lasts, and calls `on_change` after every pull that changed it.
 
     It pulls about every `interval_s`. A router reads all entries of all groups. A worker (`group`, `sample`) reads what
@@ -66,32 +64,19 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         self._store, self._interval_s = InstanceStore(redis, keys), interval_s
         self._group, self._sample = group, sample
         self._on_change = on_change
-        self._tasks: list[asyncio.Task[None]] = []
         self._stalls = StallMonitor()
         self._groups: Sequence[str] = [group] if group else []
         self._plan_revision: int | None = None
         self._bodies: dict[str, bytes] = {}  # by instance: as last read in a snapshot
         self._registrations: dict[str, InstanceRecord] = {}
-        self._unusable: set[str] = set()  # instances whose last entry could not be used
         self._until_heads = 0  # pulls
         self.unusable_entries = 0
         """Entries and registrations that were not used, because they are not what they should be."""
         self.synced = asyncio.Event()
         """Set once the view has been filled for the first time."""
 
-    async def __aenter__(self) -> "MeshFeed":
-        await self._stalls.__aenter__()
-        self._tasks = [
-            supervise("mesh-feed", self._follow),
-            supervise("mesh-feed-expiry", self._expire),
-        ]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await end(*self._tasks)
-        await self._stalls.__aexit__(kind, error, trace)
+    def work(self) -> Works:
+        return {**self._stalls.work(), "mesh-feed": self._follow, "mesh-feed-expiry": self._expire}
 
     async def find(self, instance_id: str) -> InstanceRecord | None:
         """The record of an instance of the feed's group that has a lease; read now if the view does not have it.
@@ -142,7 +127,7 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
         if whole:
             self._bodies = {entry.instance_id: entry.body for entry in entries}
             self._registrations = {i: r for i, r in self._registrations.items() if i in self._bodies}
-            self._unusable &= self._bodies.keys()
+            self.view.unreadable = {i: why for i, why in self.view.unreadable.items() if i in self._bodies}
             self._until_heads = math.ceil(len(entries) / HEADS_PER_PULL) if self._sample is not None else 0
         self._until_heads -= 1
         plan = None
@@ -208,13 +193,13 @@ class MeshFeed(AbstractAsyncContextManager["MeshFeed"]):
                 self._report(instance_id, error)
             else:
                 registrations[instance_id] = registration
-                self._unusable.discard(instance_id)
+                self.view.unreadable.pop(instance_id, None)
 
     def _report(self, instance_id: str, error: ValueError) -> None:
         """Count an unusable entry, and log the first one of an instance."""
         self.unusable_entries += 1
-        if instance_id not in self._unusable:
-            self._unusable.add(instance_id)
+        if instance_id not in self.view.unreadable:
+            self.view.unreadable[instance_id] = str(error)
             _log.warning("ignored the entry of %r: %s", instance_id[:100], error)
 
     async def _read_plan(self, revision: int) -> Plan | None:

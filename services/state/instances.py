@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from services.domain.instances import InstanceRecord, Load
-from services.state import codec
-from services.state.connection import as_bytes, state_errors
-from services.state.keys import Keys, group_of
+from penstock.services.domain.instances import InstanceRecord, Load
+from penstock.services.state import codec
+from penstock.services.state.connection import as_bytes, state_errors
+from penstock.services.state.keys import Keys, group_of
 
 SNAPSHOT_MS = 50
 """A snapshot of a group serves all readers for this long."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.domain.instances import InstanceRecord, Role
+from penstock.services.domain.instances import InstanceRecord, Role
 
 
 def tier_group(tier: str) -> str:

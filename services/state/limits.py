@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.state.connection import state_errors
-from services.state.keys import Keys
+from penstock.services.state.connection import state_errors
+from penstock.services.state.keys import Keys
 
 HOLD_S = 10
 """Requests of a router that has not been heard of for this long no longer count against a tenant's concurrency."""

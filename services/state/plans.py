@@ -5,11 +5,11 @@ import dataclasses
 from redis.asyncio import Redis
 from redis.exceptions import WatchError
 
-from services.domain.errors import NotFound, RevisionConflict
-from services.domain.plans import Plan
-from services.state import codec
-from services.state.connection import as_bytes, state_errors
-from services.state.keys import Keys
+from penstock.services.domain.errors import NotFound, RevisionConflict
+from penstock.services.state import codec
+from penstock.services.state.connection import as_bytes, state_errors
+from penstock.services.state.keys import Keys
+from penstock.types.plans import Plan
 
 KEPT_REVISIONS = 1000
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from services.domain.prompt_samples import PromptSample
-from services.state.connection import StateUnavailable, as_bytes, state_errors
-from services.state.keys import Keys
-from services.state.stream_pages import page_of
+from penstock.services.domain.prompt_samples import PromptSample
+from penstock.services.state.connection import StateUnavailable, as_bytes, state_errors
+from penstock.services.state.keys import Keys
+from penstock.services.state.stream_pages import page_of
 
 
 class PromptSampleStore:

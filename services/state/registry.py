@@ -5,19 +5,17 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import NoReturn
 
 from redis.asyncio import Redis
 
-from services.background import end, supervise
-from services.domain.instances import InstanceRecord, Load
-from services.domain.stages.places import StagePlace
-from services.state.connection import StateUnavailable
-from services.state.instances import InstanceStore
-from services.state.keys import Keys
-from services.ticks import next_tick_s
+from penstock.services.background import BackgroundWork, Works
+from penstock.services.domain.instances import InstanceRecord, Load
+from penstock.services.state.connection import StateUnavailable
+from penstock.services.state.instances import InstanceStore
+from penstock.services.state.keys import Keys
+from penstock.services.ticks import next_tick_s
+from penstock.types.mesh_status import StagePlace
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ async def _ignore(_: bool) -> None:
     """Ignore the change."""
 
 
-class Registrar(AbstractAsyncContextManager["Registrar"]):
+class Registrar(BackgroundWork):
     """Publishes one instance's record with a lease, as long as the context lasts.
 
     `load` and `place` are called for every publication. A changed record is published at most at each tick of `interval_s`,
@@ -49,22 +47,17 @@ class Registrar(AbstractAsyncContextManager["Registrar"]):
         self._store, self._record = InstanceStore(redis, keys), record
         self._interval_s, self._load, self._place = interval_s, load, place
         self._on_link = on_link
-        self._task: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
         self.published = asyncio.Event()
         """Set once the record has reached Redis."""
         self.connected = False
         """Whether the last publication reached Redis."""
 
-    async def __aenter__(self) -> "Registrar":
-        self._task = supervise("registrar", self._run)
-        return self
+    def work(self) -> Works:
+        return {"registrar": self._run}
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        await end(self._task)
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
         last = dataclasses.replace(self._record, sequence=self._record.sequence + 1)
         with contextlib.suppress(StateUnavailable):
             await self._store.publish(last, gone=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.domain.workload import ServedRequest
-from services.state.connection import as_bytes, state_errors
-from services.state.keys import Keys
-from services.state.stream_pages import page_of
+from penstock.services.state.connection import as_bytes, state_errors
+from penstock.services.state.keys import Keys
+from penstock.services.state.stream_pages import page_of
+from penstock.types.mesh_status import ServedRequest
 
 
 class ServedRequestStore:
@@ -30,8 +30,8 @@ class ServedRequestStore:
         with state_errors():
             async with self._redis.pipeline(transaction=False) as pipe:
                 for each in requests:
-                    row = json.dumps([round(each.arrival_s, 6), each.input_tokens, each.output_tokens, each.tier])
-                    cached = str(each.cached_tokens)
+                    row = json.dumps([round(each.arrival_s, 6), each.prompt_tokens, each.output_tokens, each.tier])
+                    cached = str(each.cached_prompt_tokens)
                     pipe.xadd(self._keys.requests, {"r": row, "cached": cached}, maxlen=self._stored, approximate=True)
                 await pipe.execute()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.domain.errors import invalid
-from services.state.connection import as_bytes, state_errors
+from penstock.services.domain.errors import invalid
+from penstock.services.state.connection import as_bytes, state_errors
 
 MAX_ID_PART = 2**64 - 1  # ids of stream entries are two of these
 _ID = re.compile(r"(\d{1,20})-(\d{1,20})", re.ASCII)

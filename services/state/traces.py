@@ -7,15 +7,17 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
 from redis.asyncio import Redis
 
-from services.domain.errors import NotFound
-from services.state.connection import state_errors
-from services.state.keys import Keys
+from penstock.services.domain.errors import NotFound
+from penstock.services.field_problems import from_json
+from penstock.services.state.connection import state_errors
+from penstock.services.state.keys import Keys
+from penstock.types.mesh_status import Span
 
 SPANS_PER_TRACE = 16  # a typical request of the cascade has 8 to 15
 PAGE_SPANS = 50
@@ -26,23 +28,13 @@ CLOCK_SKEW_S = 2.0
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True, slots=True)
-class SpanRecord:
-    """A finished span. Times in seconds: `start_s` is Unix time, events are relative to the start."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRecord(Span):
+    """A finished span with its trace. entry: whether the trace entered the mesh with this span. It may have a parent in the
+    client's trace, which is not stored."""
 
     trace_id: str
-    span_id: str
-    parent_span_id: str
-    name: str
-    service: str
-    start_s: float
-    duration_s: float
-    failed: bool = False
-    status_message: str = ""
     entry: bool = False
-    """Whether the trace entered the mesh with this span. It may have a parent in the client's trace, which is not stored."""
-    attributes: dict[str, str] = field(default_factory=dict)
-    events: list[tuple[str, float, dict[str, str]]] = field(default_factory=list)
 
     @property
     def is_root(self) -> bool:
@@ -74,7 +66,7 @@ class TraceStore:
         async with self._reading:
             async for page_s, page in self._pages():
                 for data in page:
-                    span = SpanRecord(**json.loads(data))
+                    span = from_json(SpanRecord, data)
                     traces.setdefault(span.trace_id, []).append(span)
                     if span.is_root:
                         roots_s.append(span.start_s)
@@ -96,7 +88,7 @@ class TraceStore:
             trace_id_bytes = trace_id.encode()
             async with self._reading:
                 async for _, page in self._pages():
-                    spans += [SpanRecord(**json.loads(data)) for data in page if trace_id_bytes in data]
+                    spans += [from_json(SpanRecord, data) for data in page if trace_id_bytes in data]
         spans = [span for span in spans if span.trace_id == trace_id]
         if not spans:
             raise NotFound("trace", trace_id)

@@ -8,8 +8,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.state.connection import as_bytes, state_errors
-from services.state.keys import Keys
+from penstock.services.state.connection import as_bytes, state_errors
+from penstock.services.state.keys import Keys
 
 KEPT_DAYS = 400
 MEASURES = ("requests", "prompt_tokens", "output_tokens", "tier_seconds", "cost")

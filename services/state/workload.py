@@ -5,9 +5,10 @@ from dataclasses import asdict
 
 from redis.asyncio import Redis
 
-from services.domain.workload import RequestRecord, Window
-from services.state.connection import as_bytes, state_errors
-from services.state.keys import Keys
+from penstock.services.domain.workload import Window
+from penstock.services.field_problems import from_json
+from penstock.services.state.connection import as_bytes, state_errors
+from penstock.services.state.keys import Keys
 
 KEPT_WINDOWS = 600  # two days of five-minute windows of one router
 
@@ -31,11 +32,5 @@ class WorkloadStore:
         for entry, fields in rows or ():
             last_id = as_bytes(entry or b"").decode()
             if fields:
-                windows.append(_window(as_bytes(fields[b"window"])))
+                windows.append(from_json(Window, as_bytes(fields[b"window"])))
         return last_id, windows
-
-
-def _window(data: bytes) -> Window:
-    raw = json.loads(data)
-    records = tuple(map(RequestRecord.from_object, raw["records"]))
-    return Window(raw["start_s"], raw["seconds"], tuple(raw["arrivals"]), records)

@@ -5,11 +5,11 @@ What a grammar has enforced passes, unless it was cut off; what a model wrote by
 
 import json
 
-from services.domain.structured import MAX_SCHEMA_DEPTH, StructuredOutput, StructureKind, json_depth
-from services.domain.tools import ToolMode, ToolUse, arguments_object
-from services.json_schema import SchemaTooComplex, Steps, fits
-from services.tool_calls.formats import FORMATS
-from services.tool_calls.parser import parse_reply
+from penstock.services.json_schema import SchemaTooComplex, Steps, fits
+from penstock.services.tool_calls.formats import FORMATS
+from penstock.services.tool_calls.parser import parse_reply
+from penstock.types.structured import MAX_SCHEMA_DEPTH, StructuredOutput, StructureKind, json_depth
+from penstock.types.tools import ToolMode, ToolUse, arguments_object
 
 INVALID_CALL = "invalid_tool_call"
 INVALID_STRUCTURE = "invalid_structure"
@@ -24,7 +24,7 @@ def reply_objection(
     """
     form = FORMATS.get(tool_format)
     if tool_use.offered and form is not None:
-        reply = parse_reply(text, form, "")
+        reply = parse_reply(text, form, "", tool_use.callable_names)
         if reply.malformed or (tool_use.choice.mode is ToolMode.REQUIRED and not reply.calls):
             return INVALID_CALL
         steps = Steps()
@@ -43,7 +43,7 @@ def reply_objection(
 def _of_form(text: str, structured_output: StructuredOutput) -> bool:
     match structured_output.kind:
         case StructureKind.CHOICE:
-            return text in structured_output.choices
+            return text in structured_output.choice
         case StructureKind.JSON_OBJECT | StructureKind.JSON_SCHEMA:
             if json_depth(text) > MAX_SCHEMA_DEPTH:
                 return False

@@ -9,7 +9,7 @@ class ToolFormat:
 
     begin, end: around each call; empty where a reply that begins with an object is a call.
     separator: between calls of one reply.
-    arguments_key: the key under which the arguments stand.
+    arguments_key: the key of the arguments.
     """
 
     name: str

@@ -2,14 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from services.domain.tools import ToolCall, arguments_object
-from services.tool_calls.formats import ToolFormat
+from penstock.services.tool_calls.formats import ToolFormat
+from penstock.types.tools import ToolCall, arguments_object
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up; there is no doubt what is meant
 _SPACE = " \t\r\n"
+_UNMARKED = re.compile(r"\s*(?:```\w*[ \t]*\n\s*)?(?=\{)")
+"""Before an object that may be a call without marks."""
+_MAY_BE_UNMARKED = re.compile(r"\s*(?:`{0,2}|```\w*[ \t]*(?:\n\s*)?)")
+"""What may become that."""
+_BLOCK_END = re.compile(r"\s*```")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,9 @@ def call_id(request_id: str, index: int) -> str:
     return "call_" + hashlib.blake2b(f"{request_id}/{index}".encode(), digest_size=12).hexdigest()
 
 
-def parse_reply(text: str, form: ToolFormat, request_id: str) -> ParsedReply:
-    """The calls in a whole reply. A call that is none is content, as it stands."""
-    parser = ToolCallParser(form)
+def parse_reply(text: str, form: ToolFormat, request_id: str, offered: Set[str] = frozenset()) -> ParsedReply:
+    """The calls in a whole reply. A call that is none is content, as it is. offered: as in ToolCallParser."""
+    parser = ToolCallParser(form, offered)
     deltas = [*parser.push(text), *parser.finish()]
     content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
     names, arguments = dict[int, str](), dict[int, str]()
@@ -65,14 +71,19 @@ class ToolCallParser:
     """Feeds on a reply's text and hands out its content and its calls, each as soon as it is certain.
 
     What is handed out depends on the text alone, not on how it is cut. White space around calls is no content.
+
+    Models that should mark their calls leave the marks out at times, or write a block of code: an object at the beginning of
+    a reply is a call if it has nothing but the name of a tool of `offered` and arguments. It is held until that is certain.
     """
 
-    def __init__(self, form: ToolFormat) -> None:
-        self._form = form
-        self._state: _State = _Text() if form.begin else _Start()
+    def __init__(self, form: ToolFormat, offered: Set[str] = frozenset()) -> None:
+        self._form, self._offered = form, offered
+        self._state: _State = _Start()
         self._rest = ""  # not yet certain
         self._space = ""  # content if more content follows
         self._raw = ""  # of the call that is being read, until its name is known
+        self._in_block = False  # of code, in which there was a call
+        self._after_call = False  # no content has followed the last one
         self.calls = 0
         self.malformed = False
 
@@ -89,6 +100,8 @@ class ToolCallParser:
     def finish(self) -> list[Delta]:
         """What is left once the reply has ended. A call that has not ended is malformed."""
         state, deltas = self._state, list[Delta]()
+        if isinstance(state, _Bare):
+            deltas += self._content(self._raw)
         if isinstance(state, _Call):
             self.malformed |= state.scanner.named or bool(self._form.begin)
             if not state.scanner.named:
@@ -107,6 +120,8 @@ class ToolCallParser:
                 return [*self._read_text()]
             case _Call() as call:
                 return [*self._read_call(call)]
+            case _Bare() as call:
+                return [*self._read_bare(call)]
             case _End():
                 self._read_end()
             case _Plain():
@@ -116,6 +131,9 @@ class ToolCallParser:
 
     def _begin_bare(self) -> None:
         """Where an object is a call: does one begin here?"""
+        if self._form.begin:
+            self._begin_unmarked()
+            return
         text = self._rest.lstrip(_SPACE + (self._form.separator if self.calls else ""))
         if not text:
             return
@@ -124,6 +142,30 @@ class ToolCallParser:
         else:
             self.malformed |= self.calls > 0
             self._state = _Plain()
+
+    def _begin_unmarked(self) -> None:
+        """Where calls have marks: does an object begin here, possibly in a block of code?"""
+        if self._in_block and (end := _BLOCK_END.match(self._rest)):
+            self._in_block, self._rest = False, self._rest[end.end() :]
+        begin = _UNMARKED.match(self._rest) if self._offered else None
+        if begin is not None:
+            self._raw, self._rest = self._rest[: begin.end()], self._rest[begin.end() :]
+            self._in_block, self._state = self._in_block or "`" in self._raw, _Bare(_CallScanner())
+        elif not _MAY_BE_UNMARKED.fullmatch(self._rest):
+            self._state = _Text()
+
+    def _read_bare(self, call: "_Bare") -> Iterator[Delta]:
+        """An object without the marks of the format."""
+        scanner, text = call.scanner, self._rest
+        used = scanner.push(text)
+        self._rest, self._raw = text[used:], self._raw + text[:used]
+        known = scanner.name in self._offered
+        if scanner.done and scanner.sound and known and not scanner.has_other_keys:
+            yield CallDelta(self.calls, scanner.name, scanner.take_arguments())
+            self.calls, self._raw, self._state, self._after_call = self.calls + 1, "", _Start(), True
+        elif scanner.done or scanner.failed or scanner.has_other_keys or (scanner.named and not known):
+            raw, self._raw, self._state = self._raw, "", _Text()
+            yield from self._content(raw)
 
     def _read_text(self) -> Iterator[Delta]:
         begin = self._form.begin
@@ -164,7 +206,7 @@ class ToolCallParser:
     def _read_end(self) -> None:
         text, end = self._rest.lstrip(_SPACE), self._form.end
         if text.startswith(end):
-            self._rest, self._state = text[len(end) :], _Text()
+            self._rest, self._state, self._after_call = text[len(end) :], _Text(), True
         elif not end.startswith(text):
             self.malformed, self._state = True, _Plain()
         elif text == "":
@@ -174,8 +216,9 @@ class ToolCallParser:
         """Content, but for white space at its end, which waits for what follows."""
         whole = self._space + text
         bare = whole.rstrip(_SPACE)
-        if self.calls and isinstance(self._state, _Text):
+        if self._after_call:
             bare, whole = bare.lstrip(_SPACE), whole.lstrip(_SPACE)
+            self._after_call = not bare
         self._space = whole[len(bare) :]
         if bare:
             yield ContentDelta(bare)
@@ -199,6 +242,13 @@ class _Call:
 
 
 @dataclass(slots=True)
+class _Bare:
+    """Within one that may be a call without its marks."""
+
+    scanner: "_CallScanner"
+
+
+@dataclass(slots=True)
 class _End:
     """Behind a call's object, before its end mark."""
 
@@ -208,7 +258,7 @@ class _Plain:
     """No call can come any more."""
 
 
-_State = _Start | _Text | _Call | _End | _Plain
+_State = _Start | _Text | _Call | _Bare | _End | _Plain
 
 
 @dataclass(slots=True)
@@ -219,6 +269,7 @@ class _CallScanner:
     named: bool = False
     done: bool = False
     failed: bool = False
+    has_other_keys: bool = False
     _depth: int = 0
     _in_string: bool = False
     _escaped: bool = False
@@ -256,6 +307,7 @@ class _CallScanner:
                 self._in_string = False
                 if self._depth == 1 and self._key is None:
                     self._key = self._decoded()
+                    self.has_other_keys |= self._key not in ("name", *_ARGUMENTS_KEYS)
         elif self._depth == 0:
             if char == "{":
                 self._depth = 1

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from services.domain.requests import ChatMessage, ChatPrompt
-from services.domain.tools import Tool, ToolCall, arguments_object
-from services.tool_calls.formats import HERMES, ToolFormat
+from penstock.services.tool_calls.formats import HERMES, ToolFormat
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.tools import Tool, ToolCall, arguments_object
 
 
 def template_chat(prompt: ChatPrompt) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

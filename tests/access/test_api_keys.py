@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import app
-from services.access.api_keys import ApiKey, KeyFile, KeyFileError, KeyRing, bearer, new_key
-from services.domain.errors import NotFound, Unauthenticated
+from penstock.services.access.api_keys import ApiKey, KeyFile, KeyFileError, KeyRing, bearer, new_key
+from penstock.services.domain.errors import NotFound, Unauthenticated
 from tests.support.cli import penstock
 
 NOW = 1_000.0

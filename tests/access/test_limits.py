@@ -10,30 +10,30 @@ from collections.abc import Callable
 
 import pytest
 
-from router_service.tenancy.quota import Quota
-from services.access.tenants import (
+from penstock.router_service.tenancy.quota import Quota
+from penstock.services.access.tenants import (
     RESERVED_OUTPUT_TOKENS,
     WINDOW_S,
-    Tenant,
     UsageWindow,
     rate_limit_headers,
     reserved_tokens,
 )
-from services.domain.errors import InvalidRequest, PermissionDenied, RateLimited
-from services.domain.requests import ChatMessage, ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
-from services.mesh_schema import MeshFile
-from services.state import connect
-from services.state.keys import Keys
-from services.state.limits import SharedLimits
-from services.state.usage import UsageOf, UsageStore
-from services.testing import RedisProcess
+from penstock.services.domain.errors import InvalidRequest, PermissionDenied, RateLimited
+from penstock.services.mesh_schema import MeshFile, MeshTenant
+from penstock.services.state import connect
+from penstock.services.state.keys import Keys
+from penstock.services.state.limits import SharedLimits
+from penstock.services.state.usage import UsageOf, UsageStore
+from penstock.services.testing import RedisProcess
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from penstock.types.sampling import SamplingParams
 
-LIMITED = Tenant("a", models=("small",), max_tokens=100, max_n=2, max_priority=5, slo=False)
+LIMITED = MeshTenant(name="a", models=("small",), max_tokens=100, max_n=2, max_priority=5, slo=False)
 
 
-def check(tenant: Tenant = LIMITED, model: str = "small", tokens: int | None = 10, n: int = 1, priority: int = 0,
+def check(tenant: MeshTenant = LIMITED, model: str = "small", tokens: int | None = 10, n: int = 1, priority: int = 0,
           slo_class: str | None = None) -> None:  # fmt: skip
-    tenant.check(model, SamplingParams(max_output_tokens=tokens), n, priority, slo_class=slo_class)
+    tenant.check(model, SamplingParams(max_tokens=tokens), n, priority, slo_class=slo_class)
 
 
 def test_a_tenant_may_ask_for_what_its_limits_allow_and_no_more() -> None:
@@ -42,7 +42,7 @@ def test_a_tenant_may_ask_for_what_its_limits_allow_and_no_more() -> None:
     with pytest.raises(PermissionDenied, match="model"):
         check(model="large")
     for field, changes in (
-        ("sampling.max_output_tokens", {"tokens": 101}),
+        ("sampling.max_tokens", {"tokens": 101}),
         ("n", {"n": 3}),
         ("priority", {"priority": 6}),
         ("slo", {"slo_class": ""}),
@@ -50,12 +50,12 @@ def test_a_tenant_may_ask_for_what_its_limits_allow_and_no_more() -> None:
         with pytest.raises(InvalidRequest) as caught:
             check(**changes)
         assert [problem.field for problem in caught.value.problems] == [field]
-    check(Tenant("b"), model="large", tokens=10**9, n=100, priority=100, slo_class="")
+    check(MeshTenant(name="b"), model="large", tokens=10**9, n=100, priority=100, slo_class="")
 
 
 def test_a_tenant_may_name_its_classes_and_no_others() -> None:
     """With classes of its own, latencies that a request chooses itself are refused too; without an SLO nothing is."""
-    tenant = Tenant("a", slo_classes=("batch", "slow"))
+    tenant = MeshTenant(name="a", slo_classes=("batch", "slow"))
     for slo_class in ("batch", "slow", None):
         check(tenant, slo_class=slo_class)
     for slo_class in ("interactive", ""):
@@ -75,9 +75,9 @@ def test_a_tenant_s_classes_must_exist() -> None:
 
 def test_tokens_are_reserved_by_the_prompt_and_the_limit_of_the_reply() -> None:
     chat = ChatPrompt((ChatMessage("user", "x" * 40), ChatMessage("user", "y")))
-    assert reserved_tokens(chat, SamplingParams(max_output_tokens=7)) == 11 + 7
+    assert reserved_tokens(chat, SamplingParams(max_tokens=7)) == 11 + 7
     assert reserved_tokens(TextPrompt("x" * 8), SamplingParams()) == 2 + RESERVED_OUTPUT_TOKENS
-    assert reserved_tokens(TokenPrompt((1, 2, 3)), SamplingParams(max_output_tokens=1)) == 4
+    assert reserved_tokens(TokenPrompt((1, 2, 3)), SamplingParams(max_tokens=1)) == 4
 
 
 def test_no_window_of_a_minute_has_more_than_the_limit_and_full_use_has_nearly_that() -> None:

@@ -11,9 +11,17 @@ from penstock.proto.judge.v1 import judge_pb2
 from penstock.proto.planner.v1 import planner_pb2
 from penstock.proto.router.v1 import router_pb2
 from penstock.proto.worker.v1 import worker_pb2
-from services.access.roles import PERMISSIONS, SERVICES, CallerRole, Listener, is_loopback, listening_host, may_call
-from services.testing import RedisProcess
-from tests.conftest import MeshFileMaker
+from penstock.services.access.roles import (
+    PERMISSIONS,
+    SERVICES,
+    CallerRole,
+    Listener,
+    is_loopback,
+    listening_host,
+    may_call,
+)
+from penstock.services.testing import RedisProcess
+from tests.conftest import MeshFileMaker, write_mesh_file
 from tests.support.empty_calls import status_of_empty_call
 from tests.support.mesh import TestMesh, running_mesh
 
@@ -21,7 +29,7 @@ ROUTER, MESH = "/penstock.router.v1.RouterService/", "/penstock.router.v1.MeshSe
 WORKER, JUDGE = "/penstock.worker.v1.WorkerService/", "/penstock.judge.v1.JudgeService/"
 PLANNER = "/penstock.planner.v1.PlannerService/"
 
-# rows: RPCs; columns: the roles that may call them. The same as docs/security.md, written by hand.
+# rows: RPCs; columns: the roles that may call them. The same as docs/how-to/security.md, written by hand.
 TABLE: dict[str, str] = {
     ROUTER + "Generate": "client",
     ROUTER + "ListModels": "client",
@@ -40,7 +48,6 @@ TABLE: dict[str, str] = {
     WORKER + "GetInfo": "router worker judge planner admin",
     WORKER + "GetLoad": "router worker judge planner admin",
     WORKER + "Drain": "admin",
-    WORKER + "Verify": "router",
     WORKER + "Tokenize": "router",
     WORKER + "Detokenize": "router",
     WORKER + "PlaceBid": "router",
@@ -111,15 +118,7 @@ def test_other_addresses_need_authentication_or_the_operators_word(host: str) ->
 
 @pytest.fixture(scope="module")
 async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    import uuid
-
-    import yaml
-
-    tiers = [{"name": "only", "model": "sim", "engine": "simulated"}]
-    content = {"name": f"test-{uuid.uuid4().hex[:8]}", "tiers": tiers, "router": {"grpc_port": 0, "http_port": 0}}
-    content["judge"] = {"scorers": [{"name": "confidence", "kind": "confidence"}]}
-    file = tmp_path_factory.mktemp("permissions") / "mesh.yaml"
-    file.write_text(yaml.safe_dump(content))
+    file = write_mesh_file(tmp_path_factory.mktemp("permissions"), [{"name": "only", "model": "sim"}])
     async with running_mesh(file, redis.url) as running:
         yield running
 
@@ -177,9 +176,9 @@ async def test_a_migration_names_an_instance_and_no_address(mesh: TestMesh) -> N
 async def test_a_service_without_keys_and_certificates_listens_on_loopback_only(
     redis: RedisProcess, mesh_file: MeshFileMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from planner_service.compose import compose
-    from services.domain import Role
-    from services.testing import serving
+    from penstock.planner_service.compose import compose
+    from penstock.services.domain import Role
+    from penstock.services.testing import serving
 
     file = mesh_file()
     async with serving(Role.PLANNER, compose, file, redis.url, bind_host="0.0.0.0", admin_host="0.0.0.0") as planner:

@@ -23,12 +23,12 @@ from penstock import (
     RetryPolicy,
 )
 from penstock.cli.main import app
-from services.access.api_keys import KeyFile, new_key
-from services.access.tenants import Tenant
-from services.domain import InvalidRequest, Role, SamplingParams
-from services.field_problems import SettingsError
-from services.state import connect
-from services.testing import RedisProcess
+from penstock.services.access.api_keys import KeyFile, new_key
+from penstock.services.domain import InvalidRequest, Role, SamplingParams
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_schema import MeshTenant
+from penstock.services.state import connect
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
@@ -157,7 +157,7 @@ async def test_a_tenant_has_its_models_and_its_limits(keyed: Keyed) -> None:
         with pytest.raises(PermissionDeniedError):
             await client.generate("hello")
         cases: list[tuple[str, dict[str, Any]]] = [
-            ("sampling.max_output_tokens", {"max_tokens": 9}),
+            ("sampling.max_tokens", {"max_tokens": 9}),
             ("priority", {"priority": 1}),
         ]
         for field_name, options in cases:
@@ -333,8 +333,8 @@ def test_only_tenants_with_the_right_may_ignore_the_end_token() -> None:
     """It keeps a place for as many tokens as are asked for, whatever the model says: for benchmarks."""
     endless = SamplingParams(ignore_eos=True)
     with pytest.raises(InvalidRequest, match=r"sampling\.ignore_eos: not for tenant 'plain'"):
-        Tenant("plain").check("cascade", endless, 1, 0, slo_class=None)
-    Tenant("bench", ignore_eos=True).check("cascade", endless, 1, 0, slo_class=None)
+        MeshTenant(name="plain").check("cascade", endless, 1, 0, slo_class=None)
+    MeshTenant(name="bench", ignore_eos=True).check("cascade", endless, 1, 0, slo_class=None)
 
 
 async def test_texts_to_tokenize_count_as_requests_with_their_tokens(keyed: Keyed) -> None:

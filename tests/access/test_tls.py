@@ -17,12 +17,12 @@ from grpc import aio
 
 from penstock import AsyncClient, AsyncPlannerClient, PenstockError, RetryPolicy, Tls
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
-from services.access import authority
-from services.access.certificates import LOOK_S, CertificateFiles
-from services.access.guard import IDENTITY_PREFIX
-from services.access.roles import PERMISSIONS, CallerRole, may_call
-from services.field_problems import SettingsError
-from services.testing import RedisProcess
+from penstock.services.access import authority
+from penstock.services.access.certificates import LOOK_S, CertificateFiles
+from penstock.services.access.guard import IDENTITY_PREFIX
+from penstock.services.access.roles import PERMISSIONS, CallerRole, may_call
+from penstock.services.field_problems import SettingsError
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.cli import penstock
 from tests.support.empty_calls import status_of_empty_call
@@ -50,7 +50,7 @@ class TlsMesh(TestMesh):
 @asynccontextmanager
 async def tls_mesh(file: Path, redis_url: str, folder: Path) -> AsyncIterator[TlsMesh]:
     """The mesh of `running_mesh`, by whose rules it is started."""
-    from services.domain import Role
+    from penstock.services.domain import Role
 
     mesh = TlsMesh(file, redis_url)
     mesh.folder = folder
@@ -232,7 +232,7 @@ def test_files_are_read_again_when_they_change_and_bad_ones_change_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [time.monotonic()]
-    monkeypatch.setattr("services.access.certificates.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("penstock.services.access.certificates.time.monotonic", lambda: now[0])
     files = CertificateFiles.of_role(folder, "worker")
     first = files.current()
     authority.rotate(folder, days=1)

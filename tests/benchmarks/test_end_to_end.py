@@ -1,35 +1,27 @@
 """The pure parts of the end-to-end benchmark: how its systems are tuned, what is predicted, and what a run's figures are."""
 
-import asyncio
 import dataclasses
-import types
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from benchmarks.end_to_end import explained, figures, prompts, systems
-from benchmarks.end_to_end import site as site_files
-from benchmarks.end_to_end.meshes import ServedSystem
-from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING, UNREACHABLE, CommandFailed, mesh_content, split_trace
+from benchmarks.end_to_end import explained, figures, systems
+from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING
 from benchmarks.end_to_end.systems import Forecast, System
-from benchmarks.mesh_paths import absolute_paths
 from benchmarks.spread import interval
-from models.training.measure import fit_problems
 from penstock.cli.held_out import Question
 from penstock.cli.replay import Outcome, Run
-from penstock.client.types import FinishReason, Reply, TierSummary, Usage
-from planner_service.demand import draw_demand
-from planner_service.files import read_trace
-from planner_service.routing.quality import SKIPPED, JudgedSample
-from planner_service.simulator import EngineLimits, Replica
-from planner_service.site import Demand, Site
-from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
-from services.domain.latency import StepLatencyModel
-from services.mesh_file import load_mesh_file, read_mesh_data
-from tests.conftest import ROOT
+from penstock.client.types import Reply
+from penstock.planner_service.question.demand import draw_demand
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample
+from penstock.planner_service.simulator import EngineLimits, Replica
+from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.events import TierSummary
+from penstock.types.replies import FinishReason, Usage
+from tests.support.present import present
 
 TIERS = ("small", "medium", "large")
 WORKERS = 4
@@ -160,67 +152,6 @@ def test_what_is_passed_over_costs_nothing_and_counts_in_the_forecast() -> None:
     assert found.p95_s < without.p95_s
 
 
-@pytest.mark.parametrize(
-    ("unreachable", "targets"),
-    [(0, "--min-quality 80 --max-latency 2"), (1, "--min-quality 80"), (2, "--min-quality 80 --allow-overload")],
-)
-def test_targets_that_no_plan_meets_are_left_out_one_by_one(
-    unreachable: int, targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the result names those that are left; any other failure of the command is passed on."""
-    calls = list[str]()
-
-    async def command(*arguments: object, core: int | None = None) -> str:
-        calls.append(" ".join(map(str, arguments)))
-        if len(calls) <= unreachable:
-            raise CommandFailed("plan", UNREACHABLE, "max latency binds")
-        return '{"thresholds": []}'
-
-    monkeypatch.setattr(site_files, "penstock", command)
-    asked: Any = {"min_quality": 80.0, "slo_s": 2.0, "rate": 5.0, "seed": 1, "skip": unreachable > 0}
-    result = asyncio.run(site_files.plan(tmp_path, tmp_path / "trace.csv", **asked))
-    assert result == {"thresholds": [], "targets": targets}
-    assert all(f"--rate 5{' --skip' * asked['skip']} --goal latency" in call for call in calls)
-
-
-def test_a_command_that_fails_is_not_taken_for_an_unreachable_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def command(*arguments: object, core: int | None = None) -> str:
-        raise CommandFailed("plan", 2, "trace.csv: no rows")
-
-    monkeypatch.setattr(site_files, "penstock", command)
-    asked: Any = {"min_quality": 80.0, "slo_s": 2.0, "rate": 5.0, "seed": 1, "skip": True}
-    with pytest.raises(CommandFailed, match="no rows"):
-        asyncio.run(site_files.plan(tmp_path, tmp_path / "trace.csv", **asked))
-
-
-def test_the_mesh_file_of_a_system_is_valid_and_has_its_workers(tmp_path: Path) -> None:
-    """Wherever the file lies: models are found."""
-    base = absolute_paths(read_mesh_data(ROOT / "mesh.yaml"), ROOT)
-    file = tmp_path / "mesh.yaml"
-    system = System("plan", (3, 0, 1), (55.5, SKIPPED), skip_below=(12.5, None))
-    file.write_text(yaml.safe_dump(mesh_content(base, system)))
-    mesh = load_mesh_file(file)
-    assert [tier.workers for tier in mesh.tiers] == [3, 0, 1]
-    assert [tier.threshold for tier in mesh.tiers] == [55.5, 100.0, None]
-    assert [tier.skip_below for tier in mesh.tiers] == [12.5, None, None]
-    assert Path(mesh.router.score_predictor).is_file()
-    assert all((Path(tier.model) / "config.json").exists() for tier in mesh.tiers)
-    assert {tier.max_running for tier in mesh.tiers} == {MAX_RUNNING}
-    assert all(Path(scorer.model).is_dir() for scorer in mesh.judge.scorers if scorer.model)
-    assert all(Path(scorer.calibration).is_absolute() for scorer in mesh.judge.scorers if scorer.calibration)
-
-
-def test_what_is_planned_on_is_not_replayed(tmp_path: Path) -> None:
-    path = tmp_path / "all.csv"
-    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{i + 1},{i + 2}\n" for i in range(10)))
-    file, rest = split_trace(path, tmp_path)
-    assert read_trace(file).arrival_s.tolist() == [0, 1, 2, 3, 4]
-    assert rest.arrival_s.tolist() == [5, 6, 7, 8, 9]
-    assert rest.output_tokens.tolist() == [7, 8, 9, 10, 11]
-
-
 def outcome(latency_s: float, *, right: bool = True, tiers: tuple[str, ...] = ("small",)) -> Outcome:
     usage = Usage(30, 10, 40)
     work = tuple(TierSummary(t, t, "i", None, None, t == tiers[-1], usage, 0.1) for t in tiers)
@@ -253,12 +184,6 @@ def test_where_right_answers_are_not_known_the_score_is_the_quality() -> None:
     unknown = [dataclasses.replace(one, question=Question("q", None)) for one in answered]
     row = figures.run_figures(Run(unknown, 10.0, 6.0), [90.0, 30.0], rate_per_s=2.0, slo_s=1.0)
     assert row["quality"] == row["judge_score"] == pytest.approx(60)
-
-
-def test_a_run_without_answers_has_figures() -> None:
-    run = Run([Outcome(Question("q", "42"), 9.0, error="x")], 10.0, 6.0)
-    row = figures.run_figures(run, [], 2.0, 1.0)
-    assert (row["goodput_per_s"], row["cpu_s_per_answer"], row["latency_p95_s"]) == (0, None, None)
 
 
 def row(goodput: float, cpu_s: float, accuracy: float = 0.9) -> figures.Row:
@@ -332,11 +257,7 @@ def run_of(where: Site, wanted: Demand, system: System) -> tuple[Run, list[float
                 None,
                 None,
                 False,
-                Usage(
-                    int(wanted.requests.input_tokens[i]) + 16,
-                    16,
-                    int(wanted.requests.output_tokens[i, c]),
-                ),
+                Usage(int(wanted.requests.input_tokens[i]) + 16, 16, int(wanted.requests.output_tokens[i, c])),
                 0.4,
             )
             for c, tier in enumerate(where.tiers)
@@ -346,15 +267,6 @@ def run_of(where: Site, wanted: Demand, system: System) -> tuple[Run, list[float
 
 
 CASCADE = System("plan", (1, 1, 2), (50.0, 50.0))
-
-
-def test_hindsight_of_the_forecast_requests_is_the_forecast() -> None:
-    """Tokens in a prefix cache are not computed; a tier that was passed over has no work."""
-    where, wanted = site(judge_s=0.01), demand(rate=40.0)
-    run, arrival_s = run_of(where, wanted, CASCADE)
-    requests = explained.requests_of(run, arrival_s, where.tiers)
-    again = explained.simulated(where, requests, CASCADE)
-    assert again.felt_s == pytest.approx(systems.simulated_s(where, wanted, CASCADE, 1))
 
 
 def test_the_step_factor_is_found_from_how_long_engines_were_busy() -> None:
@@ -367,82 +279,8 @@ def test_the_step_factor_is_found_from_how_long_engines_were_busy() -> None:
             tier: explained.EngineTime(0.75 * busy_s, 0.25 * busy_s)
             for tier, busy_s in zip(TIERS, slower.busy_s, strict=True)
         }
-        why = explained.explained(where, run, arrival_s, CASCADE, engines)
-        assert why is not None
+        why = present(explained.explained(where, run, arrival_s, CASCADE, engines))
         assert why.step_factors == pytest.approx(factors, rel=0.02)
         assert why.waiting_shares == pytest.approx((0.25, 0.25, 0.25))
         assert why.slower_steps_p95_s == pytest.approx(np.percentile(slower.felt_s, 95), rel=0.05)
         assert why.outside_tiers_s == pytest.approx(1.0 - 3 * 0.4)
-
-
-def test_requests_that_failed_explain_nothing() -> None:
-    failed = Outcome(Question("q", "42"), 9.0, error="UNAVAILABLE: x")
-    where, engines = site(), {"large": explained.EngineTime(1.0, 0.0)}
-    assert explained.explained(where, Run([failed], 10.0, 6.0), [0.0], CASCADE, engines) is None
-    served = reply_of((TierSummary("large", "large", "i", None, None, True, Usage(30, 30, 40), 0.4),))
-    requests = explained.requests_of(Run([failed, served], 10.0, 6.0), [0.0, 2.0], where.tiers)
-    assert requests.arrival_s.tolist() == [2.0]
-    assert requests.output_tokens.tolist() == [[0, 0, 40]]
-    assert requests.input_tokens.tolist() == [[0, 0, 1]]  # at least one token of a prompt is computed
-    why = explained.explained(where, Run([failed, served], 10.0, 6.0), [0.0, 2.0], CASCADE, engines)
-    assert why is not None
-    assert why.step_factors[:2] == why.waiting_shares[:2] == (None, None)  # tiers without requests
-
-
-def test_explanations_are_summed_up_over_rounds() -> None:
-    why = explained.Explained((1.2, None), (0.1, None), 0.25, 0.5, 0.5, 0.75, 0.01)
-    rows = [row(1.0, 1.0) | {"explained": dataclasses.asdict(why)}] * 2
-    summary = figures.system_summary(rows, [Forecast(1.0, 1.0, 1.0, 1.0, 90.0, 1.0)] * 2)["explained"]
-    assert summary["step_factors"][0]["mean"] == pytest.approx(1.2)
-    assert summary["step_factors"][1] is None
-    assert summary["hindsight_p50_error"]["mean"] == pytest.approx(-0.5)  # of 0.5 s
-    assert summary["slower_steps_p50_error"]["mean"] == pytest.approx(0.0)
-    assert summary["slower_steps_p95_error"]["mean"] == pytest.approx(0.5)
-    untraced = [row(1.0, 1.0) | {"explained": None}]
-    assert figures.system_summary(untraced, [Forecast(1.0, 1.0, 1.0, 1.0, 90.0, 1.0)])["explained"] is None
-
-
-def test_the_engine_of_a_worker_is_its_busiest_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    time = explained.EngineTime
-    before = {("large", 1): {1: time(5.0, 1.0), 2: time(1.0, 1.0)}, ("large", 9): {9: time(1.0, 0.0)}}
-    now = {
-        ("large", 1): {1: time(5.5, 1.5), 2: time(4.0, 1.5)},
-        ("large", 2): {3: time(2.0, 0.25)},  # new; process 9 has ended
-        ("my-small", 4): {4: time(0.5, 0.0)},
-    }
-    served = ServedSystem(CASCADE, None, None, 0.0)  # type: ignore[arg-type]
-    monkeypatch.setattr(ServedSystem, "thread_times", lambda _: now)
-    assert served.engine_times_since(before) == {"large": time(3.0 + 2.0, 0.5 + 0.25), "my-small": time(0.5, 0.0)}
-    monkeypatch.setattr(ServedSystem, "thread_times", lambda _: {})
-    assert served.engine_times_since(before) == {}
-
-
-class _Watched(NamedTuple):
-    pid: int | None
-
-
-def test_workers_are_told_apart_by_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = {"worker-my-small-0": _Watched(7), "worker-large-12": _Watched(8), "router-0": _Watched(9)}
-    mesh: Any = types.SimpleNamespace(
-        watcher=types.SimpleNamespace(watched=watched | {"worker-large-13": _Watched(None)})
-    )
-    monkeypatch.setattr("benchmarks.end_to_end.meshes.scheduled_s", lambda pid: {pid: (float(pid), 0.5)})
-    served = ServedSystem(CASCADE, mesh, None, 0.0)  # type: ignore[arg-type]
-    time = explained.EngineTime
-    assert served.thread_times() == {("my-small", 7): {7: time(7.0, 0.5)}, ("large", 8): {8: time(8.0, 0.5)}}
-
-
-def test_rounds_have_other_prompts() -> None:
-    questions = [Question(str(i)) for i in range(10)]
-    parts = [prompts.part(questions, 4, number) for number in range(3)]
-    assert [[q.prompt for q in part] for part in parts] == [list("0123"), list("4567"), list("8901")]
-
-
-@pytest.mark.slow
-def test_drawn_prompts_are_held_out_and_new_to_the_judge() -> None:
-    questions = prompts.of_shipped_family(30, 1)
-    assert len({repr(q.prompt) for q in questions}) == 30
-    assert all(q.answer and q.task for q in questions)
-    assert not {problem.prompt for problem in fit_problems()} & {question.text for question in questions}
-    assert questions == prompts.of_shipped_family(30, 1)
-    assert questions != prompts.of_shipped_family(30, 2)

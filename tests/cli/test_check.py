@@ -1,30 +1,55 @@
 """`penstock check`: every fault of a mesh file, by field, before anything is started."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-import penstock
-from penstock.cli.main import app
-from tests.conftest import ROOT
+from penstock import __version__
+from penstock.local import LocalMesh, MeshOptions
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_check import judging
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.mesh_schema import MeshFile
+from penstock.services.settings import ServiceSettings
+from penstock.worker_service.compose import build_engine
+from tests.conftest import FAMILY, ROOT
+from tests.support.cli import penstock
+from tests.support.gguf import write_gguf
 
 SMALL: dict[str, Any] = {"name": "small", "engine": "simulated", "threshold": 50}
 LARGE: dict[str, Any] = {"name": "large", "engine": "simulated"}
 SGLANG: dict[str, Any] = {"name": "small", "engine": "sglang", "model": "a/b", "sglang": {"port": 30000}}
+REMOTE: dict[str, Any] = {"engine": "openai", "model": "m", "openai": {"endpoints": ["http://h/v1"]}}
+
+
+def mesh(small: dict[str, Any] | None = None, large: dict[str, Any] | None = None, **parts: Any) -> dict[str, Any]:
+    """A mesh file of two tiers with these fields in addition to those of SMALL and LARGE."""
+    return {"tiers": [SMALL | (small or {}), LARGE | (large or {})]} | parts
+
+
+def judged(**scorer: Any) -> dict[str, Any]:
+    return {"scorers": [{"name": "x", **scorer}]}
+
+
+def report_of(folder: Path, content: Any, *options: str) -> tuple[int, dict[str, str], dict[str, str]]:
+    """(exit status, problem by field, note by field)."""
+    path = folder / "mesh.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    result = penstock("check", str(path), "--json", *options)
+    report = json.loads(result.stdout)
+    assert report["sound"] == (result.returncode == 0)
+    problems, notes = ({p["field"]: p["problem"] for p in report[kind]} for kind in ("problems", "notes"))
+    return result.returncode, problems, notes
 
 
 def checked(folder: Path, content: Any) -> tuple[int, dict[str, str]]:
     """(exit status, problem by field)."""
-    path = folder / "mesh.yaml"
-    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
-    result = CliRunner().invoke(app, ["check", str(path), "--json"])
-    report = json.loads(result.stdout)
-    assert report["sound"] == (result.exit_code == 0)
-    return result.exit_code, {problem["field"]: problem["problem"] for problem in report["problems"]}
+    return report_of(folder, content)[:2]
 
 
 @pytest.mark.parametrize(
@@ -33,35 +58,39 @@ def checked(folder: Path, content: Any) -> tuple[int, dict[str, str]]:
     ids=lambda path: path.name,
 )
 def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
-    done = CliRunner().invoke(app, ["check", str(path)])
-    assert done.exit_code == 0, done.output
+    done = penstock("check", str(path))
+    assert done.returncode == 0, done.output
     assert "sound" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("content", "fields"),
     [
-        ({"tiers": [SMALL, LARGE]}, {}),
-        ({"tiers": [{**SMALL, "engine": "torch", "model": "nowhere"}, LARGE]}, {"tiers[0].model": "no folder"}),
-        ({"tiers": [{**SMALL, "engine": "torch", "model": "."}, LARGE]}, {"tiers[0].model": "no config.json"}),
-        ({"tiers": [{**SMALL, "engine": "torch", "model": "organisation/name"}, LARGE]}, {}),
-        ({"tiers": [{**SMALL, "engine": "torch"}, LARGE]}, {"tiers[0].model": "the torch engine needs a model"}),
-        ({"tiers": [{**SMALL, "enigne": "torch"}, LARGE]}, {"tiers[0].enigne": "did you mean 'engine'?"}),
+        (mesh(), {}),
+        (mesh({"engine": "torch", "model": "nowhere"}), {"tiers[0].model": "no folder"}),
+        (mesh({"engine": "torch", "model": "."}), {"tiers[0].model": "no config.json"}),
+        (mesh({"engine": "torch", "model": "organisation/name"}), {}),
+        ({"tiers": [{"name": "s", "threshold": 1, "model": "org/none.gguf"}, LARGE]}, {"tiers[0].model": "no file"}),
+        (mesh({"engine": "torch"}), {"tiers[0].model": "the torch engine needs a model"}),
+        (mesh({"enigne": "torch"}), {"tiers[0].enigne": "did you mean 'engine'?"}),
         ({"teirs": []}, {"teirs": "did you mean 'tiers'?", "tiers": "required"}),
         ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "must not be set"}),
+        (mesh({"engine": "torhc"}), {"tiers[0].engine": "there are llamacpp, openai, sglang, simulated, torch"}),
+        (mesh({"sglang": {"tp": 2}}), {"tiers[0].sglang": "no such field"}),
+        (mesh({"simulated": {"tp": 2}}), {"tiers[0].simulated.tp": "no such field"}),
+        (mesh({"simulated": 3}), {"tiers[0].simulated": "no such field"}),
+        (mesh({"dtype": "float16"}), {"tiers[0].dtype": "the simulated engine does not use it"}),
+        (mesh({"best_effort_reserve": 0.1}), {"tiers[0].best_effort_reserve": "only batch_policy"}),
         (
-            {"tiers": [{**SMALL, "engine": "sglang", "model": "a/b", "sglang": {"python": "/none/python"}}, LARGE]},
-            {"tiers[0].sglang.python": "no program"},
+            {"tiers": [{**SGLANG, "threshold": 1, "sglang": {"endpoint": "http://h:1", "tp": 2}}, LARGE]},
+            {"tiers[0].sglang.tp": "is for servers that workers start"},
         ),
-        ({"tiers": [SMALL, LARGE], "judge": {"replicas": 0}}, {"judge.replicas": "need a judge"}),
-        ({"tiers": [SMALL, LARGE], "redis_url": "not a url"}, {"redis_url": "must be redis://"}),
-        ({"tiers": [SMALL, LARGE], "redis_url": "redis://h:port/0"}, {"redis_url": "the port must be a number"}),
+        (mesh(judge={"replicas": 0}), {"judge.replicas": "need a judge"}),
+        (mesh(redis_url="not a url"), {"redis_url": "must be redis://"}),
+        (mesh(redis_url="redis://h:port/0"), {"redis_url": "the port must be a number"}),
+        (mesh(router={"grpc_port": 65535, "replicas": 2}), {"router.grpc_port": "leaves no ports for 2 routers"}),
         (
-            {"tiers": [SMALL, LARGE], "router": {"grpc_port": 65535, "replicas": 2}},
-            {"router.grpc_port": "leaves no ports for 2 routers"},
-        ),
-        (
-            {"tiers": [SMALL, LARGE], "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}},
+            mesh(router={"grpc_port": 8000, "http_port": 8001, "replicas": 2}),
             {"router.http_port": "ports 8001 to 8002 overlap router.grpc_port"},
         ),
         (
@@ -82,66 +111,46 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
             },
             {},
         ),
+        ({"tiers": [{**SGLANG, "threshold": 50}, {**SGLANG, "name": "large", "workers": 0}]}, {}),
         (
-            {"tiers": [{**SGLANG, "threshold": 50}, {**SGLANG, "name": "large", "workers": 0}]},
-            {},
+            mesh(large={**SGLANG, "name": "large", "sglang": {"port": 65535}, "workers": 2}),
+            {"tiers[1].sglang.port": "leaves no ports for 2 servers"},
         ),
         (
-            {"tiers": [SMALL, {**SGLANG, "name": "large", "sglang": {"port": 65535}, "workers": 2}]},
-            {"tiers[1].sglang.port": "leaves no ports for 2 SGLang servers"},
-        ),
-        (
-            {"tiers": [SMALL, {**SGLANG, "name": "large", "sglang": {"port": 8000}}]},
+            mesh(large={**SGLANG, "name": "large", "sglang": {"port": 8000}}),
             {"tiers[1].sglang.port": "overlap router.http_port"},
         ),
-        ({"tiers": [SMALL, LARGE], "router": {"processes": 0}}, {"router.processes": "greater than or equal to 1"}),
-        ({"tiers": [SMALL, LARGE], "router": {"processes": 1000}}, {"router.processes": "less than or equal to 64"}),
+        (mesh(router={"processes": 0}), {"router.processes": "greater than or equal to 1"}),
+        (mesh(router={"processes": 1000}), {"router.processes": "less than or equal to 64"}),
+        (mesh(router={"processes": 4, "max_active": 3}), {"router.processes": "each process needs a place"}),
+        (mesh(large={"workers": 1025}), {"tiers[1].workers": "less than or equal to 1024"}),
+        (mesh(planner={"replicas": 0}), {"planner.replicas": "greater than or equal to 1"}),
+        (mesh({"device": "abacus"}), {"tiers[0].device": "unknown device 'abacus'"}),
+        (mesh({"device": "cuda:"}), {"tiers[0].device": "unknown device 'cuda:'"}),
+        ({"tiers": [{**SGLANG, "threshold": 50, "device": "cuda:1"}, LARGE]}, {}),
+        (mesh(judge={"device": "gpu"}), {"judge.device": "must be one of cpu, cuda"}),
+        (mesh(name="n" * 5000), {"name": "at most 128 characters"}),
         (
-            {"tiers": [SMALL, LARGE], "router": {"processes": 4, "max_active": 3}},
-            {"router.processes": "each process needs a place"},
-        ),
-        ({"tiers": [SMALL, {**LARGE, "workers": 1025}]}, {"tiers[1].workers": "less than or equal to 1024"}),
-        ({"tiers": [SMALL, LARGE], "planner": {"replicas": 0}}, {"planner.replicas": "greater than or equal to 1"}),
-        ({"tiers": [{**SMALL, "device": "abacus"}, LARGE]}, {"tiers[0].device": "unknown device 'abacus'"}),
-        ({"tiers": [{**SMALL, "device": "cuda:"}, LARGE]}, {"tiers[0].device": "unknown device 'cuda:'"}),
-        ({"tiers": [{**SMALL, "device": "cuda:1"}, LARGE]}, {}),
-        ({"tiers": [SMALL, LARGE], "judge": {"device": "gpu"}}, {"judge.device": "must be one of cpu, cuda"}),
-        ({"tiers": [SMALL, LARGE], "name": "n" * 5000}, {"name": "at most 128 characters"}),
-        (
-            {"tiers": [SMALL, LARGE], "judge": {"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}},
+            mesh(judge={"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}),
             {"judge.scorers[0].model": "no folder"},
         ),
         (
-            {
-                "tiers": [SMALL, LARGE],
-                "judge": {"scorers": [{"name": "x", "kind": "exact", "calibration": "none.json"}]},
-            },
+            mesh(judge={"scorers": [{"name": "x", "kind": "exact", "calibration": "none.json"}]}),
             {"judge.scorers[0].calibration": "no file"},
         ),
+        (mesh(judge=judged(kind="exact", rubric="x")), {"judge.scorers[0].rubric": "no such field"}),
+        (mesh(judge=judged(kind="vibes")), {"judge.scorers[0].kind": "no 'vibes' is installed"}),
         (
-            {
-                "tiers": [SMALL, LARGE],
-                "judge": {
-                    "scorers": [
-                        {"name": "x", "kind": "llm", "endpoint": "http://h/v1", "model": "m", "api_key_env": "NO_KEY"}
-                    ]
-                },
-            },
-            {"judge.scorers[0].api_key_env": "NO_KEY is not set"},
+            mesh(judge=judged(kind="screened", scorers=["x", "x"])),
+            {"judge.scorers[0].scorers": "no scorer 'x' above this one"},
         ),
+        (mesh(judge={"scorers": []}), {"judge.scorers": "at least one is needed"}),
+        (mesh(judge={"max_batch": 4}), {"judge.max_batch": "no scorer uses it"}),
+        (mesh(judge=judged(kind="llm", tier="large", model="m")), {"judge.scorers[0].model": "is for an endpoint"}),
+        ({"tiers": [SMALL, REMOTE | {"name": "large"}]}, {}),
         (
-            {
-                "tiers": [SMALL, LARGE],
-                "planner": {
-                    "replan": {
-                        "enabled": True,
-                        "min_quality": 80,
-                        **dict.fromkeys(("cluster", "models", "trace", "quality"), "mesh.yaml"),
-                        "trace": "none.csv",
-                    }
-                },
-            },
-            {"planner.replan.trace": "no file"},
+            mesh(planner={"replan": {"enabled": True, "question": "none.yaml"}}),
+            {"planner.replan.question": "No such file"},
         ),
     ],
 )
@@ -151,6 +160,85 @@ def test_each_fault_is_said_with_its_field(tmp_path: Path, content: Any, fields:
     assert set(found) == set(fields)
     for field, said in fields.items():
         assert said in found[field]
+
+
+@pytest.mark.parametrize(
+    ("tier", "field", "problem"),
+    [
+        ({"engine": "sglang", "model": "a/b", "sglang": {"python": "/none/python"}}, "sglang.python", "no program"),
+        (
+            {"engine": "sglang", "model": "a/b", "sglang": {"python": sys.executable}},
+            "sglang.python",
+            "has no package sglang",
+        ),
+        (
+            {"engine": "sglang", "model": "/far/away", "sglang": {"endpoint": "http://h:1"}},
+            "model",
+            "no folder /far/away",
+        ),
+        (
+            {"engine": "openai", "model": "m", "openai": {"endpoints": ["http://h/v1"], "key_env": "NO_KEY_HERE"}},
+            "openai.key_env",
+            "NO_KEY_HERE is not set",
+        ),
+    ],
+)
+def test_what_a_machine_lacks_is_a_problem_where_the_mesh_is_to_run(
+    tmp_path: Path, tier: dict[str, Any], field: str, problem: str
+) -> None:
+    mesh = {"tiers": [SMALL, LARGE | tier]}
+    status, problems, notes = report_of(tmp_path, mesh)
+    assert (status, problems, [*notes]) == (0, {}, [f"tiers[1].{field}"])
+    assert report_of(tmp_path, mesh, "--here") == (1, notes, {})
+    assert problem in notes[f"tiers[1].{field}"]
+    with pytest.raises(SettingsError, match=problem):
+        LocalMesh(MeshOptions(mesh_file=tmp_path / "mesh.yaml", folder=tmp_path / "run"))
+
+
+def test_a_key_that_a_scorer_needs_is_the_machines(tmp_path: Path) -> None:
+    scorer = {"kind": "llm", "endpoint": "http://h/v1", "model": "m", "api_key_env": "NO_KEY_HERE"}
+    status, problems, notes = report_of(tmp_path, {"tiers": [SMALL, LARGE], "judge": judged(**scorer)})
+    assert (status, problems) == (0, {})
+    assert "NO_KEY_HERE is not set" in notes["judge.scorers[0].api_key_env"]
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"model_type": "mamba"}, "model type 'mamba' is not one of llama, qwen2, qwen3"),
+        (
+            {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}},
+            "(gptq). SGLang serves it",
+        ),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "sliding-window attention"),
+        (None, "no folder"),
+        ([], "no JSON object"),
+    ],
+)
+def test_a_model_that_the_engine_cannot_serve_is_refused(tmp_path: Path, config: Any, problem: str) -> None:
+    """By `penstock check`, and in the same words by the worker. A missing one also where its path looks like a hub's id."""
+    folder = tmp_path / "models" / "mine"
+    (folder if config is not None else folder.parent).mkdir(parents=True)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    status, found = checked(tmp_path, {"tiers": [SMALL, {**LARGE, "engine": "torch", "model": "models/mine"}]})
+    assert (status, [*found]) == (1, ["tiers[1].model"])
+    assert problem in found["tiers[1].model"]
+    mesh = load_mesh_file(tmp_path / "mesh.yaml")
+    with pytest.raises(SettingsError, match=re.escape(found["tiers[1].model"])):
+        build_engine(mesh, mesh.tiers[1], ServiceSettings.load(mesh_file=tmp_path / "mesh.yaml"))
+
+
+def test_thresholds_that_take_scores_for_shares_are_remarked_on(tmp_path: Path) -> None:
+    status, problems, notes = report_of(tmp_path, {"tiers": [SMALL | {"threshold": 0.7}, LARGE]}, "--here")
+    assert (status, problems) == (0, {})
+    assert "70 may be meant" in notes["tiers[0].threshold"]
+
+
+def test_a_judge_that_can_score_no_requests_is_remarked_on(tmp_path: Path) -> None:
+    status, problems, notes = report_of(tmp_path, {"tiers": [SMALL, LARGE], "judge": judged(kind="exact")})
+    assert (status, problems) == (0, {})
+    assert "needs an expected answer" in notes["judge.default_scorer"]
 
 
 def test_one_fault_hides_no_other(tmp_path: Path) -> None:
@@ -199,16 +287,71 @@ def test_what_is_no_mesh_file_is_named(tmp_path: Path, content: str) -> None:
 def test_a_person_reads_a_line_per_fault(tmp_path: Path) -> None:
     path = tmp_path / "mesh.yaml"
     path.write_text(yaml.safe_dump({"tiers": [{**SMALL, "worker": 2}, {**LARGE, "threshold": 5}]}))
-    done = CliRunner().invoke(app, ["check", str(path)])
-    assert done.exit_code == 1
+    done = penstock("check", str(path))
+    assert done.returncode == 1
     assert [line.removeprefix(f"{path}: ").partition(": ")[0] for line in done.stderr.splitlines()] == [
         "tiers[0].worker",
         "tiers[1].threshold",
     ]
-    nowhere = CliRunner().invoke(app, ["check", str(tmp_path / "none.yaml")])
-    assert (nowhere.exit_code, nowhere.stderr) == (1, f"{tmp_path / 'none.yaml'}: No such file or directory\n")
+    nowhere = penstock("check", str(tmp_path / "none.yaml"))
+    assert (nowhere.returncode, nowhere.stderr) == (1, f"{tmp_path / 'none.yaml'}: No such file or directory\n")
 
 
 def test_the_version_is_printed() -> None:
-    done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.stdout) == (0, f"penstock {penstock.__version__}\n")
+    done = penstock("--version")
+    assert (done.returncode, done.stdout) == (0, f"penstock {__version__}\n")
+
+
+def test_a_gguf_file_is_served_by_llama_cpp_if_it_can_be(tmp_path: Path) -> None:
+    """By the header alone: the file names an architecture, and tensors are not read."""
+    write_gguf(FAMILY / "small", tmp_path / "good.gguf")
+    write_gguf(FAMILY / "small", tmp_path / "unknown.gguf", general__architecture="alpaca")
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "good.gguf").read_bytes()[:3000])
+    tier = {"name": "only", "model": "good.gguf"}
+    assert checked(tmp_path, {"tiers": [tier]}) == (0, {})
+    assert MeshFile.model_validate({"tiers": [tier]}).tiers[0].served_name == "good"
+    for more, field, problem in (
+        ({"model": "unknown.gguf"}, "model", "unknown model architecture: 'alpaca'"),
+        ({"model": "cut.gguf"}, "model", "cut off"),
+        ({"engine": "torch"}, "model", "which engine: llamacpp serves"),
+        ({"model": ".", "engine": "llamacpp"}, "model", "neither a GGUF file nor a folder with one"),
+        ({"dtype": "float16"}, "dtype", "the llamacpp engine does not use it"),
+        ({"device": "xpu"}, "device", "cpu or cuda"),
+    ):
+        _, problems = checked(tmp_path, {"tiers": [{**tier, **more}]})
+        assert list(problems) == [f"tiers[0].{field}"]
+        assert problem in problems[f"tiers[0].{field}"]
+    other = {"tiers": [{**tier, "llamacpp": {"library": str(tmp_path / "none.so")}}]}
+    assert "no file" in report_of(tmp_path, other, "--here")[1]["tiers[0].llamacpp.library"]
+
+
+def test_it_says_how_answers_of_endpoints_are_judged_and_what_that_costs(tmp_path: Path) -> None:
+    """Four lines are sound. What endpoints give is not known before they are asked."""
+    path = tmp_path / "mesh.yaml"
+    tiers = [REMOTE | {"name": "small", "threshold": 70}, REMOTE | {"name": "large"}]
+    assert report_of(tmp_path, {"tiers": tiers})[:2] == (0, {})
+    (line,) = json.loads(penstock("check", str(path), "--json").stdout)["judging"]
+    assert "with log-probabilities are judged by their log-probabilities" in line
+    assert "a call of large that reads prompt and answer and writes at most 4 tokens" in line
+    report_of(tmp_path, {"tiers": tiers, "judge": judged(kind="consistency", samples=3)})
+    (line,) = json.loads(penstock("check", str(path), "--json").stdout)["judging"]
+    report_of(tmp_path, {"tiers": tiers, "judge": judged(kind="confidence")})
+    assert [*judging(load_mesh_file(path), {"small": False})][1:] == [
+        "answers of small come without the log-probabilities that x needs: all escalate"
+    ]
+    assert "x: 3 further answers of the same tier, of at most 512 tokens each" in line
+
+
+def test_a_judge_that_is_not_calibrated_is_a_note_and_refused_where_that_is_strict(tmp_path: Path) -> None:
+    """With a calibration it is none; nor is there one where no answer is judged."""
+    mesh = {"tiers": [SMALL, LARGE]}
+    status, problems, notes = report_of(tmp_path, mesh)
+    assert (status, problems, [*notes]) == (0, {}, ["judge"])
+    assert "penstock.judge_service.calibrate --scorer default" in notes["judge"]
+    assert penstock("check", tmp_path / "mesh.yaml", "--strict").returncode == 1
+    (tmp_path / "calibration.json").write_text("{}")
+    for sound in (mesh | {"judge": {"calibration": "calibration.json"}}, {"tiers": [LARGE]}):
+        assert report_of(tmp_path, sound, "--strict") == (0, {}, {})
+    status, problems, _ = report_of(tmp_path, mesh | {"judge": {"calibration": "x", **judged(kind="confidence")}})
+    assert status == 1
+    assert "one of `scorers`" in problems["judge"]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo import EARLY_CHECKS
 from penstock.cli.demo_report import (
     CHECKED,
     PLAIN,
@@ -25,7 +24,9 @@ from penstock.cli.demo_run import Failover
 from penstock.cli.early_checks_file import EarlyChecksError, read_early_checks
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.replay import Outcome, Run, arrivals_s
-from penstock.client.types import FinishReason, Reply, TierSummary, Usage
+from penstock.client.types import Reply
+from penstock.types.events import TierSummary
+from penstock.types.replies import FinishReason, Usage
 from tests.conftest import ROOT
 
 TIERS = ("small", "large")
@@ -119,16 +120,15 @@ def test_what_early_checks_saved_besides_is_counted_against_the_cascade() -> Non
         "cpu_s_per_answer": 2.5,
     }
     assert early_checks_sentence(result["early_checks"]) == (
-        "With early checks besides, 1 answer ended early: 24 tokens of rejected answers instead of 40 (40% fewer); "
+        "With early checks in addition, 1 answer ended early: 24 tokens of rejected answers instead of 40 (40% fewer); "
         "100% right."
     )
 
 
 def test_the_early_checks_that_measure_has_fitted_are_read(tmp_path: Path) -> None:
     """The shipped ones, and what is no such file."""
-    assert {
-        tier: [c.after_tokens for c in checks] for tier, checks in read_early_checks(ROOT / EARLY_CHECKS).items()
-    } == {
+    shipped = read_early_checks(ROOT / "models/family/early_checks.json")
+    assert {tier: [c.after_tokens for c in checks] for tier, checks in shipped.items()} == {
         "small": [16, 64],
         "medium": [16, 64],
     }

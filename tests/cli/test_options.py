@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from penstock.cli import options
 from penstock.cli.main import app, command_names
+from tests.support.present import present
 
 CHECKED_BY_THE_ROUTER = {"--temperature"}  # whose bounds are the engines'
 
@@ -18,15 +19,12 @@ def parameters() -> Iterator[tuple[str, str, set[Any]]]:
     """(command, option or argument, the types that it takes) of every command's parameters."""
     commands = [(str(c.name), c.callback) for c in app.registered_commands]
     for group in app.registered_groups:
-        inside = group.typer_instance
-        assert inside is not None
-        assert inside.registered_callback is not None
-        commands.append((str(group.name), inside.registered_callback.callback))
+        inside = present(group.typer_instance)
+        commands.append((str(group.name), present(inside.registered_callback).callback))
         commands += [(f"{group.name} {c.name}", c.callback) for c in inside.registered_commands]
     assert sorted(name for name, _ in commands) == sorted(command_names())
     for command, callback in commands:
-        assert callback is not None
-        for name, hint in get_type_hints(callback, include_extras=True).items():
+        for name, hint in get_type_hints(present(callback), include_extras=True).items():
             if get_origin(hint) is Annotated:
                 kind, info = get_args(hint)
                 flags = (info.default, *(info.param_decls or ()))  # typer keeps the first flag where a default would be

@@ -2,21 +2,24 @@
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.demand import draw_demand
-from planner_service.files import read_quality, read_site, read_trace
-from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_options import LEAST_REQUESTS
-from services.domain import InvalidRequest
+from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.question.demand import draw_demand
+from penstock.planner_service.question.planning_options import LEAST_REQUESTS
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.services.domain import InvalidRequest
 from tests.conftest import ROOT
+from tests.support.cli import penstock
+from tests.support.plain_plans import plan_cascade
+from tests.support.questions import asked
+
+run = partial(penstock, columns=500)
 
 EXAMPLES = ROOT / "examples"
 FILES = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--models", EXAMPLES / "deepseek-cascade.yaml",
@@ -24,32 +27,28 @@ FILES = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--models", EXAMPLES /
 TRACE = EXAMPLES / "trace.csv"
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner(env={"COLUMNS": "500"}).invoke(app, [str(a) for a in arguments])
-
-
-def planned(*more: object, trace: Path = TRACE) -> Any:
-    return run("plan", *FILES, "--trace", trace, "--min-quality", 80, "--runs", 1, *more)
+def planned(*more: object, trace: Path = TRACE, **fields: Any) -> Any:
+    return run("plan", *asked(runs=1, **fields), *FILES, "--trace", trace, "--min-quality", 80, *more)
 
 
 @pytest.mark.slow
 def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
-        done = planned("--requests", 60)
-        assert done.exit_code == 0, done.output
+        done = planned(requests=60)
+        assert done.returncode == 0, done.output
         assert "written" not in done.output
         assert not list(tmp_path.iterdir())
-        done = planned("--requests", 60, "--out", "plan.json", "--plot")
-        assert done.exit_code == 0, done.output
+        done = planned("--out", "plan.json", "--plot", requests=60)
+        assert done.returncode == 0, done.output
         pictures = {f"plan{which}.{kind}" for which in ("", "-nodes") for kind in ("png", "svg")}
         assert {path.name for path in tmp_path.iterdir()} == {"plan.json", *pictures}
         plan = json.loads(Path("plan.json").read_text())
-        done = planned("--requests", 60, "--no-plot", "--out", "-")
-        assert done.exit_code == 0, done.output
+        done = planned("--no-plot", "--out", "-", requests=60)
+        assert done.returncode == 0, done.output
         shown = json.loads(done.stdout)
         assert {k: v for k, v in shown.items() if k != "seconds"} == {k: v for k, v in plan.items() if k != "seconds"}
         assert len(list(tmp_path.iterdir())) == 1 + len(pictures)
-        assert planned("--requests", 60, "--out", "-", "--plot").exit_code == 2
+        assert planned("--out", "-", "--plot", requests=60).returncode == 2
 
 
 @pytest.mark.parametrize("option", [("--plot",), ("--render", "compose")])
@@ -58,22 +57,22 @@ def test_what_goes_beside_the_plan_file_needs_one(option: tuple[str, ...]) -> No
     done = run(
         "plan", *(f for pair in zip(FILES[::2], ("none",) * 3, strict=True) for f in pair), "--trace", "none", *option
     )
-    assert done.exit_code == 2
+    assert done.returncode == 2
     assert f"{option[0]}: needs --out" in done.output
 
 
 def test_a_picture_does_not_overwrite_the_plan(tmp_path: Path) -> None:
     for command in (("plan", *FILES, "--trace", TRACE), ("stages", "--instances", 2, "--trace", TRACE)):
         done = run(*command, "--out", tmp_path / "plan.svg", "--plot")
-        assert done.exit_code == 2
+        assert done.returncode == 2
         assert "overwritten" in done.output
     assert not list(tmp_path.iterdir())
 
 
 def test_more_requests_than_the_trace_has_are_refused() -> None:
     """Not clamped in silence: neither for a plan nor for a replay. Without the option a short trace is taken whole."""
-    done = planned("--requests", 100_000_000)
-    assert done.exit_code == 2
+    done = planned(requests=100_000_000)
+    assert done.returncode == 2
     assert "requests: must be from 1 to the trace's 3000, not 100000000" in done.output
 
 
@@ -83,27 +82,27 @@ def test_a_short_trace_is_taken_whole_and_a_tiny_one_is_refused(tmp_path: Path) 
     short.write_text("\n".join(lines[: LEAST_REQUESTS + 1]) + "\n")
     tiny.write_text("\n".join(lines[:3]) + "\n")
     done = planned("--out", out, trace=short)
-    assert done.exit_code == 0, done.output
+    assert done.returncode == 0, done.output
     assert json.loads(out.read_text())["inputs"]["requests"] == LEAST_REQUESTS
     done = planned(trace=tiny)
-    assert done.exit_code == 2
+    assert done.returncode == 2
     assert f"requests: must be at least {LEAST_REQUESTS} to plan on, not 2" in done.output
-    assert run("simulate", "--plan", out, "--trace", tiny, "--json").exit_code == 0
-    assert run("simulate", "--plan", out, "--trace", tiny, "--requests", 3).exit_code == 2
+    assert run("simulate", "--plan", out, "--trace", tiny, "--json").returncode == 0
+    assert run("simulate", "--plan", out, "--trace", tiny, "--requests", 3).returncode == 2
 
 
 @pytest.mark.slow
 def test_a_rate_beyond_the_cluster_is_refused_and_a_burst_is_planned_where_that_is_asked_for(tmp_path: Path) -> None:
     """What binds is said, with a rate that can be had; a plan for a burst says that it is one."""
     out = tmp_path / "plan.json"
-    beyond = ("--rate", 100_000, "--requests", 100, "--objective", "largest-tier", "--out", out)
-    done = planned(*beyond)
-    assert done.exit_code == 3
+    beyond = ("--rate", 100_000, "--out", out)
+    done = planned(*beyond, requests=100, objective="largest-tier")
+    assert done.returncode == 3
     assert "the rate binds" in done.output
     assert not out.exists()
     rate = float(done.output.partition("is good for ")[2].partition("/s")[0])
-    done = planned(*beyond, "--allow-overload")
-    assert done.exit_code == 0, done.output
+    done = planned(*beyond, requests=100, objective="largest-tier", allow_overload=True)
+    assert done.returncode == 0, done.output
     assert "overloaded" in done.output
     plan = json.loads(out.read_text())
     assert plan["load"]["overloaded"]
@@ -118,10 +117,11 @@ def test_a_plan_keeps_within_the_utilisation_that_is_asked_for(tmp_path: Path) -
     cluster, plans = tmp_path / "cluster.yaml", []
     cluster.write_text((EXAMPLES / "cluster-4x8-h100.yaml").read_text() + "\ndollars_per_gpu_hour: 2.5\n")
     for bound in (0.1, 0.9):
-        targets = ("--min-quality", 70, "--max-latency", 60, "--objective", "largest-tier")
-        files = ("--cluster", cluster, *FILES[2:], "--trace", TRACE, "--requests", 100, "--runs", 0)
-        done = run("plan", *files, *targets, "--max-utilisation", bound, "--out", "-")
-        assert done.exit_code == 0, done.output
+        targets = ("--min-quality", 70, "--max-latency", 60)
+        files = ("--cluster", cluster, *FILES[2:], "--trace", TRACE)
+        how = asked(requests=100, runs=0, objective="largest-tier", max_utilisation=bound)
+        done = run("plan", *files, *targets, *how, "--out", "-")
+        assert done.returncode == 0, done.output
         plan = json.loads(done.stdout)
         assert plan["goal"] == "cost"
         assert plan["cost"]["gpus"] == sum(tier["gpus"] for tier in plan["tiers"])

@@ -12,12 +12,13 @@ import yaml
 
 from penstock.cli import targets
 from penstock.cli.plan_changes import PlannedTier, other_drafters
-from penstock.cli.plan_publishing import planned_tiers
 from penstock.client.plans import Plan, TierPlan
-from services.domain.plans import same_model
-from services.mesh_file import load_mesh_file
+from penstock.question_files import load_models
+from penstock.services.domain.plans import same_model
+from penstock.services.mesh_file import load_mesh_file
 from tests.conftest import ROOT
 from tests.support.cli import penstock, penstock_process
+from tests.support.questions import asked
 
 EXAMPLES = ROOT / "examples"
 LONG = {"from_tokens": 200, "threshold": 10.0}
@@ -115,6 +116,11 @@ def test_a_plan_for_these_models_is_published_and_its_difference_shown(
     assert done.returncode == 0, done.stderr
     assert "80 -> 33" in done.stdout
     assert held(admin)["revision"] == before["revision"] + 1
+    newest, *_, first = json.loads(penstock("plan", "history", "-a", admin, "--json").stdout)
+    assert (newest["source"], newest["prediction"]["quality"]) == ("planned", 85.5)
+    assert (first["source"], first["prediction"]) == ("mesh-file", None)
+    lines = penstock("plan", "history", "-a", admin, columns=40).stdout.splitlines()
+    assert any("predicted: quality 85.5, p95 2.50 s, end to end 3.50 s" in line for line in lines), "not wrapped"
 
 
 def status_with(admin: str, revision: int) -> dict[str, Any]:
@@ -182,8 +188,8 @@ def test_early_checks_are_published_with_their_plan_and_stay_without_others(
     checked = figures | {"early_checks": [{"checks": checks, "meanwhile_tokens": 3}]}
     refused_checks = {"early_checks": None, "early_reason": "the plan is no better with them"}
     for without, why in (
-        (figures | {"thresholds": [20.0]}, "they were fitted where fewer answers stood"),
-        (figures | {"long_answers": [LONG]}, "they were fitted where fewer answers stood"),
+        (figures | {"thresholds": [20.0]}, "they were fitted where fewer answers were accepted"),
+        (figures | {"long_answers": [LONG]}, "they were fitted where fewer answers were accepted"),
         (figures | refused_checks, "the plan is better without them"),
     ):
         for content in (checked, without):
@@ -214,7 +220,7 @@ def test_an_unfitting_plan_is_not_solved_for(admin: str, tmp_path: Path) -> None
 
 
 def test_candidates_may_have_more_than_the_tiers_of_the_mesh(admin: str, tmp_path: Path) -> None:
-    """`plan --max-tiers --apply` is refused at once only where the tiers of the mesh cannot be chosen."""
+    """`plan --apply` with max_tiers is refused at once only where the tiers of the mesh cannot be chosen."""
     files = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--trace", "none.csv", "--quality", "none.csv")
     tiers = [
         {"name": "small", "model": "qwen3-4b"},
@@ -224,28 +230,19 @@ def test_candidates_may_have_more_than_the_tiers_of_the_mesh(admin: str, tmp_pat
     models = tmp_path / "models.yaml"
     for chosen, said in ((tiers, "none.csv"), (tiers[:2], "has the tiers small, the mesh has small, large")):
         models.write_text(yaml.safe_dump({"tiers": chosen}))
-        options = ("--min-quality", 80, "--max-tiers", 2, "--apply", "-a", admin)
+        options = (*asked(max_tiers=2), "--min-quality", 80, "--apply", "-a", admin)
         done = penstock("plan", *files, "--models", models, *options)
         assert done.returncode == 2
         assert said in done.stderr
 
 
-def test_a_shape_may_say_which_model_it_is_of(tmp_path: Path) -> None:
-    """A model that is not in the catalogue is known to the mesh by its name; without one, by the tier's."""
-    shape = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "parameters": 0.1}
-    tiers = [{"name": "small", "model": shape | {"name": "Acme-1B"}}, {"name": "large", "model": shape}]
-    (tmp_path / "models.yaml").write_text(yaml.safe_dump({"tiers": tiers}))
-    found = planned_tiers(EXAMPLES / "cluster-1x8-h100.yaml", tmp_path / "models.yaml")
-    assert [(tier.name, tier.model) for tier in found] == [("small", "Acme-1B"), ("large", "large")]
-
-
 @pytest.mark.parametrize("name", ["qwen2.5", "llama-3.1"])
 def test_the_example_cascades_are_for_the_example_meshes(name: str) -> None:
-    """What docs/real-models.md plans can be applied to what it starts, without --force."""
+    """What docs/how-to/real-models.md plans can be applied to what it starts, without --force."""
     mesh = load_mesh_file(EXAMPLES / f"mesh-{name}-8gpu.yaml")
-    found = planned_tiers(EXAMPLES / "cluster-1x8-h100.yaml", EXAMPLES / f"{name}-cascade.yaml")
+    found = load_models(EXAMPLES / f"{name}-cascade.yaml").tiers
     assert [tier.name for tier in found] == [tier.name for tier in mesh.tiers]
-    assert all(same_model(tier.served_name, planned.model) for tier, planned in zip(mesh.tiers, found, strict=True))
+    assert all(same_model(tier.served_name, one.model.name) for tier, one in zip(mesh.tiers, found, strict=True))
 
 
 def test_an_earlier_plan_is_published_again(admin: str) -> None:
@@ -319,7 +316,7 @@ def test_a_model_is_the_planned_one_by_organisation_case_and_what_follows(
 
 
 def test_drafters_are_compared_as_models_are_and_in_any_order() -> None:
-    current = Plan((TierPlan("large", "m", None, 1, drafters=("Qwen2.5-1.5B-Instruct", "small")),))
+    current = Plan(tiers=(TierPlan("large", "m", None, 1, drafters=("Qwen2.5-1.5B-Instruct", "small")),))
 
     def other(*names: str) -> str:
         return other_drafters(current, [PlannedTier("large", "m", drafters=names)])

@@ -1,6 +1,7 @@
 """A mesh of shipped models for other projects' clients; once more with SGLang as its engine, where that is tested."""
 
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import openai
 import pytest
 import yaml
 
-from services.testing import RedisProcess
+from penstock.services.testing import RedisProcess
 from tests.conftest import FAMILY
 from tests.support.mesh import running_mesh
 from tests.support.sglang import SglangServers, cpu_shape
@@ -27,17 +28,19 @@ class CompatMesh:
 async def mesh(
     request: pytest.FixtureRequest, redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[CompatMesh]:
-    tiers = [await _tier(request, name) for name in (CompatMesh.chat, CompatMesh.tools)]
-    content = {
-        "name": "test-compat",
-        "tiers": [tiers[0] | {"threshold": 0}, tiers[1]],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1},
-    }
-    path = tmp_path_factory.mktemp("compat") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    async with running_mesh(path, redis.url) as running:
-        yield CompatMesh(f"{running.http}/v1")
+    folder = tmp_path_factory.mktemp("compat")
+    with closing(SglangServers(folder)) as servers:
+        tiers = [await _tier(request.param, name, servers) for name in (CompatMesh.chat, CompatMesh.tools)]
+        content = {
+            "name": "test-compat",
+            "tiers": [tiers[0] | {"threshold": 0}, tiers[1]],
+            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+            "router": {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1},
+        }
+        path = folder / "mesh.yaml"
+        path.write_text(yaml.safe_dump(content))
+        async with running_mesh(path, redis.url) as running:
+            yield CompatMesh(f"{running.http}/v1")
 
 
 @pytest.fixture
@@ -46,12 +49,11 @@ async def client(mesh: CompatMesh) -> AsyncIterator[openai.AsyncOpenAI]:
         yield made
 
 
-async def _tier(request: pytest.FixtureRequest, name: str) -> dict[str, Any]:
+async def _tier(engine: str, name: str, servers: SglangServers) -> dict[str, Any]:
     """A shipped model, on the engine that is asked for."""
-    tier: dict[str, Any] = {"name": name, "model": str(FAMILY / name), "engine": request.param}
-    if request.param == "torch":
+    tier: dict[str, Any] = {"name": name, "model": str(FAMILY / name), "engine": engine}
+    if engine == "torch":
         return tier | {"kv_tokens": 8192}
-    servers: SglangServers = request.getfixturevalue("sglang_servers")
     return tier | {
         "sglang": {"endpoint": await servers.url(cpu_shape(FAMILY / name, kv_tokens=8192, structured_output=True))}
     }

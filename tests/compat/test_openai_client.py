@@ -9,6 +9,7 @@ import pydantic
 import pytest
 
 from tests.compat.conftest import CompatMesh
+from tests.support.present import present
 
 QUESTION: Any = [{"role": "user", "content": "What is 12 + 30?"}]
 PARAMETERS = {
@@ -45,8 +46,7 @@ async def test_streams_end_with_usage_where_asked_for(client: openai.AsyncOpenAI
         model="cascade", messages=QUESTION, max_tokens=8, stream=True, stream_options={"include_usage": True}
     )
     chunks = [chunk async for chunk in stream]
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens > 0
+    assert present(chunks[-1].usage).completion_tokens > 0
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
@@ -94,8 +94,7 @@ async def test_responses_whole_and_streamed_are_the_same(client: openai.AsyncOpe
     whole = await client.responses.create(**asked, max_output_tokens=10)
     assert whole.output_text
     assert whole.status in ("completed", "incomplete")
-    assert whole.usage is not None
-    assert whole.usage.output_tokens > 0
+    assert present(whole.usage).output_tokens > 0
     deltas, kinds, numbers, last = "", list[str](), list[int](), None
     async for event in await client.responses.create(**asked, max_output_tokens=10, stream=True):
         kinds.append(event.type)
@@ -105,9 +104,8 @@ async def test_responses_whole_and_streamed_are_the_same(client: openai.AsyncOpe
         if event.type in ("response.completed", "response.incomplete"):
             last = event.response
     assert deltas == whole.output_text
-    assert last is not None
-    assert last.output_text == whole.output_text
-    assert last.status == whole.status
+    assert present(last).output_text == whole.output_text
+    assert present(last).status == whole.status
     assert numbers == list(range(len(numbers)))
     assert kinds[:2] == ["response.created", "response.in_progress"]
     around = [kind for kind in kinds if "delta" not in kind][2:-1]

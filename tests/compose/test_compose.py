@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from penstock import AsyncClient, InstanceChanged, TierStarted, Tokens
-from services.processes import free_port
+from penstock.services.processes import free_port
 from tests.conftest import ROOT
 from tests.support.containers import ComposeProject, Engine, NoEngineError, run
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.domain.best_answer import best_of
+from penstock.services.acceptance.best_answer import best_of
 
 SCORES = st.lists(st.none() | st.integers(0, 4).map(float), min_size=1, max_size=8)
 

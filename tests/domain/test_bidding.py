@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.domain.stages.bidding import (
+from penstock.services.domain.stages.bidding import (
     MAX_TRANSFERS,
     STARVED_AFTER,
     Ask,
@@ -21,6 +21,7 @@ from services.domain.stages.bidding import (
     choose,
     shortlist,
 )
+from tests.support.present import present
 
 BIDS = st.lists(
     st.builds(Bid, st.uuids().map(str), st.integers(0, 5), st.integers(0, 5).map(float)),
@@ -79,20 +80,16 @@ def test_the_busiest_sender_is_served_first_and_a_sender_that_transmits_is_skipp
     receiver = Receiver("r", TransferSlots())
     for name, load in (("calm", 10), ("busy", 90), ("middle", 50)):
         receiver.confirm(ask(name, sender=name, sender_tokens=load), idle_tokens=1000)
-    first = receiver.next()
-    assert first is not None
+    first = present(receiver.next())
     assert first.ask.request_id == "busy"
     receiver.sender_busy("busy")
-    second = receiver.next()
-    assert second is not None
+    second = present(receiver.next())
     assert second.ask.request_id == "middle", "the skipped one waits for the next round"
-    third = receiver.next()
-    assert third is not None
+    third = present(receiver.next())
     assert third.ask.request_id == "calm"
     assert receiver.next() is None
     receiver.look_again()
-    again = receiver.next()
-    assert again is not None
+    again = present(receiver.next())
     assert again.ask.request_id == "busy"
 
 
@@ -103,15 +100,13 @@ def test_a_starving_request_is_waited_for_and_sent_next() -> None:
     receiver.confirm(ask("starving"), idle_tokens=1000)
     receiver.confirm(ask("later"), idle_tokens=1000)
     for _ in range(STARVED_AFTER):
-        turn = receiver.next()
-        assert turn is not None
+        turn = present(receiver.next())
         assert not turn.starving
         assert turn.ask.request_id == "starving"
         assert sender.start("starving", starving=turn.starving) is Go.BUSY
         receiver.sender_busy("starving")
         receiver.look_again()
-    turn = receiver.next()
-    assert turn == Turn(ask("starving"), starving=True)
+    assert receiver.next() == Turn(ask("starving"), starving=True)
     assert sender.start("starving", starving=True) is Go.WAIT
     assert receiver.next() is None, "the receiver waits for it"
     assert sender.start("third") is Go.BUSY, "nobody goes before it"
@@ -120,8 +115,7 @@ def test_a_starving_request_is_waited_for_and_sent_next() -> None:
     assert sender.start("third") is Go.BUSY
     assert sender.next() == "starving"
     receiver.started("starving")
-    after = receiver.next()
-    assert after is not None
+    after = present(receiver.next())
     assert after.ask.request_id == "later"
 
 
@@ -130,8 +124,7 @@ def test_who_is_overtaken_too_often_goes_next_however_calm_its_sender() -> None:
     receiver.confirm(ask("calm", sender_tokens=1), idle_tokens=1000)
     for i in range(STARVED_AFTER):
         receiver.confirm(ask(f"busy-{i}", sender_tokens=99), idle_tokens=1000)
-        turn = receiver.next()
-        assert turn is not None
+        turn = present(receiver.next())
         assert turn.ask.request_id == f"busy-{i}"
         receiver.started(turn.ask.request_id)
         receiver.ended(turn.ask.request_id)

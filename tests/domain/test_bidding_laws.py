@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.domain.stages.bidding import (
+from penstock.services.domain.stages.bidding import (
     STARVED_AFTER,
     Ask,
     Bid,
@@ -13,6 +13,7 @@ from services.domain.stages.bidding import (
     TransferSlots,
     shortlist,
 )
+from tests.support.present import present
 
 
 def ask(name: str, tokens: int = 10, sender_tokens: int = 10) -> Ask:
@@ -74,8 +75,7 @@ def test_every_end_of_a_won_request_frees_what_it_held(ending: str) -> None:
     slots = TransferSlots(2)
     receiver = receiver_of(ask("a"), slots=slots)
     if ending != "never started":
-        turn = receiver.next()
-        assert turn is not None
+        assert receiver.next() is not None
         assert slots.used == 1
         if ending == "moved":
             receiver.started("a")
@@ -95,8 +95,7 @@ def test_a_turn_is_given_once_per_round() -> None:
     assert slots.used == 0
     assert receiver.next() is None
     receiver.look_again()
-    turn = receiver.next()
-    assert turn is not None
+    turn = present(receiver.next())
     assert not turn.starving
 
 
@@ -112,17 +111,14 @@ def test_only_earlier_requests_have_been_skipped() -> None:
     """One that starts skips those that were won before it and still wait; nobody is skipped by an older one."""
     receiver = receiver_of(ask("old"), ask("busy", sender_tokens=99), ask("young"), slots=TransferSlots(9))
     for i in range(STARVED_AFTER):
-        turn = receiver.next()
-        assert turn is not None
+        turn = present(receiver.next())
         assert turn.ask.request_id == ("busy" if not i else f"busy{i}")
         receiver.started(turn.ask.request_id)
         assert receiver.confirm(ask(f"busy{i + 1}", sender_tokens=99), idle_tokens=10_000) is None
-    turn = receiver.next()
-    assert turn is not None
+    turn = present(receiver.next())
     assert (turn.ask.request_id, turn.starving) == ("old", True)
     receiver.started("old")
-    turn = receiver.next()
-    assert turn is not None
+    turn = present(receiver.next())
     assert not turn.starving or turn.ask.request_id == "young"
 
 
@@ -135,13 +131,11 @@ def test_nothing_starts_before_a_starving_turn() -> None:
         assert receiver.next() is not None
         receiver.sender_busy("a")
     assert receiver.confirm(ask("b", sender_tokens=99), idle_tokens=10_000) is None
-    turn = receiver.next()  # in the same round: a starving request does not wait for the next one
-    assert turn is not None
+    turn = present(receiver.next())  # in the same round: a starving request does not wait for the next one
     assert (turn.ask.request_id, turn.starving) == ("a", True)
     assert receiver.next() is None
     receiver.started("a")
-    turn = receiver.next()
-    assert turn is not None
+    turn = present(receiver.next())
     assert turn.ask.request_id == "b"
 
 
@@ -153,8 +147,7 @@ def test_several_starving_requests_are_served_in_order() -> None:
             assert turn is not None
         for name in "ab":
             receiver.sender_busy(name)
-    turn = receiver.next()
-    assert turn is not None
+    turn = present(receiver.next())
     assert turn.ask.request_id == "a"
 
 

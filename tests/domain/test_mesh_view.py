@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Provenance, Role, TierPlan
+from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
+from penstock.types.mesh_status import Loading
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
 WORKER = InstanceRecord("w1", Role.WORKER, "host:1", 1.0, 1, 3.0, model=CARD, load=Load((5,), (), 9, 1.0))
-PLAN = Plan(1, (TierPlan("small", "m", None, 1),), provenance=Provenance("test", created_at=10.0))
+PLAN = Plan(1, (TierPlan("small", "m", None, 1),), source="test", created_at=10.0)
 
 
 def connected(now: float = 0.0) -> MeshView:
@@ -34,6 +35,23 @@ def test_a_lease_ends_without_news() -> None:
     view.alive(3.1)
     assert view.expire() == ["w1"]
     assert view.instances() == []
+
+
+def test_a_worker_that_loads_is_no_instance_yet() -> None:
+    """It is known until it serves, or its lease ends, also where others are kept."""
+    view = MeshView(keep_expired={Role.WORKER})
+    view.connect([], PLAN, 0.0)
+    far = Load(loading=Loading(0.4, 30.0))
+    record = InstanceRecord("loading-w1", Role.WORKER, "host:1", 1.0, 1, 3.0, load=far, tier="small")
+    view.hear(record, 0.0)
+    assert (view.instances(), view.workers("small")) == ([], [])
+    assert (view.loading(), view.loading("small"), view.loading("large")) == ([record], [record], [])
+    view.hear(WORKER, 1.0)
+    assert (view.workers("small"), view.loading()) == ([WORKER], [])
+    view.forget("w1")
+    view.alive(4.0)
+    assert view.expire() == ["loading-w1"]
+    assert (view.loading(), view.expired()) == ([], [])
 
 
 def test_nothing_expires_while_the_store_is_away_and_a_lease_begins_anew_when_it_is_back() -> None:
@@ -84,7 +102,7 @@ def test_the_plan_only_moves_forward() -> None:
     assert view.follow(newer)
     assert not view.follow(PLAN)
     # planner and store lost everything: revisions begin anew, later in time
-    reborn = replace(PLAN, provenance=Provenance("test", created_at=20.0))
+    reborn = replace(PLAN, created_at=20.0)
     assert view.follow(reborn)
     assert view.plan == reborn
 

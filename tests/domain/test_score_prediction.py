@@ -4,17 +4,19 @@ import json
 
 import pytest
 
-from services.domain import ChatMessage, ChatPrompt, TextPrompt
-from services.domain.early_checks import EarlyCheck, early_check_problems, next_check, rejected_early
-from services.domain.requests import TokenPrompt
-from services.domain.score_prediction import (
+from penstock.services.acceptance.early_checks import next_check, rejected_early
+from penstock.services.acceptance.pipeline import tier_problems
+from penstock.services.acceptance.skip_prediction import passes_over
+from penstock.services.domain import ChatMessage, ChatPrompt, TextPrompt
+from penstock.services.domain.score_prediction import (
     PredictorError,
     ScorePredictor,
     expected_score,
     features,
-    passes_over,
     prompt_text,
 )
+from penstock.types.prompts import TokenPrompt
+from penstock.types.rules import EarlyCheck, TierRules
 
 BUCKETS = 512
 HARD = features("multiply", BUCKETS)[0]
@@ -114,5 +116,9 @@ def test_an_answer_without_a_score_is_not_rejected() -> None:
     ],
 )
 def test_bad_checks_are_named(checks: tuple[EarlyCheck, ...], field: str) -> None:
-    assert [problem.field for problem in early_check_problems(checks, "checks")] == [field]
-    assert not [*early_check_problems(CHECKS, "checks")]
+    def fields(checks: tuple[EarlyCheck, ...]) -> list[str]:
+        tiers = (TierRules(early_checks=checks), TierRules())
+        return [problem.field.removeprefix("tiers[0].early_") for problem in tier_problems(tiers, "tiers")]
+
+    assert fields(checks) == [field]
+    assert not fields(CHECKS)

@@ -4,14 +4,7 @@ import json
 
 import pytest
 
-from services.domain.structured import (
-    MAX_CHOICES,
-    MAX_SCHEMA_CHARS,
-    MAX_SCHEMA_DEPTH,
-    StructuredOutput,
-    StructureKind,
-    json_depth,
-)
+from penstock.types.structured import MAX_CHOICES, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, StructuredOutput, json_depth
 
 
 @pytest.mark.parametrize(
@@ -25,18 +18,18 @@ def test_depth_counts_what_stands_outside_strings(text: str, depth: int) -> None
 @pytest.mark.parametrize(
     ("form", "field"),
     [
-        (StructuredOutput(StructureKind.JSON_SCHEMA, "[]"), "f.json_schema"),
-        (StructuredOutput(StructureKind.JSON_SCHEMA, "{"), "f.json_schema"),
-        (StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps({"title": "x" * MAX_SCHEMA_CHARS})), "f.json_schema"),
-        (StructuredOutput(StructureKind.JSON_SCHEMA, '{"items":' * 100_000 + "{}" + "}" * 100_000), "f.json_schema"),
-        (StructuredOutput(StructureKind.JSON_SCHEMA, '{"a":' * 65 + "1" + "}" * 65), "f.json_schema"),
-        (StructuredOutput(StructureKind.REGEX, ""), "f.regex"),
-        (StructuredOutput(StructureKind.REGEX, "a" * 10_000), "f.regex"),
-        (StructuredOutput(StructureKind.GRAMMAR, ""), "f.grammar"),
-        (StructuredOutput(StructureKind.GRAMMAR, "r ::= r\n" * 300), "f.grammar"),
-        (StructuredOutput(StructureKind.CHOICE), "f.choice"),
-        (StructuredOutput(StructureKind.CHOICE, choices=("a",) * (MAX_CHOICES + 1)), "f.choice"),
-        (StructuredOutput(StructureKind.CHOICE, choices=("a", "")), "f.choice"),
+        (StructuredOutput(json_schema="[]"), "f.json_schema"),
+        (StructuredOutput(json_schema="{"), "f.json_schema"),
+        (StructuredOutput(json_schema=json.dumps({"title": "x" * MAX_SCHEMA_CHARS})), "f.json_schema"),
+        (StructuredOutput(json_schema='{"items":' * 100_000 + "{}" + "}" * 100_000), "f.json_schema"),
+        (StructuredOutput(json_schema='{"a":' * 65 + "1" + "}" * 65), "f.json_schema"),
+        (StructuredOutput(regex=""), "f.regex"),
+        (StructuredOutput(regex="a" * 10_000), "f.regex"),
+        (StructuredOutput(grammar=""), "f.grammar"),
+        (StructuredOutput(grammar="r ::= r\n" * 300), "f.grammar"),
+        (StructuredOutput(), "f"),
+        (StructuredOutput(choice=("a",) * (MAX_CHOICES + 1)), "f.choice"),
+        (StructuredOutput(choice=("a", "")), "f.choice"),
     ],
 )  # fmt: skip
 def test_what_is_too_large_or_no_form_is_refused_by_name(form: StructuredOutput, field: str) -> None:
@@ -46,9 +39,9 @@ def test_what_is_too_large_or_no_form_is_refused_by_name(form: StructuredOutput,
 def test_usual_forms_pass() -> None:
     deep = '{"items":' * (MAX_SCHEMA_DEPTH - 1) + "{}" + "}" * (MAX_SCHEMA_DEPTH - 1)
     for form in (
-        StructuredOutput(StructureKind.JSON_OBJECT),
-        StructuredOutput(StructureKind.JSON_SCHEMA, deep),
-        StructuredOutput(StructureKind.REGEX, "[a-z]+"),
-        StructuredOutput(StructureKind.CHOICE, choices=("yes", "no")),
+        StructuredOutput(json_object=True),
+        StructuredOutput(json_schema=deep),
+        StructuredOutput(regex="[a-z]+"),
+        StructuredOutput(choice=("yes", "no")),
     ):
         assert not [*form.problems("f")]

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
-from router_service.domain.events import Finished, RouterRequest
-from services.domain.requests import FinishReason, SamplingParams, TextPrompt, TokenFrame, TokenUsage
-from services.domain.values import replaced, value_type
+from penstock.router_service.domain.events import RouterRequest
+from penstock.types.events import Finished
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason, TokenFrame, Usage
+from penstock.types.sampling import SamplingParams
+from penstock.types.values import replaced, value_type
 
 
 def test_value_types_compare_and_hash_as_frozen_dataclasses_do() -> None:
@@ -33,7 +36,7 @@ def test_a_copy_is_checked_as_a_new_value_is() -> None:
 
 
 def test_a_field_that_does_not_exist_is_refused() -> None:
-    finished = Finished(FinishReason.STOP, "only", TokenUsage(), (), None, 0.1, "")
+    finished = Finished(FinishReason.STOP, "only", Usage(), (), None, 0.1, "")
     with pytest.raises(TypeError, match="Finished has no field tears"):
         replaced(finished, tears=1)
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.domain.stages import InFlight, QoeModel
-from services.domain.stages.qoe import BatchLoad
-from services.domain.stages.worth import ROUND_TRIP_S, move_s, saved_s, worth_moving
+from penstock.services.domain.stages import InFlight
+from penstock.services.domain.stages.qoe import BatchLoad, batch_quality
+from penstock.services.domain.stages.worth import ROUND_TRIP_S, move_s, saved_s, worth_moving
+from penstock.types.plans import QoeModel
 
 QOE = QoeModel(0.005, 1e-4, 1e-8, 0.0, 1e-7)
 LONG = InFlight(8_000, 6_000)
@@ -21,7 +22,7 @@ def by_hand(request: InFlight, here: Sequence[InFlight], there: Sequence[InFligh
     """The total quality without the move less that with it, over the tokens to come."""
 
     def quality(batch: Sequence[InFlight]) -> float:
-        return qoe.quality(BatchLoad.of(batch))
+        return batch_quality(qoe, BatchLoad.of(batch))
 
     without = quality([*here, request]) + quality(there)
     return (request.tokens - request.input_tokens) * (without - quality(here) - quality([*there, request]))

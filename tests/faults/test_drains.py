@@ -7,13 +7,13 @@ import pytest
 
 from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, RetryPolicy, Tokens, UnavailableError
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
-from services.domain import Role
-from services.state import PlanStore, connect
-from services.testing import RedisProcess
+from penstock.services.domain import Role
+from penstock.services.state import PlanStore, connect
+from penstock.services.testing import RedisProcess
+from penstock.worker_service import servicer as worker_servicer
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.simulated_text import ENDLESS, simulated_texts
-from worker_service import servicer as worker_servicer
 
 
 async def plan_is_back(mesh: TestMesh, redis: RedisProcess) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from judge_service.scorers import JudgedAnswer, RawScore
-from judge_service.scorers.confidence import ConfidenceScorer
 from penstock import Escalated
-from router_service.clients import judge_client
-from router_service.clients.judge_client import TIMEOUTS_TO_OPEN
-from services.testing import RedisProcess
+from penstock.judge_service.scorers.confidence import ConfidenceScorer
+from penstock.judge_service.scoring.interface import RawScore
+from penstock.router_service.clients import judge_client
+from penstock.router_service.clients.judge_client import TIMEOUTS_TO_OPEN, JudgeClient
+from penstock.services.testing import RedisProcess
+from penstock.types.judging import JudgedAnswer
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
 
@@ -24,22 +25,30 @@ async def test_every_request_is_answered_while_the_judge_hangs(
 ) -> None:
     """By the largest tier, as the plan says. After a few time-outs the judge is not asked any more."""
     asked = under_way = most = 0
+    ask = JudgeClient._ask_in_turn
 
     async def hang(self: ConfidenceScorer, answers: Sequence[JudgedAnswer]) -> list[RawScore]:
-        nonlocal asked, under_way, most
-        asked, under_way = asked + 1, under_way + 1
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def counted(self: JudgeClient, *arguments: Any) -> Any:
+        """At the router: a busy judge may notice only later that its caller has gone."""
+        nonlocal under_way, most
+        under_way += 1
         most = max(most, under_way)
         try:
-            await asyncio.Event().wait()
+            return await ask(self, *arguments)
         finally:
             under_way -= 1
-        raise AssertionError
 
     router: dict[str, Any] = {"judge_timeout_s": 1.0, "judge_concurrency": concurrency, "judge_open_s": 3600.0}
     monkeypatch.setattr(judge_client, "MAX_OPEN_S", 3600.0)
     file = mesh_file(router={"grpc_port": 0, "http_port": 0, **router})
     async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         monkeypatch.setattr(ConfidenceScorer, "score", hang)
+        monkeypatch.setattr(JudgeClient, "_ask_in_turn", counted)
         for wave in range(TIMEOUTS_TO_OPEN + 1):
             before = asked
             replies = await asyncio.gather(

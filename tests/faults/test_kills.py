@@ -1,18 +1,18 @@
 """Any one process is killed while requests run: nothing is lost, doubled or wrong. Real processes.
 
 The replies that lose their workers are the torch engine's; the tier before it, whose answers are judged, is simulated.
-What each death costs stands in docs/faults.md; these tests hold the page to it.
+What each death costs stands in docs/reference/faults.md; these tests hold the page to it.
 """
 
 import asyncio
 import functools
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from benchmarks.fault_streams import is_whole, process_of, signal_process
 from models.training import tasks
@@ -29,7 +29,8 @@ from penstock import (
     Tokens,
 )
 from penstock.local import LocalMesh, MeshOptions
-from tests.conftest import FAMILY
+from penstock.services.mesh_schema import MeshRouter
+from tests.conftest import FAMILY, write_mesh_file
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +38,7 @@ MAX_TOKENS = 250
 LONG = StructuredOutput(regex="[a-z ]{600}")  # no reply may end early, so that a kill falls into the middle of it
 SMALL = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 60}  # half a second
 SILENCE_S = 4.0
+LOAD_S = 40.0  # of a model
 TRIES = 5  # of kills that may come too early or too late
 
 
@@ -49,27 +51,24 @@ def prompts() -> list[str]:
 @pytest.fixture(scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
     folder = tmp_path_factory.mktemp("kills")
-    model = str(FAMILY / "small")
-    content = {
-        "name": "test-kills",
-        "tiers": [
-            {"name": "small", "model": "sim", "engine": "simulated", "simulated": SMALL, "threshold": 50},
-            {"name": "large", "model": model, "workers": 2, "max_running": 16},
-        ],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"replicas": 2, "grpc_port": 0, "http_port": 0, "worker_silence_s": SILENCE_S},
-    }
-    file = folder / "mesh.yaml"
-    file.write_text(yaml.safe_dump(content))
-    async with LocalMesh(MeshOptions(file, folder)) as running:
+    tiers = [
+        {"name": "small", "model": "sim", "simulated": SMALL, "threshold": 50},
+        {"name": "large", "model": str(FAMILY / "small"), "engine": "torch", "workers": 2, "max_running": 16},
+    ]
+    router = {"replicas": 2, "grpc_port": 0, "http_port": 0, "worker_silence_s": SILENCE_S}
+    async with LocalMesh(MeshOptions(write_mesh_file(folder, tiers, router=router), folder)) as running:
         yield running
+
+
+def mesh_client(mesh: LocalMesh) -> AsyncClient:
+    return AsyncClient(
+        mesh.grpc_addresses[0], admin=mesh.admin_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=400
+    )
 
 
 @pytest.fixture
 async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(
-        mesh.grpc_addresses[0], admin=mesh.admin_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=400
-    ) as made:
+    async with mesh_client(mesh) as made:
         yield made
 
 
@@ -273,7 +272,36 @@ async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
     assert_undisturbed(streams, undisturbed_long)
 
 
+@pytest.mark.timeout(600)
+async def test_a_reply_waits_for_the_only_worker_of_its_tier_while_it_loads(tmp_path: Path) -> None:
+    """For longer than `tier_wait_s`, up to its deadline, and goes on with the same text. Status tells how far it is."""
+    simulated = SMALL | {"overhead_ms": 20.0, "load_s": 0.5}
+    router = {"grpc_port": 0, "http_port": 0}
+    tiers = [{"name": "large", "model": "sim", "simulated": simulated}]
+    path = write_mesh_file(tmp_path, tiers, router=router, judge={"replicas": 0})
+    async with LocalMesh(MeshOptions(path, tmp_path)) as mesh, mesh_client(mesh) as client:
+        async with AsyncClient(
+            mesh.grpc_addresses[0], timeout_s=400
+        ) as patient:  # the router may not know the plan yet
+            undisturbed = await Stream(patient, "x", **OF_LARGE).run()
+        path.write_text(path.read_text().replace("load_s: 0.5", f"load_s: {LOAD_S}"))  # from its next start on
+        stream = Stream(client, "x", **OF_LARGE)
+        reply = asyncio.create_task(stream.run())
+        while not stream.offset:
+            await asyncio.sleep(0.002)
+        began_s = time.monotonic()
+        await killed(mesh, "worker-large-0")
+
+        def far(status: MeshStatus) -> bool:
+            return any(i.loading and i.tier == "large" and 0 < i.loading.share < 1 for i in status.instances)
+
+        await until(client, far)
+        await reply
+    assert time.monotonic() - began_s > LOAD_S > MeshRouter().tier_wait_s
+    assert (stream.text, stream.offset) == (undisturbed.text, undisturbed.offset)
+
+
 def test_the_fault_page_names_every_process() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text().lower()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "faults.md").read_text().lower()
     for part in ("worker", "router", "judge", "planner", "redis"):
         assert f"## {part}" in page

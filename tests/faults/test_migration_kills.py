@@ -20,9 +20,9 @@ import yaml
 
 from penstock import AsyncClient, InstanceChanged, InstanceStatus, MeshStatus, Move, RetryPolicy, TierStarted, Tokens
 from penstock.client.errors import PenstockError
-from services.background import end
-from services.domain import Role
-from services.testing import RedisProcess
+from penstock.services.background import end
+from penstock.services.domain import Role
+from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.mesh import TestMesh
 from tests.support.simulated_text import ENDLESS, simulated_texts
@@ -30,14 +30,14 @@ from tests.support.simulated_text import ENDLESS, simulated_texts
 pytestmark = pytest.mark.slow
 
 SOURCE = (
-    *("send:Opening", "receive:Accepted", "send:Chunk", "receive:Received", "send:RoundCopied", "send:Closing"),
-    *("receive:Committed", "send:HandedOver", "send:MovedOut"),
+    *("send:TransferOpening", "receive:TransferAccepted", "send:KvChunk", "receive:ChunkReceived", "send:RoundCopied"),
+    *("send:TransferClosing", "receive:TransferCommitted", "send:HandedOver"),
 )
 TARGET = (
-    *("receive:Opening", "send:Accepted", "receive:Chunk", "send:Received", "receive:Closing", "send:Committed"),
-    "send:Admitted",
+    *("receive:TransferOpening", "send:TransferAccepted", "receive:KvChunk", "send:ChunkReceived"),
+    *("receive:TransferClosing", "send:TransferCommitted", "send:Admitted"),
 )
-ROUTER = ("receive:WorkerAlive", "receive:RoundCopied", "receive:WorkerHandedOver")
+ROUTER = ("receive:Alive", "receive:RoundCopied", "receive:HandedOver")
 HOME, OTHER = "worker-home", "worker-other"  # outlive the others
 MAX_TOKENS = 8000  # of a reply, more than a minute: it is cancelled once its victim is dead
 GROWTH_TOKENS = 50  # between two moves, some blocks: each move has something to send

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 
 from penstock import AsyncClient, MeshStatus, Tokens
 from penstock.client.errors import PenstockError
-from services.domain import Role
-from services.testing import RedisProcess
-from tests.conftest import ROOT
+from penstock.services.domain import Role
+from penstock.services.testing import RedisProcess
+from tests.conftest import ROOT, write_mesh_file
 from tests.support.mesh import TestMesh
 
 pytestmark = pytest.mark.slow
@@ -53,15 +52,7 @@ class Mortals:
 
 @pytest.fixture
 async def mesh(tmp_path: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Mortals]]:
-    tier = {"name": "only", "model": "sim", "engine": "simulated", "simulated": SLOW, "max_running": 64, "workers": 1}
-    file = tmp_path / "mesh.yaml"
-    content = {
-        "name": "test-poison",
-        "tiers": [tier],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-    file.write_text(yaml.safe_dump(content))
+    file = write_mesh_file(tmp_path, [{"name": "only", "model": "sim", "simulated": SLOW, "max_running": 64}])
     made = TestMesh(file, redis.url)
     await made.start(Role.PLANNER, "planner-0")
     await made.start(Role.ROUTER, "router-0")

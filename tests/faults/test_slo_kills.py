@@ -26,6 +26,7 @@ from penstock import (
     Tokens,
 )
 from penstock.local import LocalMesh, MeshOptions
+from tests.support.present import present
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
 pytestmark = pytest.mark.slow
@@ -129,8 +130,7 @@ async def test_a_worker_that_stalls_and_dies_breaks_promises_and_no_replies(
         assert {stream.prompt: stream.text for stream in streams} == expected
         for stream in streams:
             assert len(stream.classes) == 1 + len(stream.changes), "a class behind each change of instance"
-            assert stream.result is not None
-            assert (stream.result.slo_class == "standard") is ("standard" in stream.classes)
+            assert (present(stream.result).slo_class == "standard") is ("standard" in stream.classes)
         after = (await client.status()).slo
         promised = [s.result for s in streams if s.result is not None and s.result.slo_class == "standard"]
         assert after.attained - before.attained == sum(result.attained for result in promised)
@@ -156,8 +156,7 @@ async def test_a_killed_worker_s_replies_keep_an_slo_that_leaves_time_for_it(
         assert {stream.prompt: stream.text for stream in streams} == expected
         for stream in streams:
             assert stream.classes == ["standard"] * (1 + len(stream.changes))
-            assert stream.result is not None
-            assert stream.result.attained
+            assert present(stream.result).attained
         if any(stream.changes for stream in streams):
             return
     pytest.fail("no reply was running at the worker that was killed")
@@ -183,8 +182,7 @@ async def test_a_reply_that_moves_keeps_its_class(
                 moved = None
         await task
         assert stream.text == expected[stream.prompt]
-        assert stream.result is not None
-        assert stream.result.attained
+        assert present(stream.result).attained
         assert stream.classes == ["standard"] * (1 + len(stream.changes))
         if moved is not None and moved.refusal is None:
             assert len(stream.changes) == 1

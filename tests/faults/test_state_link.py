@@ -1,7 +1,7 @@
 """A worker that loses only its own link to Redis: its streams go on, it stays usable, and it comes back.
 
-The rule stands in docs/faults.md: the end of a lease stops new requests where there are others to take them; only the stream
-itself ends a stream.
+The rule is in docs/reference/faults.md: the end of a lease stops new requests where there are others to take them; only the
+stream itself ends a stream.
 """
 
 import asyncio
@@ -17,10 +17,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import InstanceChanged, TierStarted, Tokens
-from services.domain import Role
-from services.testing import RedisProcess
+from penstock.services.domain import Role
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh
+from tests.support.present import present
 from tests.support.proxy import TcpProxy
 from tests.support.simulated_text import ENDLESS
 
@@ -33,8 +34,7 @@ WORKERS = ("worker-0", "worker-1")
 
 @pytest.fixture
 async def proxy(redis: RedisProcess) -> AsyncIterator[TcpProxy]:
-    port = urlsplit(redis.url).port
-    assert port is not None
+    port = present(urlsplit(redis.url).port)
     async with TcpProxy(port) as made:
         yield made
 
@@ -44,7 +44,7 @@ async def mesh(
     redis: RedisProcess, proxy: TcpProxy, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[TestMesh]:
     """One tier; its first worker reaches Redis through the proxy, the other directly. Channels are swept all the time."""
-    monkeypatch.setattr("router_service.compose.CHANNEL_SWEEP_S", 0.05)
+    monkeypatch.setattr("penstock.router_service.compose.CHANNEL_SWEEP_S", 0.05)
     file = mesh_file([{"name": "large", "model": "sim", "simulated": SLOW}])
     made = TestMesh(file, redis.url)
     try:
@@ -75,8 +75,7 @@ class Stream:
         self._task = tasks.create_task(self._run())
 
     def leave(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        present(self._task).cancel()
 
     async def grown(self, tokens: int) -> None:
         """Return once so many more tokens have come."""
@@ -181,7 +180,7 @@ async def test_an_instance_that_is_gone_is_forgotten_soon_after_its_lease(
     mesh: TestMesh, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is listed as ejected while it may come back, and its id is not kept for ever."""
-    monkeypatch.setattr("router_service.routing.lease_probe.FORGET_AFTER_S", 0.2)
+    monkeypatch.setattr("penstock.router_service.routing.lease_probe.FORGET_AFTER_S", 0.2)
     proxy.cut()
     await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ejected")
     await mesh.stop(WORKERS[0])  # its goodbye does not reach Redis

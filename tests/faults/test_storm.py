@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from services.testing import RedisProcess
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
@@ -64,7 +64,7 @@ class Storm:
         request = pb.GenerateRequest(
             model="large",
             prompt=common_pb2.Prompt(text=f"prompt {number}"),
-            sampling=common_pb2.SamplingParams(max_output_tokens=TOKENS, seed=number),
+            sampling=common_pb2.SamplingParams(max_tokens=TOKENS, seed=number),
         )
         tokens, end = 0, "unfinished"
         try:

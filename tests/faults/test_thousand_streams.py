@@ -3,14 +3,13 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-import yaml
 
 from benchmarks.fault_streams import StreamResult, grpc_stream, process_of, signal_process, until_whole
 from penstock import AsyncClient
 from penstock.local import LocalMesh, MeshOptions
+from tests.conftest import write_mesh_file
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
 pytestmark = pytest.mark.slow
@@ -26,14 +25,8 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
     """Two routers and two workers of one tier, as processes. Only the workers' room is set: the routers' is the usual one."""
     folder = tmp_path_factory.mktemp("thousand")
     room = {"max_running": 300, "max_queued": 300, "kv_tokens": 100_000}
-    content: dict[str, Any] = {
-        "name": "test-thousand",
-        "tiers": [{"name": "only", "model": "sim", "engine": "simulated", "workers": 2, "simulated": PACE, **room}],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"replicas": 2, "grpc_port": 0, "http_port": 0},
-    }
-    file = folder / "mesh.yaml"
-    file.write_text(yaml.safe_dump(content))
+    tier = {"name": "only", "model": "sim", "workers": 2, "simulated": PACE, **room}
+    file = write_mesh_file(folder, [tier], router={"replicas": 2, "grpc_port": 0, "http_port": 0})
     async with LocalMesh(MeshOptions(file, folder, log_level="warning")) as running:
         yield running
 

@@ -6,11 +6,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from judge_service.backlog import FIRST_RETRY_S, Backlog
-from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
-from judge_service.scorers import JudgedAnswer, RawScore, ScorerKind
-from judge_service.scorers.exact import ExactScorer
-from services.domain import DeadlineExceeded, InvalidRequest, Overloaded, TextPrompt
+from penstock.judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.scoring.backlog import FIRST_RETRY_S, Backlog
+from penstock.judge_service.scoring.interface import RawScore, Scorer
+from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
+from penstock.services.domain import DeadlineExceeded, InvalidRequest, Overloaded, TextPrompt
+from penstock.types.judging import JudgedAnswer
 
 
 class Clock:
@@ -85,20 +86,13 @@ def test_few_answers_say_nothing_about_the_rate() -> None:
         assert backlog.wait_s() == 0.0
 
 
-class Held:
+class Held(Scorer):
     """A scorer that answers when it is told to, one answer at a time."""
-
-    kind = ScorerKind.LLM
-    needs_logprobs = needs_reference = scores_unfinished = False
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
         self._turn = asyncio.Lock()
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     async def score(self, answers: Sequence[JudgedAnswer]) -> list[RawScore]:
         async with self._turn:

@@ -1,4 +1,4 @@
-"""`python -m judge_service.calibrate`."""
+"""`python -m penstock.judge_service.calibrate`."""
 
 import json
 import random
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from judge_service.calibrate import SampleError, calibrate, read_samples
-from judge_service.calibration import Calibration, CalibrationError
-from services.field_problems import SettingsError
+from penstock.judge_service.calibrate import SampleError, calibrate, read_samples
+from penstock.judge_service.calibration.isotonic import Calibration, CalibrationError
+from penstock.services.field_problems import SettingsError
 from tests.conftest import MeshFileMaker
 
 

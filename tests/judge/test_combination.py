@@ -2,25 +2,37 @@
 
 import json
 import random
+import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from grpc import aio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from judge_service import metrics
-from judge_service.calibrate import calibrate
-from judge_service.calibration import CalibrationError, fit
-from judge_service.combination import ALL_TIERS, Combination, fit_combination
-from judge_service.compose import build_scorer
-from judge_service.scorers import JudgedAnswer, LogprobSummary
-from judge_service.scorers.confidence import ConfidenceScorer
-from services.domain import TextPrompt
-from services.field_problems import SettingsError
-from services.mesh_file import load_mesh_file
-from services.settings import ServiceSettings
+from penstock import Judged
+from penstock.judge_service.calibrate import calibrate
+from penstock.judge_service.calibration import metrics
+from penstock.judge_service.calibration.isotonic import CalibrationError, fit
+from penstock.judge_service.compose import read_options
+from penstock.judge_service.scorers.combined.combination import ALL_TIERS, Combination, fit_combination
+from penstock.judge_service.scorers.confidence import ConfidenceScorer
+from penstock.judge_service.scoring.extension import ScorerSite
+from penstock.judge_service.scoring.registry import NamedScorer, RegisteredScorer
+from penstock.mapper import to_message
+from penstock.proto.judge.v1 import judge_pb2, judge_pb2_grpc
+from penstock.services.domain import TextPrompt
+from penstock.services.domain.auc import auc
+from penstock.services.field_problems import SettingsError, joined
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.settings import ServiceSettings
+from penstock.services.testing import RedisProcess
+from penstock.types.judging import JudgedAnswer, LogprobSummary, ScoreRequest
 from tests.conftest import MeshFileMaker
+from tests.support.mesh import running_mesh
 
 SHORT_MODEL = {"mean": [0], "scale": [1], "weights": [1], "intercept": 0, "samples": 1, "auc": 1, "brier": 0}
 """Of one scorer."""
@@ -48,7 +60,7 @@ def test_the_weights_of_known_data_are_found() -> None:
 def test_both_scorers_together_are_better_than_either() -> None:
     raws, good = drawn(2_000)
     model = fitted(raws, good).models[ALL_TIERS]
-    alone = [max(metrics.auc(sign * raws[:, i], good) for sign in (-1, 1)) for i in (0, 1)]  # type: ignore[arg-type]
+    alone = [max(auc(sign * raws[:, i], good) for sign in (-1, 1)) for i in (0, 1)]  # type: ignore[arg-type]
     assert model.auc > max(alone) + 0.02
 
 
@@ -113,7 +125,7 @@ def test_too_few_answers_are_refused() -> None:
 def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, bool]]) -> None:
     pairs = [(x > y) + 0.5 * (x == y) for x, good in samples if good for y, other in samples if not other]
     expected = sum(pairs) / len(pairs) if pairs else 0.5
-    assert metrics.auc([x for x, _ in samples], [g for _, g in samples]) == pytest.approx(expected)
+    assert auc([x for x, _ in samples], [g for _, g in samples]) == pytest.approx(expected)
 
 
 def test_reliability_counts_every_answer_once() -> None:
@@ -147,8 +159,14 @@ async def test_a_combination_is_fitted_by_the_command_and_served(tmp_path: Path,
     assert "small: 300 samples" in summary
     mesh = load_mesh_file(file)
     settings_ = ServiceSettings.load(redis_url="redis://unused")
-    parts = {s.name: build_scorer(s, mesh, settings_) for s in mesh.judge.scorers[:2]}
-    scorer = build_scorer(mesh.judge.scorers[2], mesh, settings_, parts)
+    async with AsyncExitStack() as stack:
+        parts = dict[str, NamedScorer]()
+        for each in mesh.judge.scorers:
+            site = ScorerSite(mesh, each, settings_, parts)
+            parts[each.name] = await read_options(mesh, each).registered(site, stack)
+    both = parts["both"]
+    assert isinstance(both, RegisteredScorer)
+    scorer = both.scorer
     assert (scorer.needs_logprobs, scorer.needs_reference) == (True, True)
     sure, unsure = (LogprobSummary(1, least, least) for least in (-0.1, -3.5))
     results = await scorer.score(
@@ -165,7 +183,7 @@ async def test_a_combination_is_fitted_by_the_command_and_served(tmp_path: Path,
         ({"models": {}}, "a model of all tiers"),
         ({"models": {"": {"mean": [0]}}}, "scale"),
         ({"models": {"": SHORT_MODEL}}, "needs 2 means"),
-        ("{", "Expecting"),
+        ("{", "Invalid JSON"),
     ],
 )
 def test_a_combination_file_is_checked(
@@ -182,9 +200,10 @@ def test_a_combination_file_is_checked(
         {"name": "both", "kind": "combined", "scorers": ["least", "exact"], "calibration": str(out)},
     ]
     mesh = load_mesh_file(mesh_file(judge={"scorers": scorers}))
-    parts = {"least": ConfidenceScorer(), "exact": ConfidenceScorer()}
+    parts = {name: RegisteredScorer(name, ConfidenceScorer(), None) for name in ("least", "exact")}
+    site = ScorerSite(mesh, mesh.judge.scorers[2], ServiceSettings.load(redis_url="redis://unused"), parts)
     with pytest.raises(SettingsError, match=problem):
-        build_scorer(mesh.judge.scorers[2], mesh, ServiceSettings.load(redis_url="redis://unused"), parts)
+        read_options(mesh, site.scorer).build(site)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +211,7 @@ def test_a_combination_file_is_checked(
     [
         ({"kind": "combined", "scorers": ["a"], "calibration": "x"}, "at least two"),
         ({"kind": "combined", "scorers": ["a", "later"], "calibration": "x"}, "no scorer 'later' above this one"),
-        ({"kind": "combined", "scorers": ["a", "a"]}, "the file with the fitted weights"),
+        ({"kind": "combined", "scorers": ["a", "b"]}, "the file with the fitted weights"),
         ({"kind": "reward", "endpoint": "http://x"}, "endpoint and model"),
         ({"kind": "consistency", "timeout_s": 12}, r"timeout_s: 12 s, but router\.judge_timeout_s is 10 s"),
         ({"kind": "llm", "endpoint": "http://x", "model": "m", "extra_body": {"n": 2}}, r"extra_body\.n: is set by"),
@@ -202,5 +221,30 @@ def test_a_combination_file_is_checked(
 )
 def test_bad_scorers_are_named(scorer: dict[str, object], problem: str, mesh_file: MeshFileMaker) -> None:
     scorers = [{"name": "a", "kind": "confidence"}, {"name": "b", **scorer}, {"name": "later", "kind": "confidence"}]
-    with pytest.raises(SettingsError, match=problem):
-        load_mesh_file(mesh_file(judge={"scorers": scorers}))
+    assert re.search(problem, joined(check_mesh_file(mesh_file(judge={"scorers": scorers})).problems))
+
+
+async def test_a_mesh_without_a_judge_section_judges_by_stated_weights(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """Better log-probabilities and examples that pass raise a score; client and operator are told what it is not."""
+    async with running_mesh(mesh_file(judge={}), redis.url) as mesh:
+        async with mesh.client() as client:
+            events = [event async for event in client.stream("Hello")]
+            (verdict,) = [event for event in events if isinstance(event, Judged)]
+            assert (verdict.scorer, verdict.uncalibrated) == ("default", True)
+            assert (await client.generate("Hello")).tiers[0].uncalibrated
+            assert "'default' is not calibrated" in (await client.status()).warnings[0]
+        judge = next(chassis for name, chassis in mesh.parts.items() if name.startswith("judge"))
+        async with aio.insecure_channel(judge.address) as channel:
+            request = ScoreRequest(
+                tuple(
+                    JudgedAnswer(TextPrompt("f(1) == 1"), answer, logprobs=LogprobSummary(4, mean, mean))
+                    for answer in ("f = abs", "f = print")
+                    for mean in (-0.02, -0.2)
+                )
+            )
+            response = await judge_pb2_grpc.JudgeServiceStub(channel).Score(to_message(request, judge_pb2.ScoreRequest))
+    sure, unsure, failing_sure, failing = (result.score for result in response.results)
+    assert sure > unsure >= failing
+    assert sure >= failing_sure > failing

@@ -7,22 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.grading import (
+from penstock.judge_service.scorers.llm.grading import (
     GRADES,
     MARK_CHARACTERS,
     MIN_MASS,
-    Messages,
     NoGrade,
-    comparison_question,
+    correctness,
     expected_grade,
     grade_question,
     harmless,
     label_shares,
-    preference,
 )
-from judge_service.scorers.llm import LlmScorer
-from services.domain import InvalidRequest, RequestFailed, TextPrompt
+from penstock.judge_service.scorers.llm.scorer import LlmScorer
+from penstock.judge_service.scoring.questions import Messages
+from penstock.services.domain import RequestFailed, TextPrompt
+from penstock.types.judging import JudgedAnswer
 
 PROMPT = TextPrompt("What is 2 + 2?")
 
@@ -139,11 +138,11 @@ def test_rubric_and_reference_are_given_to_the_model() -> None:
     assert "reference" not in str(grade_question(PROMPT, "5"))
 
 
-class PositionLover:
-    """A model that prefers answer A by 0.2 and a right answer by 0.3."""
+class Replying:
+    """A model that replies the same to every question."""
 
-    def __init__(self) -> None:
-        self.questions: list[Messages] = []
+    def __init__(self, probabilities: dict[str, float]) -> None:
+        self.probabilities, self.questions = probabilities, list[Messages]()
 
     async def start(self) -> None: ...
 
@@ -151,42 +150,24 @@ class PositionLover:
 
     async def ask(self, messages: Messages) -> dict[str, Any]:
         self.questions.append(messages)
-        first, second = messages[1]["content"].split("--- answer ")[1:]
-        is_right = ["four" in text.splitlines()[1] for text in (first, second)]
-        p = 0.5 + 0.2 + 0.3 * (is_right[0] - is_right[1])
-        shares = {"A": min(p, 1 - 1e-9), "B": max(1 - p, 1e-9)}
-        return choice(dict(sorted(shares.items(), key=lambda share: -share[1])))
+        return choice(self.probabilities)
 
 
-async def test_a_comparison_is_made_in_both_orders() -> None:
-    """So a preference for a position cancels out: equal answers get one half."""
-    model = PositionLover()
-    scorer = LlmScorer(model, concurrency=4, pairwise=True, rubric="Only the number counts.")
-    assert scorer.needs_reference
-    pairs = [("five", "five"), ("four", "five"), ("five", "four")]
-    equal, better, worse = await scorer.score([JudgedAnswer(PROMPT, a, reference=b) for a, b in pairs])
-    assert equal.raw == pytest.approx(0.5)
-    assert better.raw > 0.7
-    assert worse.raw == pytest.approx(1 - better.raw)
-    assert better.score == pytest.approx(100 * better.raw)
-    assert all("Only the number counts." in question[0]["content"] for question in model.questions)
-    with pytest.raises(InvalidRequest, match=r"items\[0\].reference"):
-        await scorer.score([JudgedAnswer(PROMPT, "x")])
-
-
-def test_a_preference_is_a_or_b() -> None:
-    assert preference(choice({"B": 0.9, "A": 0.1})) == pytest.approx(0.1)
+async def test_whether_an_answer_is_correct_is_the_probability_of_a() -> None:
+    model = Replying({"A": 0.6, "B": 0.2})
+    scorer = LlmScorer(model, concurrency=1, asks="correct", rubric="Only the number counts.")
+    (score,) = await scorer.score([JudgedAnswer(PROMPT, "four")])
+    assert score.raw == pytest.approx(0.75)
+    assert score.score == pytest.approx(75.0)
+    ((system, user),) = model.questions
+    assert "Reply with A if the answer is correct" in system["content"]
+    assert "Only the number counts." in system["content"]
+    assert user["content"].endswith("Correct (A) or not (B):")
     with pytest.raises(NoGrade):
-        preference(choice({"Both": 1.0}))
-    assert comparison_question(PROMPT, "x", "y")[1]["content"].endswith("Better (A or B):")
+        correctness(choice({"Both": 1.0}))
 
 
 async def test_an_answer_without_a_grade_fails_alone() -> None:
     """The judge is not unavailable: routers must not take it out for that."""
-
-    class Vague(PositionLover):
-        async def ask(self, messages: Messages) -> dict[str, Any]:
-            return choice({"Well": 1.0})
-
     with pytest.raises(RequestFailed, match="no grade"):
-        await LlmScorer(Vague(), concurrency=1).score([JudgedAnswer(PROMPT, "x")])
+        await LlmScorer(Replying({"Well": 1.0}), concurrency=1).score([JudgedAnswer(PROMPT, "x")])

@@ -8,20 +8,21 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge_service.calibration import Calibration
-from judge_service.guards import Guard, objection
-from judge_service.repetition import MIN_REPEATS, loop_characters
-from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
-from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore
-from judge_service.scorers.confidence import ConfidenceScorer
-from judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.judge_service.scorers.confidence import ConfidenceScorer
+from penstock.judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.scoring.guards import Guard, objection
+from penstock.judge_service.scoring.interface import RawScore
+from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
+from penstock.judge_service.scoring.repetition import MIN_REPEATS, loop_characters
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from services.domain import ChatMessage, ChatPrompt, FinishReason, InvalidRequest, Role
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import Tool, ToolChoice, ToolMode, ToolUse
-from services.testing import RedisProcess, serving
+from penstock.services.domain import ChatMessage, ChatPrompt, FinishReason, InvalidRequest, Role
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 
@@ -133,7 +134,7 @@ def test_an_answer_that_was_cut_off_scores_nothing(reason: FinishReason) -> None
 
 def test_an_answer_of_a_wrong_form_is_named_as_that() -> None:
     """JSON that was asked for and not given, cut off or not."""
-    form = StructuredOutput(StructureKind.JSON_SCHEMA, '{"type": "object", "required": ["a"]}')
+    form = StructuredOutput(json_schema='{"type": "object", "required": ["a"]}')
     for text in ("Sure! Here is your JSON.", '{"a": 1', '{"b": 1}', "[" * 100_000):
         item = replace(judged(text), structured_output=form)
         assert objection(item, frozenset()) == "invalid_structure"
@@ -144,13 +145,13 @@ def test_an_answer_of_a_wrong_form_is_named_as_that() -> None:
 async def test_guards_of_the_mesh_file_are_those_of_the_judge(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """By default cut and repeated answers score 0 with a reason; each guard can be turned off, empty answers cannot."""
     prompt = common_pb2.Prompt(text="p")
-    summary = pb.LogprobSummary(token_count=1, mean_logprob=-0.1, min_logprob=-0.2)
+    summary = pb.LogprobSummary(tokens=1, mean=-0.1, least=-0.2)
     length = common_pb2.FINISH_REASON_LENGTH
     items = [
-        pb.ScoreItem(prompt=prompt, answer="four", logprobs=summary, finish_reason=length),
-        pb.ScoreItem(prompt=prompt, answer="ha" * 100, logprobs=summary),
-        pb.ScoreItem(prompt=prompt, answer=" ", logprobs=summary),
-        pb.ScoreItem(prompt=prompt, answer="four", logprobs=summary),
+        pb.JudgedAnswer(prompt=prompt, answer="four", logprobs=summary, finish_reason=length),
+        pb.JudgedAnswer(prompt=prompt, answer="ha" * 100, logprobs=summary),
+        pb.JudgedAnswer(prompt=prompt, answer=" ", logprobs=summary),
+        pb.JudgedAnswer(prompt=prompt, answer="four", logprobs=summary),
     ]
     reasons = {}
     scorers = [{"name": "confidence", "kind": "confidence"}]
@@ -177,7 +178,7 @@ def test_of_an_unfinished_answer_only_repetition_is_told() -> None:
     """It may be empty, cut or half a call so far."""
     loop = "and so on, " * 40
     for answer in ("", " ", '{"half'):
-        form = StructuredOutput(StructureKind.JSON_OBJECT)
+        form = StructuredOutput(json_object=True)
         beginning = replace(judged(answer), unfinished=True, finish_reason=FinishReason.LENGTH, structured_output=form)
         assert objection(beginning) is None
     assert objection(replace(judged(loop), unfinished=True)) == "repeated_answer"

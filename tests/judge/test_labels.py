@@ -9,8 +9,8 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from services.domain import Role
-from services.testing import RedisProcess, serving
+from penstock.services.domain import Role
+from penstock.services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 
@@ -25,9 +25,9 @@ def scored_tiers(metrics_address: str) -> set[str]:
 async def test_tiers_of_no_mesh_share_one_label(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """Scores of names that the mesh file does not have are counted together; its own tiers keep theirs."""
     prompt = common_pb2.Prompt(text="x")
-    summary = pb.LogprobSummary(token_count=1, mean_logprob=-0.1, min_logprob=-0.1)
+    summary = pb.LogprobSummary(tokens=1, mean=-0.1, least=-0.1)
     names = ["small", *(f"bogus-{i}" for i in range(50))]
-    items = [pb.ScoreItem(prompt=prompt, answer="y", tier=name, logprobs=summary) for name in names]
+    items = [pb.JudgedAnswer(prompt=prompt, answer="y", tier=name, logprobs=summary) for name in names]
     async with (
         serving(Role.JUDGE, COMPOSE[Role.JUDGE], mesh_file(), redis.url) as chassis,
         aio.insecure_channel(chassis.address) as channel,

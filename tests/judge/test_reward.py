@@ -10,11 +10,10 @@ import torch
 from aiohttp import web
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.reward import RewardScorer
 from models.training.tokenizer import VOCAB_SIZE
 from models.training.tokenizer import save as save_tokenizer
-from services.domain import (
+from penstock.judge_service.scorers.reward.scorer import RewardScorer
+from penstock.services.domain import (
     ChatMessage,
     ChatPrompt,
     DeadlineExceeded,
@@ -26,7 +25,8 @@ from services.domain import (
     TokenPrompt,
     Unavailable,
 )
-from services.processes import free_port
+from penstock.services.processes import free_port
+from penstock.types.judging import JudgedAnswer
 from tests.support import sglang
 
 CHAT = ChatPrompt((ChatMessage("user", "Reverse: abc"),))

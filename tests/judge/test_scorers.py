@@ -13,15 +13,25 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from judge_service.calibration import Calibration, CalibrationError, fit
-from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
-from judge_service.scorers import JudgedAnswer, LogprobSummary
-from judge_service.scorers.confidence import ConfidenceScorer
-from judge_service.scorers.exact import ExactScorer, last_number
-from judge_service.scorers.grading import REPLY_TOKENS, NoGrade, expected_grade
-from judge_service.scorers.llm import LlmScorer
-from judge_service.scorers.openai_chat import OpenAiChat
-from services.domain import ChatMessage, ChatPrompt, InvalidRequest, NotFound, RequestFailed, TextPrompt, Unavailable
+from penstock.judge_service.calibration.isotonic import Calibration, CalibrationError, fit
+from penstock.judge_service.scorers.confidence import ConfidenceScorer
+from penstock.judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.scorers.llm.grading import NoGrade, expected_grade
+from penstock.judge_service.scorers.llm.openai_chat import OpenAiChat
+from penstock.judge_service.scorers.llm.scorer import LlmScorer
+from penstock.judge_service.scoring.comparison import last_number
+from penstock.judge_service.scoring.questions import REPLY_TOKENS
+from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
+from penstock.services.domain import (
+    ChatMessage,
+    ChatPrompt,
+    InvalidRequest,
+    NotFound,
+    RequestFailed,
+    TextPrompt,
+    Unavailable,
+)
+from penstock.types.judging import JudgedAnswer, LogprobSummary
 
 QUESTION = ChatPrompt((ChatMessage("user", "What is 2 + 2?"),))
 
@@ -199,7 +209,7 @@ async def test_a_panel_knows_its_scorers() -> None:
 
 
 async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:
-    from services.domain import TokenPrompt
+    from penstock.services.domain import TokenPrompt
 
     scorer = LlmScorer(
         OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=30, max_tokens=REPLY_TOKENS), concurrency=1

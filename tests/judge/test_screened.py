@@ -1,27 +1,29 @@
 """A scorer that is asked only where a cheap one is not sure."""
 
 import dataclasses
+import re
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
 from grpc import aio
 
-from judge_service.backlog import Backlog
-from judge_service.calibrate import calibrate
-from judge_service.calibration import Calibration
-from judge_service.scorer_registry import RegisteredScorer, ScorerRegistry
-from judge_service.scorers import JudgedAnswer, LogprobSummary, RawScore
-from judge_service.scorers.confidence import ConfidenceScorer
-from judge_service.scorers.exact import ExactScorer
-from judge_service.screened_scorer import ScreenedScorer
+from penstock.judge_service.calibrate import calibrate
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.judge_service.scorers.confidence import ConfidenceScorer
+from penstock.judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.scorers.screened import ScreenedScorer
+from penstock.judge_service.scoring.backlog import Backlog
+from penstock.judge_service.scoring.interface import RawScore
+from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from services.domain import InvalidRequest, Overloaded, Role, TextPrompt
-from services.field_problems import SettingsError
-from services.mesh_file import load_mesh_file
-from services.testing import RedisProcess, serving
+from penstock.services.domain import InvalidRequest, Overloaded, Role, TextPrompt
+from penstock.services.field_problems import SettingsError, joined
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.judging import JudgedAnswer, LogprobSummary
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 
@@ -119,9 +121,9 @@ async def test_a_mesh_file_may_name_one(redis: RedisProcess, mesh_file: MeshFile
     """It is listed with what both need, and routers may make it the default."""
     scorers = [*PARTS, {"name": "screened", "kind": "screened", "scorers": ["sure", "costly"], "margin": 10}]
     file = mesh_file(judge={"scorers": scorers, "default_scorer": "screened"})
-    logprobs = [pb.LogprobSummary(token_count=1, mean_logprob=mean, min_logprob=mean) for mean in (-0.05, -1.0, -1.0)]
+    logprobs = [pb.LogprobSummary(tokens=1, mean=mean, least=mean) for mean in (-0.05, -1.0, -1.0)]
     items = [
-        pb.ScoreItem(
+        pb.JudgedAnswer(
             prompt=common_pb2.Prompt(text="?"),
             answer=answer,
             reference="yes",
@@ -139,7 +141,7 @@ async def test_a_mesh_file_may_name_one(redis: RedisProcess, mesh_file: MeshFile
         listed = {scorer.name: scorer for scorer in (await stub.ListScorers(pb.ListScorersRequest())).scorers}
     assert [round(result.score, 1) for result in response.results] == [95.1, 100.0, 0.0]
     mine = listed["screened"]
-    assert mine.kind == pb.SCORER_KIND_SCREENED
+    assert mine.kind == "screened"
     assert (mine.needs_logprobs, mine.needs_reference, mine.scores_unfinished) == (True, True, True)
 
 
@@ -149,19 +151,19 @@ async def test_a_mesh_file_may_name_one(redis: RedisProcess, mesh_file: MeshFile
         ({"scorers": ["sure"]}, r"scorers\[2\]\.scorers: a screened scorer needs two"),
         ({"scorers": ["sure", "other"]}, "no scorer 'other' above this one"),
         ({"scorers": ["sure", "costly"], "calibration": "x"}, "has none: its parts have"),
-        ({"scorers": ["sure", "costly"], "margin": 50}, "margin"),
+        ({"scorers": ["sure", "costly"], "margin": 51}, "margin"),
     ],
 )
 def test_a_bad_one_is_refused(scorer: dict[str, object], problem: str, mesh_file: MeshFileMaker) -> None:
-    with pytest.raises(SettingsError, match=problem):
-        load_mesh_file(mesh_file(judge={"scorers": [*PARTS, {"name": "screened", "kind": "screened", **scorer}]}))
+    scorers = [*PARTS, {"name": "screened", "kind": "screened", **scorer}]
+    assert re.search(problem, joined(check_mesh_file(mesh_file(judge={"scorers": scorers})).problems))
 
 
 async def test_there_is_nothing_to_combine_or_to_fit(tmp_path: Path, mesh_file: MeshFileMaker) -> None:
     screened_settings = {"name": "screened", "kind": "screened", "scorers": ["sure", "costly"]}
     both = {"name": "both", "kind": "combined", "scorers": ["sure", "screened"], "calibration": "x"}
-    with pytest.raises(SettingsError, match="'screened' is screened: it has no raw scores to combine"):
-        load_mesh_file(mesh_file(judge={"scorers": [*PARTS, screened_settings, both]}))
+    problems = check_mesh_file(mesh_file(judge={"scorers": [*PARTS, screened_settings, both]})).problems
+    assert "'screened' is screened: it has no raw scores to combine" in joined(problems)
     samples = tmp_path / "labelled.jsonl"
     samples.write_text("")
     file = mesh_file(judge={"scorers": [*PARTS, screened_settings]})

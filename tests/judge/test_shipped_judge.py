@@ -16,19 +16,27 @@ import torch
 from grpc import aio
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from judge_service.calibration import Calibration
-from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.judge_model import BatchOptions, JudgeModelScorer
 from models.training import measure
 from models.training.smalltalk import SMALLTALK
 from models.training.tokenizer import VOCAB_SIZE
 from models.training.tokenizer import save as save_tokenizer
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from services.domain import ChatMessage, ChatPrompt, Overloaded, PromptTooLong, RequestFailed, Role, Unavailable
-from services.errors import from_rpc
-from services.testing import RedisProcess, serving
+from penstock.services.domain import (
+    ChatMessage,
+    ChatPrompt,
+    Overloaded,
+    PromptTooLong,
+    RequestFailed,
+    Role,
+    Unavailable,
+)
+from penstock.services.errors import from_rpc
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.judging import JudgedAnswer
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
 
@@ -61,9 +69,9 @@ def judged(question: str, answer: str) -> JudgedAnswer:
     return JudgedAnswer(ChatPrompt((ChatMessage("user", question),)), answer)
 
 
-def item(question: str, answer: str) -> pb.ScoreItem:
+def item(question: str, answer: str) -> pb.JudgedAnswer:
     messages = [common_pb2.ChatMessage(role="user", content=question)]
-    return pb.ScoreItem(prompt=common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=messages)), answer=answer)
+    return pb.JudgedAnswer(prompt=common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=messages)), answer=answer)
 
 
 async def test_a_score_does_not_depend_on_its_batch(scorer: JudgeModelScorer) -> None:

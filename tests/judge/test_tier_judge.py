@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,28 +12,32 @@ import pytest
 from grpc import aio
 from openai import AsyncOpenAI
 
-from judge_service.calibrate import calibrate
-from judge_service.calibration import Calibration
-from judge_service.compose import build_scorer
-from judge_service.scorers import JudgedAnswer
-from judge_service.scorers.grading import REPLY_TOKENS, TOP_LOGPROBS, Messages, expected_grade, grade_question
-from judge_service.scorers.llm import LlmScorer
-from judge_service.tier_client import TierChat
+from penstock.judge_service.calibrate import calibrate
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.judge_service.clients.tier_client import TierChat
+from penstock.judge_service.compose import read_options
+from penstock.judge_service.scorers.llm.grading import expected_grade, grade_question
+from penstock.judge_service.scorers.llm.scorer import LlmScorer
+from penstock.judge_service.scoring.extension import ScorerSite
+from penstock.judge_service.scoring.questions import REPLY_TOKENS, TOP_LOGPROBS, Messages
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
-from services.field_problems import SettingsError
-from services.mesh_file import load_mesh_file
-from services.settings import ServiceSettings
-from services.state.keys import Keys
-from services.testing import RedisProcess
+from penstock.services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
+from penstock.services.field_problems import joined
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.settings import ServiceSettings
+from penstock.services.state.keys import Keys
+from penstock.services.testing import RedisProcess
+from penstock.types.judging import JudgedAnswer
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
 
 QUESTIONS = ("What is 12 + 30?", "Reverse the order: trout, wing, field", "Sort: 7, 3, 9")
 THRESHOLD = 0.2  # the shipped models were not made to grade: they nearly always say 0
-JUDGE = {"scorers": [{"name": "llm", "kind": "llm", "tier": "large"}], "default_scorer": "llm"}
+PATIENT_S = 600.0  # on a machine that is busy with other work
+JUDGE = {"scorers": [{"name": "llm", "kind": "llm", "tier": "large", "timeout_s": PATIENT_S}], "default_scorer": "llm"}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) ->
         {"name": "small", "model": str(FAMILY / "small"), "threshold": THRESHOLD},
         {"name": "large", "model": str(FAMILY / "large")},
     ]
-    router = {"grpc_port": 0, "http_port": 0, "max_active": 2}
+    router = {"grpc_port": 0, "http_port": 0, "max_active": 2, "judge_timeout_s": 2 * PATIENT_S}
     content = {"name": "tier-judge", "redis_url": redis.url, "tiers": tiers, "judge": JUDGE, "router": router}
     file.write_text(json.dumps(content))  # JSON is YAML
     async with running_mesh(file, redis.url) as running:
@@ -113,7 +118,8 @@ def test_grades_take_a_share_of_the_tiers_places(
     tiers = [{"name": "small", "model": "sim", "threshold": 50}, {"name": "large", "model": "sim", "max_running": 8}]
     scorer = {"name": "llm", "kind": "llm", "tier": "large", "tier_share": share}
     mesh = load_mesh_file(mesh_file(tiers, judge={"scorers": [scorer], "default_scorer": "llm", "replicas": replicas}))
-    built = build_scorer(mesh.judge.scorers[0], mesh, ServiceSettings.load(redis_url="redis://unused"))
+    site = ScorerSite(mesh, mesh.judge.scorers[0], ServiceSettings.load(redis_url="redis://unused"), {})
+    built = read_options(mesh, site.scorer).build(site)
     assert isinstance(built, LlmScorer)
     assert isinstance(built._chat, TierChat)
     assert built._chat._slots_per_worker == places
@@ -129,7 +135,7 @@ async def test_the_grades_a_tier_is_asked_for_do_not_grow_with_what_it_has_to_do
     ]
     file = mesh_file(tiers)
     async with running_mesh(file, redis.url):
-        chat = TierChat("large", redis.url, Keys(load_mesh_file(file).name), timeout_s=30, places_per_worker=3)
+        chat = TierChat("large", redis.url, Keys(load_mesh_file(file).name), timeout_s=PATIENT_S, places_per_worker=3)
         await chat.start()
         under_way, most = dict[str, int](), dict[str, int]()
         generate = chat._generate
@@ -172,7 +178,7 @@ async def test_a_worker_that_is_gone_or_aborts_the_grade_is_passed_over(
     tiers = [{"name": "small", "model": "sim-small", "threshold": 50}, {"name": "large", "model": "sim-grade"}]
     file = mesh_file(tiers)
     async with running_mesh(file, redis.url) as mesh:
-        chat = TierChat("large", redis.url, Keys(load_mesh_file(file).name), timeout_s=60)
+        chat = TierChat("large", redis.url, Keys(load_mesh_file(file).name), timeout_s=PATIENT_S)
         await chat.start()
         async with asyncio.timeout(60):
             while not (workers := chat._view.workers("large")):
@@ -235,11 +241,12 @@ def test_a_scorer_answers_before_routers_give_up(mesh_file: MeshFileMaker) -> No
     """Else each of its grades would be worked on for nothing; the error names both settings."""
     scorer = {"name": "llm", "kind": "llm", "tier": "large", "timeout_s": 12.0}
     parts: dict[str, Any] = {"judge": {"scorers": [scorer], "default_scorer": "llm"}}
-    with pytest.raises(
-        SettingsError, match=r"judge\.scorers\[0\]\.timeout_s: 12 s, but router\.judge_timeout_s is 10 s"
-    ):
-        load_mesh_file(mesh_file(**parts))
-    assert load_mesh_file(mesh_file(**parts, router={"judge_timeout_s": 12.0})).judge.scorers[0].timeout_s == 12.0
+    (problem,) = check_mesh_file(mesh_file(**parts)).problems
+    assert (problem.field, problem.problem[:45]) == (
+        "judge.scorers[0].timeout_s",
+        "12 s, but router.judge_timeout_s is 10 s: rou",
+    )
+    assert not check_mesh_file(mesh_file(**parts, router={"judge_timeout_s": 12.0})).problems
 
 
 @pytest.mark.parametrize(
@@ -252,5 +259,4 @@ def test_a_scorer_answers_before_routers_give_up(mesh_file: MeshFileMaker) -> No
 )
 def test_an_llm_scorer_names_whom_it_asks(scorer: dict[str, str], said: str, mesh_file: MeshFileMaker) -> None:
     judge = {"scorers": [{"name": "llm", "kind": "llm", **scorer}], "default_scorer": "llm"}
-    with pytest.raises(SettingsError, match=said):
-        load_mesh_file(mesh_file(judge=judge))
+    assert re.search(said, joined(check_mesh_file(mesh_file(judge=judge)).problems))

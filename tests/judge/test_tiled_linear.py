@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from judge_service.scorers.tiled_linear import TiledLinear, use_tiles
+from penstock.judge_service.scorers.judge_model.tiled_linear import TiledLinear, use_tiles
 from tests.conftest import FAMILY
 
 

@@ -8,22 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from judge_service.compose import build_scorer
-from judge_service.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
-from judge_service.scorers import JudgedAnswer, LogprobSummary, Scorer
-from judge_service.scorers.code import CodeScorer, program_in
-from judge_service.scorers.confidence import ConfidenceScorer
-from judge_service.scorers.consistency import ConsistencyScorer, SampleOptions
-from judge_service.scorers.exact import ExactScorer
-from judge_service.scorers.json_schema import JsonSchemaScorer
-from judge_service.tier_client import TierChat
-from services.domain import InvalidRequest, SamplingParams, TextPrompt, Unavailable
-from services.domain.requests import Prompt
-from services.domain.structured import StructuredOutput, StructureKind
-from services.mesh_file import load_mesh_file
-from services.settings import ServiceSettings
-from services.state.keys import Keys
-from services.testing import RedisProcess
+from penstock.judge_service.clients.tier_client import TierChat
+from penstock.judge_service.compose import read_options
+from penstock.judge_service.scorers.code.examples import code_in, examples_in
+from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from penstock.judge_service.scorers.code.scorer import CodeScorer, program_in
+from penstock.judge_service.scorers.confidence import ConfidenceScorer
+from penstock.judge_service.scorers.consistency import Consistency, ConsistencyScorer
+from penstock.judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.scorers.json_schema import JsonSchemaScorer
+from penstock.judge_service.scoring.extension import ScorerSite
+from penstock.judge_service.scoring.interface import Scorer
+from penstock.services.domain import InvalidRequest, SamplingParams, TextPrompt, Unavailable
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.settings import ServiceSettings
+from penstock.services.state.keys import Keys
+from penstock.services.testing import RedisProcess
+from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt
+from penstock.types.structured import StructuredOutput
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
 
@@ -59,7 +62,7 @@ async def test_a_schema_comes_from_the_file_or_the_request(tmp_path: Path) -> No
     scorer = JsonSchemaScorer(file)
     await scorer.start()
     assert await score(scorer, '{"total": 1}', '{"total": -1}', "{", "[" * 10_000) == [100, 0, 0, 0]
-    form = StructuredOutput(StructureKind.JSON_SCHEMA, '{"type": "integer"}')
+    form = StructuredOutput(json_schema='{"type": "integer"}')
     assert await score(JsonSchemaScorer(None), "7", '"7"', structured_output=form) == [100, 0]
     with pytest.raises(InvalidRequest, match=r"items\[0\].structured_output"):
         await score(JsonSchemaScorer(None), "7")
@@ -92,7 +95,6 @@ needs_sandbox = pytest.mark.skipif(not sandbox_works(), reason="bubblewrap is no
 FLOOD = (
     "import os\nfor fd in range(3, 9):\n    try:\n        os.write(fd, b'x' * 10**4)\n    except OSError:\n        pass"
 )
-SILENT_LOOP = "import os\nos.close(3)\nwhile True: pass"
 ADD = "def add(a, b):\n    return a + b\n"
 PROGRAMS = {
     "right": (ADD, True),
@@ -135,7 +137,7 @@ async def test_programs_are_run_without_rights(name: str, secret: None) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="the kernel does not limit the processes of root")
 async def test_a_program_cannot_start_many_processes() -> None:
     fork = "import os\nfor _ in range(64):\n    if not os.fork():\n        import time; time.sleep(60)"
-    assert not await Sandbox(SandboxLimits(wall_s=60)).passes(fork, "")
+    assert not await Sandbox(SandboxLimits(wall_s=60)).passed(fork, [""])
 
 
 @needs_sandbox
@@ -144,12 +146,15 @@ async def test_a_program_cannot_start_many_processes() -> None:
 )
 async def test_a_program_that_does_not_end_fails(program: str) -> None:
     async with asyncio.timeout(60):
-        assert not await Sandbox(SandboxLimits(wall_s=1)).passes(program, "")
+        assert not await Sandbox(SandboxLimits(wall_s=1)).passed(program, [""])
 
 
 async def test_without_bubblewrap_the_scorer_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code is never run without it."""
+    """Code is never run without it; where the sandbox is optional, nothing is known of programs."""
     monkeypatch.setenv("PATH", "/nowhere")
+    optional = CodeScorer(Sandbox(SandboxLimits(1)), concurrency=1, from_prompt=True, optional=True)
+    await optional.start()
+    assert [result.raw for result in await optional.score([JudgedAnswer(TextPrompt("f(1) == 1"), "f = abs")])] == [0.5]
     scorer = CodeScorer(Sandbox(SandboxLimits(1)), concurrency=1)
     with pytest.raises(ValueError, match="install bubblewrap"):
         await scorer.start()
@@ -166,7 +171,50 @@ async def test_a_sandbox_that_cannot_start_is_not_a_wrong_answer(
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(SandboxUnavailable, match="No permissions"):
-        await Sandbox(SandboxLimits(60)).passes("", "")
+        await Sandbox(SandboxLimits(60)).passed("", [""])
+
+
+TASKS = {
+    'from typing import List\n\ndef double(x: List[int]):\n    """\n    >>> double([1])\n    [2]\n    >>> len([1])\n    3': 1,
+    "Write half.\nhalf(3) == 1.5, half(0) ==> 0 # none\nhalf(4) -> 1 + 1; half(x) = 4. `half(4)` should return 2.": 3,
+    'def add(a, b):\n    """Input: a = 1, b = 2\n    Output: 3\n\n    For a = 2, b = 3 the output should be 5.': 2,
+    "Is f(x) = 3 a function? print(3) == 3 and import os; os.remove('x') == 1": 0,
+}
+
+
+@pytest.mark.parametrize("prompt", TASKS)
+def test_the_examples_of_a_task_are_those_with_literal_arguments_and_values(prompt: str) -> None:
+    assert len(examples_in(prompt)) == TASKS[prompt]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "f(" * 100_000,
+        ("f(1) = 1 " * 40 + "\n") * 2_000,
+        "def f(x):\nFor x" + " \n" * 400_000,
+        ("f(1) == " + ". , ; ) " * 48 + "\n") * 2_000,
+        "```\nx=\n" * 100_000,
+    ],
+    ids=["nested", "calls", "blank lines", "ends", "fences"],
+)
+@pytest.mark.timeout(30)
+def test_the_examples_of_a_hostile_prompt_are_read_in_bounded_time(prompt: str) -> None:
+    """Without its bounds, each takes minutes."""
+    assert len(examples_in(prompt)) <= 1
+    code_in(prompt)
+
+
+@needs_sandbox
+async def test_programs_are_run_with_the_examples_of_the_prompt() -> None:
+    """What the code of the task begins may be missing in the answer. Without examples or a program, nothing is known."""
+    scorer = CodeScorer(Sandbox(SandboxLimits(60)), concurrency=2, from_prompt=True)
+    task = 'Do it:\n```python\nimport math\n\ndef area(r):\n    """\n    >>> area(1)\n    3.141592653\n    """\n```'
+    answers = ("def area(r):\n    return math.pi * r * r", "def area(r):\n    return r", "I cannot.")
+    shown, silent = (
+        [JudgedAnswer(ChatPrompt((ChatMessage("user", text),)), answer) for answer in answers] for text in (task, "Hi")
+    )
+    assert [result.raw for result in await scorer.score([*shown, silent[0]])] == [1, 0, 0.5, 0.5]
 
 
 class Sampler:
@@ -188,12 +236,14 @@ class Sampler:
 async def test_consistency_is_the_share_of_samples_that_agree() -> None:
     """By their final answers; the samples are of the tier that answered, and the same for the same answer."""
     sampler = Sampler("Answer: 4", "2+2=5\nAnswer: 5", "so\nAnswer: 4", "none")
-    scorer = ConsistencyScorer(sampler, SampleOptions("", 4, 0.7, 32, "final-answer"), concurrency=2)
+    scorer = ConsistencyScorer(sampler, Consistency(samples=4, max_tokens=32, concurrency=2))
     assert await score(scorer, "Answer: 4", "Answer: 5", "Answer: 6", tier="small") == [50, 25, 0]
     assert {tier for tier, _ in sampler.requests} == {"small"}
-    assert all(s.temperature == 0.7 and s.max_output_tokens == 32 for _, s in sampler.requests)
+    assert all(s.temperature == 0.7 and s.max_tokens == 32 for _, s in sampler.requests)
     assert await score(scorer, "Answer: 4", tier="small") == [50]
-    fixed = ConsistencyScorer(sampler, SampleOptions("large", 4, 0.7, 32, "number"), concurrency=2)
+    fixed = ConsistencyScorer(
+        sampler, Consistency(tier="large", samples=4, max_tokens=32, compare="number", concurrency=2)
+    )
     await score(fixed, "4", tier="small")
     assert sampler.requests[-1][0] == "large"
 
@@ -212,12 +262,13 @@ async def test_samples_are_drawn_from_the_tiers_of_the_mesh(redis: RedisProcess,
     file = mesh_file(judge={"scorers": [scorer]}, router=router)
     async with running_mesh(file, redis.url):
         mesh = load_mesh_file(file)
-        built = build_scorer(mesh.judge.scorers[0], mesh, ServiceSettings.load(redis_url=redis.url))
+        site = ScorerSite(mesh, mesh.judge.scorers[0], ServiceSettings.load(redis_url=redis.url), {})
+        built = read_options(mesh, site.scorer).build(site)
         await built.start()
         try:
             chat = TierChat("", redis.url, Keys(mesh.name), timeout_s=60)
             await chat.start()
-            answer = await chat.sample("small", PROMPT, SamplingParams(temperature=0.7, seed=1, max_output_tokens=8))
+            answer = await chat.sample("small", PROMPT, SamplingParams(temperature=0.7, seed=1, max_tokens=8))
             await chat.close()
             (result,) = await built.score([JudgedAnswer(PROMPT, answer, tier="small")])
             (other,) = await built.score([JudgedAnswer(PROMPT, answer + "?", tier="small")])

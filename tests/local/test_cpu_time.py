@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from penstock.local.cpu_time import cpu_s, descendants, group_cpu_s, scheduled_s
+from tests.support.present import present
 
 USED_S = 0.2
 BURN = f"import time\nwhile time.process_time() < {USED_S}: pass\n"
@@ -18,8 +19,7 @@ TICK_S = 0.02  # two of the kernel's ticks: what /proc may not show yet
 
 def test_a_process_that_has_ended_still_counts_for_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"done\n"
+        assert present(parent.stdout).readline() == b"done\n"
         assert descendants(parent.pid) == []
         assert group_cpu_s([parent.pid]) >= cpu_s(parent.pid) + USED_S - TICK_S
         parent.communicate(b"\n")
@@ -29,8 +29,7 @@ def test_running_descendants_count() -> None:
     child = f"{BURN}print('done', flush=True)\ninput()"
     parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])"
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"done\n"
+        assert present(process.stdout).readline() == b"done\n"
         assert len(descendants(process.pid)) == 1
         assert group_cpu_s([process.pid]) >= cpu_s(process.pid) + USED_S - TICK_S
         process.communicate(b"\n")
@@ -46,8 +45,7 @@ def burn():
 threading.Thread(target=burn).start()
 """
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"done\n"
+        assert present(process.stdout).readline() == b"done\n"
         times = scheduled_s(process.pid)
         process.communicate(b"\n")
     if not times:

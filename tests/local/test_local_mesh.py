@@ -4,32 +4,32 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import yaml
 
-import planner_service.stages.replay as stage_replay
+import penstock.planner_service.stages.replay as stage_replay
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
-from planner_service.profiles import Profile, write_profile
-from planner_service.simulator import EngineLimits, Replica
-from services import background
-from services.domain import StepLatencyModel
-from services.domain.hardware import ReplicaShape
-from services.domain.instances import Role
-from services.domain.latency import StepLoad
-from services.domain.plans import Plan
-from services.domain.stages import QoeModel
-from services.domain.workload import RequestRecord, TierVisit, Window
-from services.processes import (
+from penstock.local.runfile import METRICS_NAME
+from penstock.planner_service.files.profiles import Profile, write_profile
+from penstock.planner_service.simulator import EngineLimits, Replica
+from penstock.services import background
+from penstock.services.domain import StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.instances import Role
+from penstock.services.domain.latency import StepLoad
+from penstock.services.domain.workload import RequestRecord, TierVisit, Window
+from penstock.services.processes import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     ProcessSpec,
@@ -38,27 +38,19 @@ from services.processes import (
     free_port,
     restart_pause_s,
 )
-from services.state import WorkloadStore, connect
-from services.state.keys import Keys
-from tests.conftest import ROOT
+from penstock.services.state import WorkloadStore, connect
+from penstock.services.state.keys import Keys
+from penstock.types.plans import Plan, QoeModel
+from tests.conftest import FAST, ROOT, write_mesh_file
 from tests.support.cli import penstock, penstock_process
-
-FAST = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
+from tests.support.present import present
+from tests.support.questions import replan_question
+from tests.support.tables import write_trace
 
 
 def simulated_mesh(folder: Path, **parts: Any) -> Path:
-    content = {
-        "name": f"local-{folder.name}",
-        "tiers": [
-            {"name": "small", "model": "s", "threshold": 80, "engine": "simulated", "simulated": FAST},
-            {"name": "large", "model": "l", "engine": "simulated", "simulated": FAST},
-        ],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
-    } | parts
-    path = folder / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    tiers: list[dict[str, Any]] = [{"name": "small", "model": "s", "threshold": 80}, {"name": "large", "model": "l"}]
+    return write_mesh_file(folder, **{"tiers": tiers} | parts)
 
 
 def alive(pid: int) -> bool:
@@ -81,13 +73,13 @@ def test_pauses_between_restarts_double_up_to_a_limit() -> None:
 
 def test_no_two_processes_are_given_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port is reserved before anybody listens on it, also against other processes."""
-    monkeypatch.setattr("services.processes._PORTS", range(29_990, 29_996))
-    code = "from services import processes as p; p._PORTS = range(29_990, 29_996); print(p.free_port(), flush=True); input()"
+    monkeypatch.setattr("penstock.services.processes._PORTS", range(29_990, 29_996))
+    code = "from penstock.services import processes as p; p._PORTS = range(29_990, 29_996)"
+    code += "; print(p.free_port(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as other:
-        assert other.stdout is not None
-        taken = int(other.stdout.readline())
+        taken = int(present(other.stdout).readline())
         mine = {free_port() for _ in range(4)}
         other.communicate("\n")
     assert len(mine) == 4
@@ -97,8 +89,7 @@ def test_no_two_processes_are_given_the_same_port(monkeypatch: pytest.MonkeyPatc
 async def test_what_dies_is_started_again(tmp_path: Path) -> None:
     watcher = Watcher()
     entry = await watcher.start(sleeper(tmp_path, "import time; time.sleep(600)"))
-    first = entry.pid
-    assert first is not None
+    first = present(entry.pid)
     os.kill(first, signal.SIGKILL)
     async with asyncio.timeout(60):
         while entry.pid in (None, first):
@@ -106,8 +97,7 @@ async def test_what_dies_is_started_again(tmp_path: Path) -> None:
     assert entry.restarts == 1
     second = entry.pid
     await watcher.stop_all()
-    assert second is not None
-    assert not alive(second)
+    assert not alive(present(second))
 
 
 async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
@@ -119,8 +109,7 @@ async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
     pid = entry.pid
     await watcher.stop_all()
-    assert pid is not None
-    assert not alive(pid)
+    assert not alive(present(pid))
 
 
 async def test_unusable_settings_are_not_tried_again(tmp_path: Path) -> None:
@@ -137,7 +126,7 @@ def test_children_end_with_their_watcher_however_it_ends(tmp_path: Path) -> None
     code = f"""
 import asyncio, sys
 from pathlib import Path
-from services.processes import ProcessSpec, Watcher
+from penstock.services.processes import ProcessSpec, Watcher
 async def main():
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
     spec = ProcessSpec("x", argv, {{}}, Path({str(tmp_path)!r}) / "x.log", 1, 1.0)
@@ -147,8 +136,7 @@ async def main():
 asyncio.run(main())
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    child = int(present(parent.stdout).readline())
     parent.kill()
     parent.wait()
     until = time.monotonic() + 120
@@ -161,9 +149,16 @@ asyncio.run(main())
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A mesh started with `penstock up --detach`; the folder it runs from."""
     folder = tmp_path_factory.mktemp("up")
-    file = simulated_mesh(folder)
     up = penstock_process(
-        "up", "--mesh", str(file), "--folder", str(folder), "--worker", "small=2", "--detach", "--json"
+        "up",
+        "--mesh",
+        str(simulated_mesh(folder)),
+        "--folder",
+        str(folder),
+        "--worker",
+        "small=2",
+        "--detach",
+        "--json",
     )
     assert up.returncode == 0, up.stderr
     assert json.loads(up.stdout)["grpc"]
@@ -174,14 +169,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def target(folder: Path) -> str:
-    found = read_run_file(folder)
-    assert found is not None
+    found = present(read_run_file(folder))
     return found.grpc[0]
 
 
 def admin(folder: Path) -> str:
-    found = read_run_file(folder)
-    assert found is not None
+    found = present(read_run_file(folder))
     return found.admin[0]
 
 
@@ -244,61 +237,14 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
         assert said_of_it in failed.stderr
     failed = penstock("plan", "set", "--instances", "small=1000", "-a", admin(running))
     assert failed.returncode == 2
-    assert "plan.tiers[0].instance_count: must be at most 64" in " ".join(failed.stderr.split())
+    assert "plan.tiers[0].instances: must be at most 64" in " ".join(failed.stderr.split())
     assert penstock("plan", "set", "--threshold", "small=80", "-a", admin(running)).returncode == 0
-
-
-def test_a_plan_file_is_applied_and_told_in_the_history(running: Path, tmp_path: Path) -> None:
-    """Thresholds and counts are published with what the plan was expected to reach; workers follow."""
-
-    def tier(name: str, replicas: list[dict[str, int]]) -> dict[str, Any]:
-        gpus = sum(r["tp"] * r["pp"] * r["count"] for r in replicas)
-        return {"name": name, "model": name[0], "gpus": gpus, "replicas": replicas}
-
-    figures: dict[str, Any] = {
-        "thresholds": [61.5],
-        "tiers": [tier("small", [{"tp": 1, "pp": 1, "count": 1}]), tier("large", [{"tp": 1, "pp": 1, "count": 2}])],
-        "objective": "largest-tier",
-        "target": "quality >= 85",
-        "workload_digest": "0123456789abcdef",
-        "quality": 85.5,
-        "latency_p95_s": 2.5,
-        "end_to_end_p95_s": 3.5,
-        "dispatch": "capacity",
-        "inputs": dict.fromkeys(
-            ("cluster", "models", "quality", "trace", "gpus", "seed", "rate", "requests", "lengths")
-        ),
-    }
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps(figures))
-    said = penstock("plan", "apply", str(file), "--note", "first", "-a", admin(running), "--json")
-    assert said.returncode == 0, said.stderr
-    made = json.loads(said.stdout)
-    assert [(t["threshold"], t["instances"]) for t in made["tiers"]] == [(61.5, 1), (None, 2)]
-    until = time.monotonic() + 120
-    while True:  # the mesh was started with two of small and one of large
-        status = json.loads(penstock("status", "-a", admin(running), "--json").stdout)
-        if [t["live_instances"] for t in status["tiers"]] == [1, 2]:
-            break
-        assert time.monotonic() < until
-    listed = json.loads(penstock("plan", "history", "-a", admin(running), "--json").stdout)
-    assert [p["revision"] for p in listed] == list(range(made["revision"], 0, -1))
-    assert (listed[0]["source"], listed[0]["note"], listed[-1]["source"]) == ("planned", "first", "mesh-file")
-    assert listed[0]["prediction"]["quality"] == 85.5
-    assert listed[-1]["prediction"] is None
-    lines = penstock("plan", "history", "-a", admin(running), columns=40).stdout.splitlines()
-    assert "  predicted: quality 85.5, p95 2.50 s, end to end 3.50 s (target: quality >= 85)" in lines, (
-        "a line is not wrapped"
-    )
-    assert "0123456789abcdef" in penstock("plan", "show", "-a", admin(running)).stdout
-    figures["tiers"][0]["name"] = "tiny"
-    file.write_text(json.dumps(figures))
-    failed = penstock("plan", "apply", str(file), "-a", admin(running))
-    assert failed.returncode == 2
-    assert "the plan has the tiers tiny, large, the mesh has small, large" in " ".join(failed.stderr.split())
-    file.write_text("{}")
-    failed = penstock("plan", "apply", str(file), "-a", admin(running))
-    assert "not a plan file" in " ".join(failed.stderr.split())
+    pages = json.loads((running / METRICS_NAME).read_text())
+    (page,) = (page for page in pages if page["labels"]["instance"].startswith("planner"))
+    with urllib.request.urlopen(f"http://{page['targets'][0]}/metrics", timeout=60) as metrics:
+        text = metrics.read().decode()
+    desired = re.findall(r'^penstock_desired_replicas.*penstock_tier="(\w+)".* (\S+)$', text, re.MULTILINE)
+    assert desired == [("small", "2.0"), ("large", "1.0")]  # what autoscalers follow, with the counts of --worker
 
 
 def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,9 +262,9 @@ def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path, m
     rows, at_s = [], 0.0
     for _ in range(300):  # one prompt in ten is long
         tokens = random.randint(3000, 5000) if random.random() < 0.1 else random.randint(20, 200)
-        rows.append(f"{at_s},{tokens},{random.randint(50, 250)}")
+        rows.append((at_s, tokens, random.randint(50, 250)))
         at_s += random.expovariate(7.0)
-    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    write_trace(trace, rows)
     assert penstock("plan", "set", "--instances", "large=2", "-a", admin(running)).returncode == 0
     held = json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout)
     count = held["tiers"][1]["instances"]
@@ -336,8 +282,7 @@ def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path, m
     assert (failed.returncode, "--instances" in failed.stderr) == (2, True)
     failed = penstock(*command, "--instances", count, "--apply", "huge")
     assert (failed.returncode, "no tier huge" in failed.stderr) == (2, True)
-    rows = [f"{i / 4},{100 + i % 7},{40 + i % 11}" for i in range(200)]  # all alike: stages do not help
-    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    write_trace(trace, ((i / 4, 100 + i % 7, 40 + i % 11) for i in range(200)))  # all alike: stages do not help
     failed = penstock(*command, "--instances", count, "--apply", "large")
     assert failed.returncode == 1
     assert "not published. Keep one stage" in " ".join(failed.stderr.split())
@@ -351,7 +296,7 @@ def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
     failed = penstock("ask", "hello", "-t", "127.0.0.1:9")
     assert failed.returncode == 1
     assert "penstock up" in failed.stderr
-    again = penstock_process("up", "--mesh", str(running / "mesh.yaml"), "--folder", str(running))
+    again = penstock_process("up", "--mesh", str(simulated_mesh(running)), "--folder", str(running))
     assert again.returncode == 1
     assert "penstock down" in again.stderr
     for refused in (again, penstock_process("up", "--mesh", "nowhere.yaml", "--folder", str(running / "other"))):
@@ -359,8 +304,7 @@ def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
 
 
 def test_down_stops_everything(running: Path) -> None:
-    found = read_run_file(running)
-    assert found is not None
+    found = present(read_run_file(running))
     children = subprocess.run(
         ["pgrep", "-P", str(found.pid)], capture_output=True, text=True, check=False
     ).stdout.split()
@@ -429,18 +373,8 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> None:
     """Harder prompts: the planner sees it in sampled requests, plans again by itself, and workers move to the large tier."""
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
-    (tmp_path / "models.yaml").write_text((ROOT / "tests" / "planner" / "two-tiers.yaml").read_text())
-    replan = {
-        "enabled": True,
-        "cluster": "cluster.yaml",
-        "models": "models.yaml",
-        "trace": str(ROOT / "examples" / "trace.csv"),
-        "quality": str(ROOT / "examples" / "judged.csv"),
-        "min_quality": 80,
-        "requests": 100,
-        "window_s": 0.25,
-    }
+    replan_question(tmp_path, min_quality=80, requests=100)
+    replan = {"enabled": True, "question": "question.yaml", "window_s": 0.25}
     file = simulated_mesh(tmp_path, planner={"replan": replan})
 
     def window(start_s: float, score: float) -> Window:
@@ -473,8 +407,7 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
                 at = time.time()
                 for i, score in enumerate((85, 85, 85, 45, 45)):
                     await store.append(window(at - 10 + i / 4, score))
-                assert mesh.view.plan is not None
-                seeded = mesh.view.plan
+                seeded = present(mesh.view.plan)
                 # windows from before the plan was made are not acted on; these are
                 for i, score in enumerate((45, 45, 85, 85)):
                     await store.append(window(at + i / 4, score))
@@ -486,11 +419,10 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
                 assert all(reply.text for reply in await asyncio.gather(*asking))
         finally:
             await redis.aclose()
-    assert (easy.provenance.source, hard.provenance.source) == ("drift", "drift")
-    assert "score of small" in hard.provenance.note
-    assert hard.provenance.prediction is not None
-    assert hard.provenance.prediction.target == "quality >= 80"
-    assert hard.provenance.prediction.quality >= 80
+    assert (easy.source, hard.source) == ("drift", "drift")
+    assert "score of small" in hard.note
+    assert present(hard.prediction).target == "quality >= 80"
+    assert present(hard.prediction).quality >= 80
     assert plan_counts(hard)["large"] > plan_counts(easy)["large"]
 
 
@@ -498,7 +430,7 @@ async def test_a_redis_that_is_named_and_does_not_answer_ends_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything else is started, by its address and without its password."""
-    monkeypatch.setattr("penstock.local.mesh.REDIS_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("penstock.local.redis_server.REDIS_TIMEOUT_S", 0.3)
     port = free_port()
     file = simulated_mesh(tmp_path, redis_url=f"redis://:secret@127.0.0.1:{port}/0")
     with pytest.raises(MeshFailed, match=f"no response from a Redis at 127.0.0.1:{port}") as caught:

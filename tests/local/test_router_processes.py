@@ -20,8 +20,8 @@ from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from services.health import is_serving
-from services.processes import free_port
+from penstock.services.health import is_serving
+from penstock.services.processes import free_port
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
 pytestmark = pytest.mark.slow
@@ -136,7 +136,7 @@ async def channel_at(mesh: LocalMesh, index: int, stack: AsyncExitStack) -> aio.
 
 async def raw(channel: aio.Channel, begun: asyncio.Event) -> bool:
     """Whether a stream that nobody resumes comes to its end."""
-    sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=TOKENS)
+    sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=TOKENS)
     request = pb.GenerateRequest(model="only", prompt=common_pb2.Prompt(text="raw"), sampling=sampling)
     finished = False
     try:
@@ -177,7 +177,7 @@ async def test_the_mesh_has_one_router_at_one_address_with_two_processes(mesh: L
 async def test_traces_of_requests_to_any_process_are_found(mesh: LocalMesh) -> None:
     async with AsyncExitStack() as stack:
         traced = list[str]()
-        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=1)
+        sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=1)
         request = pb.GenerateRequest(model="only", prompt=common_pb2.Prompt(text="traced"), sampling=sampling)
         for index in range(2):
             channel = await channel_at(mesh, index, stack)

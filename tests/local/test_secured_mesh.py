@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from penstock.local import read_run_file
-from services.access import authority
-from services.access.api_keys import KeyFile, new_key
-from services.access.roles import CallerRole
+from penstock.services.access import authority
+from penstock.services.access.api_keys import KeyFile, new_key
+from penstock.services.access.roles import CallerRole
 from tests.support.cli import penstock, penstock_process
 
 PROMPT = "a prompt that no file may have"

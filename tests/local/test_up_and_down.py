@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,18 @@ import pytest
 import yaml
 
 from penstock.cli.local import REPEAT_S, ProgressLines
-from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run_file, start
-from penstock.local.runfile import FolderInUse, FolderLock, ProcessId, lock_holder, stale_run_file
-from penstock.local.start import Progress, start_timeout_s
-from services.field_problems import SettingsError
-from services.mesh_file import load_mesh_file
+from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run_file
+from penstock.local.runfile import METRICS_NAME, FolderInUse, FolderLock, ProcessId, lock_holder, stale_run_file
+from penstock.placement import start
+from penstock.placement.start import Progress, start_timeout_s
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.processes import rotate
+from penstock.worker_service.engine.sglang.extension import SERVER_MARGIN_S
 from tests.conftest import FAMILY
 from tests.local.test_local_mesh import simulated_mesh
 from tests.support.cli import penstock, penstock_process
+from tests.support.present import present
 
 T = TypeVar("T")
 
@@ -52,8 +57,7 @@ def until(condition: Callable[[], T], timeout_s: float = 300.0) -> T:
 
 
 def test_a_process_is_known_by_its_start_as_well_as_its_id(other: subprocess.Popen[bytes]) -> None:
-    known = ProcessId.of(other.pid)
-    assert known is not None
+    known = present(ProcessId.of(other.pid))
     assert known.runs
     before = replace(known, started="an-earlier-boot/1")
     assert not before.runs
@@ -86,8 +90,7 @@ def test_a_run_file_that_cannot_be_read_is_stale(tmp_path: Path, other: subproce
         (tmp_path / "run.json").write_text(content)
         assert read_run_file(tmp_path) is None
         assert "cannot be read" in (stale_run_file(tmp_path) or "")
-    known = ProcessId.of(other.pid)
-    assert known is not None
+    known = present(ProcessId.of(other.pid))
     run_file(known).write(tmp_path)
     assert read_run_file(tmp_path) == run_file(known)
     assert stale_run_file(tmp_path) is None
@@ -105,8 +108,7 @@ time.sleep(600)
 """
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        assert present(holder.stdout).readline() == "held\n"
         with pytest.raises(FolderInUse, match=f"process {holder.pid}"):
             FolderLock(tmp_path).acquire()
     finally:
@@ -125,6 +127,7 @@ time.sleep(600)
     again.release()
 
 
+@pytest.mark.slow
 def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path) -> None:
     """The other says whose folder it is; progress is shown, instance by instance."""
     file, folder = simulated_mesh(tmp_path), tmp_path / "run"
@@ -154,9 +157,17 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
         assert "replacing it" in served
         assert "waiting for " in served
         assert "worker-small-" in served
-        found = read_run_file(folder)
-        assert found is not None
+        found = present(read_run_file(folder))
         assert found.pid != 1
+        assert "Ctrl-C" not in served, "it runs in the background"
+        assert f"penstock --folder {folder} down" in " ".join(served.split())
+        pages = {
+            page["labels"]["instance"]: page["targets"][0] for page in json.loads((folder / METRICS_NAME).read_text())
+        }
+        assert {name.partition("-")[0] for name in pages} == {"router", "planner", "worker", "judge"}
+        for address in pages.values():
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
+                assert b"target_info" in page.read()
     finally:
         down = penstock("down", "--folder", str(folder))
     assert down.returncode == 0, down.stderr
@@ -198,7 +209,7 @@ def test_a_lock_that_is_handed_over_always_names_a_holder(tmp_path: Path) -> Non
 
 STANDS_STILL = """
 import os, pathlib, signal, sys
-if os.environ.get("PENSTOCK_TIER") == "large" and "worker_service" in sys.orig_argv:
+if os.environ.get("PENSTOCK_TIER") == "large" and "penstock.worker_service" in sys.orig_argv:
     pathlib.Path({file!r}).write_text(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -235,12 +246,9 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
         ),  # what a shell starts in the background ignores it
     )
     until(lambda: lock_holder(tmp_path) is not None)
-    holder = lock_holder(tmp_path)  # while one process hands the lock to the next, one of them is named
-    assert holder is not None
-    worker = until(lambda: stopped_process(file))
-    assert worker is not None
-    router = until(lambda: service_in(tmp_path, "router_service"))
-    assert router is not None
+    holder = present(lock_holder(tmp_path))  # while one process hands the lock to the next, one of them is named
+    worker = present(until(lambda: stopped_process(file)))
+    router = present(until(lambda: service_in(tmp_path, "penstock.router_service")))
     until(lambda: "waiting for" in (tmp_path / "up.log").read_text())
     down = None
     if way == "down":
@@ -260,11 +268,13 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
 def test_up_in_the_background_says_why_it_could_not(tmp_path: Path) -> None:
     """The reason is the end of the log of the process that ended; nothing is left."""
     file = simulated_mesh(tmp_path)
-    file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model\n    model: /no/such/folder"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    file.write_text(file.read_text().replace("kind: confidence", "kind: judge-model\n    model: broken"))
     up = penstock_process("up", "--detach", "--mesh", str(file), "--folder", str(tmp_path))
     assert up.returncode == 1
     assert "judge-0" in up.stderr
-    assert "/no/such/folder" in up.stderr
+    assert "judge.scorers: confidence: " in up.stderr
     assert "Traceback (most recent call last)" not in up.stderr
     assert lock_holder(tmp_path) is None
     assert read_run_file(tmp_path) is None
@@ -314,7 +324,7 @@ def test_a_start_may_take_as_long_as_its_slowest_engine(tmp_path: Path) -> None:
 
     assert limit_s(SIMULATED) == limit_s(LOCAL) == start.START_TIMEOUT_S
     sglang = LOCAL | {"engine": "sglang", "sglang": {"start_timeout_s": 1500.0}}
-    assert limit_s(sglang) == 1500.0 + start.SERVER_MARGIN_S
+    assert limit_s(sglang) == 1500.0 + SERVER_MARGIN_S
     assert limit_s(HUB) == start.DOWNLOAD_TIMEOUT_S
 
 
@@ -336,7 +346,7 @@ def test_whether_the_hub_is_asked_is_the_users_choice(
     if users is not None:
         monkeypatch.setenv("HF_HUB_OFFLINE", users)
     mesh = LocalMesh(MeshOptions(mesh_of(tmp_path, tier), tmp_path))
-    seen = {(os.environ | dict(spec.env)).get("HF_HUB_OFFLINE") for spec in mesh._service_specs()}
+    seen = {(os.environ | dict(spec.env)).get("HF_HUB_OFFLINE") for spec in map(mesh.spec_of, mesh.processes)}
     assert seen == {given}
 
 
@@ -382,3 +392,39 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_that_option(tmp_path: Path)
     assert up.returncode == 2
     assert "--folder" in up.stderr
     assert "Not a directory" in " ".join(up.stderr.split())
+
+
+def test_a_log_that_has_grown_is_kept_once_and_its_writer_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    with log.open("ab", buffering=0) as writer:
+        for text in (b"first " * 10, b"second" * 10):
+            writer.write(text)
+            rotate(log, limit_bytes=50)
+            assert log.read_bytes() == b""
+            assert (tmp_path / "worker.log.1").read_bytes() == text
+        writer.write(b"third")
+        rotate(log, limit_bytes=50)
+    assert log.read_bytes() == b"third"
+    rotate(tmp_path / "none.log")
+
+
+def test_every_command_finds_the_mesh_of_the_folder_that_is_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock --folder X status` asks the listeners in the run file of X; so does PENSTOCK_FOLDER=X."""
+    monkeypatch.setenv("PENSTOCK_FOLDER", "nowhere")  # and set back after the test
+    process = present(ProcessId.of(os.getpid()))
+    replace(run_file(process), admin=("127.0.0.1:1",)).write(tmp_path)
+    found = penstock("--folder", str(tmp_path), "status")
+    assert found.returncode == 1
+    assert "no response from 127.0.0.1:1 " in " ".join(found.stderr.split())
+
+
+def test_metrics_ports_follow_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One port cannot serve the pages of several processes: each gets its own, and keeps it."""
+    monkeypatch.setenv("PENSTOCK_METRICS_PORT", "9464")
+    mesh = LocalMesh(MeshOptions(simulated_mesh(tmp_path), tmp_path))
+    ports = {
+        spec.name: spec.env["PENSTOCK_METRICS_PORT"] for _ in range(2) for spec in map(mesh.spec_of, mesh.processes)
+    }
+    assert sorted(ports.values()) == [str(9464 + i) for i in range(len(ports))]

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from judge_service.calibration import Calibration
-from judge_service.metrics import auc
 from models.training import answers, measure, tokenizer
 from models.training.answers import Answered
 from models.training.growth import grow
 from models.training.problems import Message, Problem
-from services.domain import TextPrompt
-from services.mesh_file import load_mesh_file
-from services.score_predictor_file import read_score_predictor
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.services.domain import TextPrompt
+from penstock.services.domain.auc import auc
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.score_predictor_file import read_score_predictor
+from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY, ROOT, TIERS
-from worker_service.text.hf import HfTokenizer
 
 SAMPLE = 48
 TOKENIZER = HfTokenizer(FAMILY / "small")
@@ -66,14 +66,14 @@ def test_the_shipped_mesh_has_the_rule_that_the_figures_are_of(figures: Any) -> 
     assert {tier.name: tier.skip_below or 0 for tier in mesh.tiers[:-1]} == figures["skip_below"]
     scorers = {scorer.name: scorer for scorer in mesh.judge.scorers}
     default = scorers[mesh.judge.default_scorer]
-    assert (default.kind, default.margin) == ("screened", figures["margin"])
-    screen, judge = (scorers[name] for name in default.scorers)
-    assert (screen.kind, screen.statistic, ROOT / screen.calibration) == (
+    assert (default.kind, default.options["margin"]) == ("screened", figures["margin"])
+    screen, judge = (scorers[name] for name in default.options["scorers"])
+    assert (screen.kind, screen.options["statistic"], ROOT / screen.calibration) == (
         "confidence",
         "min",
         FAMILY / measure.CONFIDENCE,
     )
-    assert (judge.kind, ROOT / judge.model) == ("judge-model", FAMILY / "judge")
+    assert (judge.kind, ROOT / judge.options["model"]) == ("judge-model", FAMILY / "judge")
     assert ROOT / mesh.router.score_predictor == FAMILY / "predictor.json"
     assert read_score_predictor(FAMILY / "predictor.json").tiers == TIERS[:-1]
 

@@ -10,8 +10,8 @@ import yaml
 
 from benchmarks.mesh_paths import absolute_paths
 from models.training.smalltalk import REPLIES
-from services.mesh_file import read_mesh_data
-from services.testing import RedisProcess
+from penstock.services.mesh_file import read_mesh_data
+from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.agent import work
 from tests.support.mesh import running_mesh

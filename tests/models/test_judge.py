@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from judge_service.calibration import Calibration
 from models.training import answers, cards, judge, learning, measure, tasks, tokenizer, wording
 from models.training.answers import Answered
 from models.training.problems import Message, Problem
 from models.training.train import Run
-from services.score_predictor_file import read_score_predictor
+from penstock.judge_service.calibration.isotonic import Calibration
+from penstock.services.score_predictor_file import read_score_predictor
 
 
 @pytest.fixture(scope="module")

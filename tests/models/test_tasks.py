@@ -111,35 +111,6 @@ def test_every_line_of_working_is_true(task: str) -> None:
                     assert _value(left) == _value(right), line
 
 
-def test_chains_are_worked_out_by_their_own_words() -> None:
-    """The words of a chain, read by other code than wrote them, give its answer."""
-    for level in tasks.LEVELS:
-        for seed in range(60):
-            problem = tasks.make("chain", level, str(seed), noise=wording.clean)
-            start, *steps = re.findall(
-                r"\d+|[Dd]ouble|[Hh]al[vf]e?|[Tt]riple|[A-Za-z]+", problem.prompt.replace("What do you get", "")
-            )
-            numbers = iter([start, *steps])
-            value = next(int(word) for word in numbers if word.isdigit())
-            sign = 0
-            rest = " ".join(numbers)
-            for sentence in problem.prompt[problem.prompt.index(str(value)) + len(str(value)) :].split("."):
-                low = sentence.lower()
-                found = re.findall(r"\d+", low)
-                if "double" in low or low.strip() in ("multiply by 2", "times 2"):
-                    value *= 2
-                elif "triple" in low or low.strip() in ("multiply by 3", "times 3"):
-                    value *= 3
-                elif "hal" in low or low.strip() == "divide by 2":
-                    value //= 2
-                elif found:
-                    sign = (
-                        -1 if any(w in low for w in ("take", "subtract", "minus", "decrease", "lower", "reduce")) else 1
-                    )
-                    value += sign * int(found[0])
-            assert str(value) == problem.answer, (problem.prompt, rest)
-
-
 def test_sorted_lists_are_sorted_as_asked() -> None:
     for level in tasks.LEVELS:
         for seed in range(60):
@@ -179,7 +150,7 @@ def test_nothing_held_out_is_trained_on() -> None:
         for problem in test
         if problem.task not in ("follow_numbers", "follow_list", "follow_word", "tools")
     }
-    for problem in islice(tasks.stream(7), 15_000):
+    for problem in islice(tasks.stream(7), 4_000):
         assert not keys & {*problem.keys}
         assert not problem.held_out
         assert problem.prompt not in prompts

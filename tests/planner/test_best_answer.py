@@ -10,42 +10,40 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock.client.messages import planning
-from penstock.client.plans import PlanningInputs, ReplicaGroup
-from penstock.proto.planner.v1 import planner_pb2 as pb
-from planner_service import planning_codec as codec
-from planner_service import solver
-from planner_service.burst_ladder import draws, expected
-from planner_service.burst_simulation import route_by_steps
-from planner_service.cascade_simulation import run_cascade
-from planner_service.demand import draw_demand
-from planner_service.deployment.search import Strategy
-from planner_service.early_checks import PartScores
-from planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
-from planner_service.plan_cascade import plan_cascade
-from planner_service.plan_file import read_plan
-from planner_service.replan_job import ReplanJob
-from planner_service.replanner import under_plan
-from planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
-from planner_service.routing.rules import RoutingRules
-from planner_service.routing.solution import Binds, Proof, Unreachable
-from planner_service.simulator import Dispatch
-from planner_service.simulator.felt import Objective
-from planner_service.site import Demand, Site
-from planner_service.slo_classes import WorkloadClass
-from planner_service.slo_simulation import simulate_slos
-from planner_service.sustained_load import load_of
-from services.domain import Plan, TierPlan
-from services.domain.best_answer import best_of
-from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
-from services.domain.hardware import ClusterSpec, ReplicaShape
-from services.domain.workload import RequestRecord, TierVisit
+from penstock.mapper import from_message
+from penstock.planner_service.codecs.plan_file import read_plan
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.live import solver
+from penstock.planner_service.live.replan_job import ReplanJob
+from penstock.planner_service.live.replanner import under_plan
+from penstock.planner_service.question.demand import draw_demand
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import run_cascade
+from penstock.planner_service.replay.slo_classes import WorkloadClass
+from penstock.planner_service.replay.slo_simulation import simulate_slos
+from penstock.planner_service.replay.sustained_load import load_of
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, PartScores, all_qualities, route
+from penstock.planner_service.routing.solution import Binds, Proof, Unreachable
+from penstock.planner_service.rules.burst_ladder import draws, expected
+from penstock.planner_service.rules.burst_simulation import route_by_steps
+from penstock.planner_service.simulator import Dispatch
+from penstock.services.acceptance.best_answer import best_of
+from penstock.services.domain import Plan, TierPlan
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.services.domain.workload import RequestRecord, TierVisit
+from penstock.types.planned import PlanEvent
+from penstock.types.planning import Objective
+from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold
 from tests.conftest import ROOT
 from tests.support.cli import penstock
-from tests.support.two_tiers import two_tier_files, two_tier_inputs
+from tests.support.plain_plans import plan_cascade
+from tests.support.present import present
+from tests.support.questions import asked, replan_question
+from tests.support.two_tiers import two_tier_files
 
 TIERS = ("small", "medium", "large")
-BEST = RoutingRules(best_answer=True)
+BEST = AcceptanceRules(best_answer=True)
 
 
 def sample(seed: int, tiers: int = 3, count: int = 40) -> JudgedSample:
@@ -122,9 +120,9 @@ def test_the_best_answer_is_never_a_lower_score() -> None:
 
 def test_parts_of_a_sample_keep_the_rule() -> None:
     judged = sample(6).under(BEST)
-    assert judged.subset(np.array([3, 1])).best_answer
-    assert judged.only((0, 2)).best_answer
-    assert judged.under(RoutingRules()).best_answer  # of a plan for requests that have it already
+    assert judged.subset(np.array([3, 1])).highest_delivered
+    assert judged.only((0, 2)).highest_delivered
+    assert judged.under(AcceptanceRules()).highest_delivered  # of a plan for requests that have it already
 
 
 def last_answers_are_often_worse(seed: int, count: int = 400) -> tuple[Site, Demand]:
@@ -150,7 +148,7 @@ def test_a_plan_needs_fewer_escalations_for_the_same_quality(objective: Objectiv
     wanted = wanted_of(demand)
     plain = plan_cascade(site, demand, min_quality=wanted, objective=objective)
     plan = plan_cascade(site, demand, min_quality=wanted, objective=objective, best_answer=True)
-    assert not plain.best_answer
+    assert not plain.rules.best_answer
     assert plan.rank(plan.goal) <= plain.rank(plan.goal)
     assert plan.quality >= wanted
     under = demand.under(plan.rules)
@@ -159,10 +157,10 @@ def test_a_plan_needs_fewer_escalations_for_the_same_quality(objective: Objectiv
     if objective is not Objective.LARGEST_TIER:
         assert run.latency_s(objective, 95.0) == plan.felt_s
     if objective is Objective.END_TO_END:
-        assert plan.best_answer
+        assert plan.rules.best_answer
         assert plan.tiers[1].share_processed < 0.9 * plain.tiers[1].share_processed
     most = plan_cascade(site, demand, max_latency_s=60, objective=objective, goal=None, best_answer=True)
-    assert most.best_answer
+    assert most.rules.best_answer
     assert most.quality > demand.judged.best + 5  # the most without it is about the better tier's
 
 
@@ -172,21 +170,9 @@ def test_quality_that_no_tier_has_alone_can_be_had() -> None:
     with pytest.raises(Unreachable, match="min quality"):
         plan_cascade(site, demand, min_quality=wanted)
     plan = plan_cascade(site, demand, min_quality=wanted, best_answer=True)
-    assert plan.best_answer
+    assert plan.rules.best_answer
     with pytest.raises(Unreachable, match="min quality"):
         plan_cascade(site, demand, min_quality=wanted + 2, best_answer=True)
-
-
-def test_a_promise_holds_for_the_plan_that_is_taken() -> None:
-    """Each of the two plans is tested at half of the error, and the better one taken."""
-    site, demand = last_answers_are_often_worse(3)
-    plan = plan_cascade(site, demand, min_quality=40, confidence=0.9, best_answer=True)
-    each = [plan_cascade(site, one, min_quality=40, confidence=0.95) for one in (demand, demand.under(BEST))]
-    assert plan.promise is not None
-    assert plan.promise.confidence == 0.9
-    assert plan.rank(plan.goal) == min(one.rank(one.goal) for one in each)
-    with pytest.raises(Unreachable, match="all tiers together have"):
-        plan_cascade(site, demand.under(BEST), min_quality=64, confidence=0.95)
 
 
 def test_what_cannot_be_had_is_told_of_the_plan_that_comes_nearer() -> None:
@@ -224,13 +210,13 @@ def test_cascades_are_chosen_with_best_answers() -> None:
     site, demand = last_answers_are_often_worse(2)
     most = demand.under(BEST).judged.most
     plan = plan_cascade(site, demand, min_quality=most - 0.5, max_tiers=2, best_answer=True)
-    assert plan.best_answer
+    assert plan.rules.best_answer
     assert len(plan.tiers) == 2
     with pytest.raises(Unreachable) as unreachable:
         plan_cascade(site, demand, min_quality=most + 5, max_tiers=2, best_answer=True)
     assert unreachable.value.best == pytest.approx(most)
     alone = plan_cascade(site, demand, min_quality=40, max_tiers=1, best_answer=True)
-    assert not alone.best_answer  # a single tier has one answer
+    assert not alone.rules.best_answer  # a single tier has one answer
 
 
 def test_answers_rejected_early_are_no_replies() -> None:
@@ -283,8 +269,7 @@ def test_other_rules_are_chosen_under_it() -> None:
     how: dict[str, Any] = {"min_quality": wanted_of(demand), "objective": Objective.END_TO_END, "best_answer": True}
     best = plan_cascade(site, demand, **how)
     both = plan_cascade(site, demand, long_answers=True, **how)
-    assert both.best_answer
-    assert len(both.long_answers) == 1
+    assert both.rules.best_answer
     assert both.felt_s <= best.felt_s
     assert route(demand.under(both.rules).judged, both.thresholds).quality == both.quality
 
@@ -296,9 +281,7 @@ def two_requests() -> tuple[Site, Demand, tuple[Strategy, Strategy]]:
     judged = JudgedSample(("small", "large"), np.full(2, 30), np.array([[50, 70], [50, 70]]), scores)
     demand = Demand(judged, judged, np.array([0.0, 1000.0]))
     replicas = [site.replica(tier, ReplicaShape(tp, 1), 4096)[0] for tier, tp in ((0, 1), (1, 2))]
-    assert replicas[0] is not None
-    assert replicas[1] is not None
-    return site, demand, (Strategy(((replicas[0], 1),), 0.0), Strategy(((replicas[1], 1),), 0.0))
+    return site, demand, (Strategy(((present(replicas[0]), 1),), 0.0), Strategy(((present(replicas[1]), 1),), 0.0))
 
 
 def test_who_escalates_waits_for_the_judge_twice_and_sees_the_reply_whole() -> None:
@@ -320,23 +303,18 @@ def test_answers_of_the_last_tier_are_grading_requests_too(tmp_path: Path) -> No
     site = site_of(tmp_path, {"tier": "large"})
     demand = demand_at(1.0, 100)
     strategies, best = planned_strategies(site, demand), demand.under(BEST)
-    assert site.grading is not None
     thresholds = (60.0,) * (len(site.tiers) - 1)
     plain_run = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
     best_run = run_cascade(site, best, thresholds, strategies, Dispatch.CAPACITY)
-    assert plain_run.grading is not None
-    assert best_run.grading is not None
     processed = route(demand.requests, thresholds).processed
     more = int((processed[-1] & processed[:-1].any(axis=0)).sum())
     assert more > 0
-    assert best_run.grading.requests == plain_run.grading.requests + more
+    assert present(best_run.grading).requests == present(plain_run.grading).requests + more
     loads = [
-        load_of(one.requests, one.arrival_s, processed, strategies, Dispatch.CAPACITY, site.grading)
+        load_of(one.requests, one.arrival_s, processed, strategies, Dispatch.CAPACITY, present(site.grading))
         for one in (demand, best)
     ]
-    assert loads[0] is not None
-    assert loads[1] is not None
-    assert loads[1].utilisation[-1] > loads[0].utilisation[-1]
+    assert present(loads[1]).utilisation[-1] > present(loads[0]).utilisation[-1]
 
 
 def test_steps_of_a_burst_ladder_know_the_best_answer() -> None:
@@ -359,11 +337,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_plan_files_are_compared_by_it_and_by_what_they_count_as_cached(files: dict[str, Path], tmp_path: Path) -> None:
     last, best = tmp_path / "last.json", tmp_path / "best.json"
     site = ("--cluster", ROOT / "examples/cluster-1x8-h100.yaml", "--models", files["models"], "--gpus", 4)
-    work = ("--trace", files["trace"], "--quality", files["judged"], "--requests", 40, "--runs", 0)
+    work = ("--trace", files["trace"], "--quality", files["judged"], *asked(requests=40, runs=0))
     result = penstock("plan", *site, *work, "--min-quality", 40, "--no-plot", "--out", last)
     assert result.returncode == 0, result.output
     figures = json.loads(last.read_text())
-    assert figures["thresholds"][0] is not None
     best.write_text(json.dumps(figures | {"best_answer": True}))
     compared = json.loads(penstock("plan", "diff", last, best, "--json").stdout)
     assert (compared["best_answer"], compared["cached_share"]) == ([False, True], [0, 0])
@@ -373,7 +350,7 @@ def test_plan_files_are_compared_by_it_and_by_what_they_count_as_cached(files: d
     assert "only the answer that is delivered changes, at once" in shown
     assert "cached prompt tokens" not in shown
     older = {name: value for name, value in figures.items() if name not in ("best_answer", "cached_share")}
-    last.write_text(json.dumps(older | {"thresholds": [figures["thresholds"][0] + 1]}))
+    last.write_text(json.dumps(older | {"thresholds": [present(figures["thresholds"][0]) + 1]}))
     best.write_text(json.dumps(figures | {"best_answer": True, "cached_share": 0.255}))
     compared = json.loads(penstock("plan", "diff", last, best, "--json").stdout)
     assert (compared["best_answer"], compared["cached_share"]) == ([False, True], [0, 0.255])
@@ -389,15 +366,16 @@ def test_plan_files_are_compared_by_it_and_by_what_they_count_as_cached(files: d
 def test_a_plan_file_has_it_and_is_replayed_and_rendered_with_it(files: dict[str, Path], tmp_path: Path) -> None:
     out, cluster = tmp_path / "plan.json", ROOT / "examples/cluster-1x8-h100.yaml"
     site = ("--cluster", cluster, "--models", files["models"], "--gpus", 4)
-    work = ("--trace", files["trace"], "--quality", files["judged"], "--requests", 200, "--runs", 0)
+    work = ("--trace", files["trace"], "--quality", files["judged"])
     wanted = wanted_of(last_answers_are_often_worse(1)[1])
-    result = penstock("plan", *site, *work, "--min-quality", wanted + 0.5, "--best-answer", "--no-plot", "--out", out)
+    rules = asked(requests=200, runs=0, rules={"best_answer": True})
+    result = penstock("plan", *site, *work, "--min-quality", wanted + 0.5, *rules, "--no-plot", "--out", out)
     assert result.returncode == 0, result.output
     figures = json.loads(out.read_text())
     assert figures["best_answer"] is True
     assert "delivered: the answer with the highest score" in result.output
     assert "best of all" in result.output
-    assert read_plan(out).rules == RoutingRules((None,), (), (), best_answer=True)
+    assert read_plan(out).plan.best_answer
     replay = ("simulate", "--plan", out, "--trace", files["trace"], "--requests", 200, "--json")
     replayed = json.loads(penstock(*replay).stdout)
     assert penstock("plan", "render", out, "--to", "compose").returncode == 0
@@ -410,56 +388,27 @@ def test_a_plan_file_has_it_and_is_replayed_and_rendered_with_it(files: dict[str
     assert penstock("plan", "render", out, "--to", "compose").returncode == 0
     assert "planner" not in yaml.safe_load(out.with_suffix(".mesh.yaml").read_text())
     out.write_text(json.dumps({name: value for name, value in figures.items() if name != "best_answer"}))
-    assert not read_plan(out).best_answer  # of an earlier version
+    assert not read_plan(out).plan.best_answer  # of an earlier version
     out.write_text(json.dumps(figures | {"best_answer": "yes"}))
-    with pytest.raises(FileError, match="best_answer: must be true or false, not 'yes'"):
+    with pytest.raises(FileError, match="best_answer"):
         read_plan(out)
-
-
-def inputs() -> PlanningInputs:
-    return two_tier_inputs(last_answers_are_often_worse(1, 120)[1], 80, judge_s=0.05)
-
-
-def test_the_service_plans_and_simulates_with_it() -> None:
-    """`PlanCascade` answers with what the library plans; `SimulateDeployment` of it has the plan's p95."""
-    wanted = wanted_of(last_answers_are_often_worse(1, 120)[1])
-    request = planning.plan_request(inputs(), wanted, None, "end-to-end", None, None, "at-most", best_answer=True)
-    site, demand = codec.inputs_from_proto(request.inputs)
-    plan = plan_cascade(site, demand, codec.options_from_proto(request))
-    message = codec.plan_to_proto(plan, site, demand, 0.0)
-    assert plan.best_answer
-    assert message.best_answer
-    read: Any = planning.plan_event_from_proto(pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=message)))
-    assert read.best_answer
-    groups = [[ReplicaGroup(g.tp, g.pp, g.count) for g in t.replicas] for t in message.tiers]
-    simulated = planning.simulate_request(inputs(), groups, [plan.thresholds[0]], best_answer=True)
-    rules = codec.rules_from_proto(simulated, site, demand)
-    assert rules == RoutingRules((None,), (None,), (), best_answer=True)
-    strategies = [tier.strategy for tier in plan.tiers]
-    replayed = run_cascade(site, demand.under(rules), plan.thresholds, strategies, Dispatch.CAPACITY)
-    assert replayed.latency_s(Objective.END_TO_END, 95.0) == plan.felt_s
 
 
 def test_planning_again_keeps_it(tmp_path: Path) -> None:
     """A plan for sampled requests is made for replies of the same kind as the current plan's."""
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
     records = tuple(
         RequestRecord(0.0, 400, (TierVisit("small", 200, 40.0), TierVisit("large", 200, large)))
         for large in (60.0, 20.0)
     )
-    models = ROOT / "tests" / "planner" / "two-tiers.yaml"
-    trace, judged = (str(ROOT / "examples" / name) for name in ("trace.csv", "judged.csv"))
-    job = ReplanJob(str(cluster), str(models), trace, judged, 45.0, None, None, 60, 1, 2.0, records * 25)
+    job = ReplanJob(str(replan_question(tmp_path, min_quality=45)), 2.0, records * 25)
     tiers = TierPlan("small", "s", 50.0, 1), TierPlan("large", "l", None, 1)
 
-    def planned(*, best_answer: bool) -> pb.PlanFinished:
+    def planned(*, best_answer: bool) -> Any:
         of_plan = under_plan(job, Plan(1, tiers, best_answer=best_answer))
-        assert of_plan.best_answer == best_answer
+        assert of_plan.rules.best_answer == best_answer
         responses = list[Any]()
         solver.replan(of_plan.to_json(), responses.append)
-        finished: pb.PlanFinished = responses[0].finished
-        return finished
+        return from_message(responses[0], PlanEvent)
 
-    assert planned(best_answer=False).unreachable.binds == "min_quality"  # 40, whoever escalates
-    assert planned(best_answer=True).plan.quality == pytest.approx(50, abs=3)
+    assert planned(best_answer=False).binds == "min_quality"  # 40, whoever escalates
+    assert planned(best_answer=True).quality == pytest.approx(50, abs=3)

@@ -3,21 +3,25 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from penstock import AsyncPlannerClient, CascadePlan
-from penstock.cli.main import app
-from penstock.client import errors, plans
-from penstock.client.messages.planning import plan_event_from_proto
-from penstock.proto.planner.v1 import planner_pb2 as pb
-from planner_service.burst_codec import ladder_from_json, ladder_from_proto, ladder_to_json, ladder_to_proto
-from planner_service.burst_ladder import (
+from penstock.planner_service import api
+from penstock.planner_service.api import strategies_of
+from penstock.planner_service.codecs.plan_file import plan_to_json, read_plan
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import FileError, read_quality, read_site, read_trace
+from penstock.planner_service.manifests.mesh_tiers import mesh_ladder
+from penstock.planner_service.question.demand import demand_of, draw_demand
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
+from penstock.planner_service.rules.burst_ladder import (
     LEAST_GAIN,
     TIE_SHARES,
     NoLadder,
@@ -27,27 +31,18 @@ from planner_service.burst_ladder import (
     rules_below,
     tie_rule,
 )
-from planner_service.burst_simulation import route_by_steps, simulate_bursts, steps_taken
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.demand import demand_of, draw_demand
-from planner_service.deployment.search import Strategy
-from planner_service.files import FileError, read_quality, read_site, read_trace
-from planner_service.mesh_tiers import mesh_ladder
-from planner_service.plan_cascade import plan_cascade
-from planner_service.plan_file import ladder_of, read_plan, strategies_of
-from planner_service.planning_codec import inputs_from_proto, options_from_proto
-from planner_service.planning_options import Options
-from planner_service.routing.quality import SKIPPED, JudgedSample, route
-from planner_service.simulator import Dispatch
-from planner_service.site import Demand, Site
-from services.domain import Role
-from services.domain.bursts import BurstLadder, BurstThreshold, tie_accepted
-from services.domain.errors import InvalidRequest
-from services.domain.hardware import ReplicaShape
-from services.testing import RedisProcess, serving
+from penstock.planner_service.rules.burst_simulation import route_by_steps, simulate_bursts, steps_taken
+from penstock.planner_service.simulator import Dispatch
+from penstock.services.acceptance.bursts import tie_accepted
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types.rules import AcceptanceRules, BurstLadder, BurstThreshold, RuleOptions
 from tests.conftest import ROOT
-from tests.planner.test_solver_rpcs import inputs
-from tests.support.mesh import COMPOSE
+from tests.support.cli import penstock
+from tests.support.plain_plans import plain_options, plan_cascade
+from tests.support.questions import asked, question, site_and_demand
+
+run = partial(penstock, columns=300)
 
 EXAMPLES = ROOT / "examples"
 FILES = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--models", EXAMPLES / "deepseek-cascade.yaml",
@@ -119,7 +114,7 @@ def test_expectations_over_ties_are_the_mean_of_what_routers_draw(seed: int) -> 
     scores = np.asarray(rng.integers(0, 4, (40, 3)) * 30.0, np.float64)
     predicted = np.asarray(rng.integers(0, 100, (40, 3)), np.float64)
     sample = JudgedSample(("a", "b", "c"), rng.integers(1, 50, 40), rng.integers(1, 90, (40, 3)), scores, predicted)
-    sample = sample.skipping((20.0, None)) if seed % 2 else sample
+    sample = sample.under(AcceptanceRules(skip_below=(20.0, None))) if seed % 2 else sample
     rules = (BurstThreshold(float(rng.choice([30, 60])), 0.3), BurstThreshold(float(rng.choice([0, 60, 101])), 0.7))
     processed, quality = expected(sample, rules)
     scores_of = [rule.score for rule in rules]
@@ -213,120 +208,77 @@ def test_without_a_burst_the_plans_own_thresholds_hold(
     assert (processed == route(demand.requests, THRESHOLDS).processed).all()
 
 
-def test_ladders_survive_files_and_messages(ladder: BurstLadder) -> None:
-    assert ladder_from_json(json.loads(json.dumps(ladder_to_json(ladder))), SKIPPED) == ladder
-    assert ladder_from_json(ladder_to_json(None), SKIPPED) is None
-    sent = pb.BurstLadder.FromString(ladder_to_proto(ladder).SerializeToString())
-    assert ladder_from_proto(sent, "burst") == ladder
-    sent.steps[1].thresholds[0].ClearField("tie_share")
-    assert ladder_from_proto(sent, "burst").steps[1].thresholds[0].tie_share == 1.0
+def test_a_published_ladder_accepts_no_answers_of_a_tier_without_instances(ladder: BurstLadder) -> None:
     published = mesh_ladder(ladder, (6, 0, 1))
     assert [step.thresholds[1] for step in published.steps] == [BurstThreshold(100.0)] * len(ladder.steps)
     assert [step.thresholds[0] for step in published.steps] == [step.thresholds[0] for step in ladder.steps]
-    del sent.steps[1:]
-    sent.steps.extend([pb.BurstStep()] * 100)
-    with pytest.raises(InvalidRequest, match=r"burst\.steps"):
-        ladder_from_proto(sent, "burst")
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"burst_floor": 70.0}, "burst_mean"),
-        ({"burst_mean": 70.0, "min_quality": 80.0}, "burst_mean"),
-        ({"burst_floor": 70.0, "burst_mean": 81.0, "min_quality": 80.0}, "burst_mean"),
-        ({"burst_floor": 80.0, "min_quality": 80.0}, "burst_floor"),
-        ({"burst_floor": -1.0, "min_quality": 80.0}, "burst_floor"),
-        ({"burst_floor": float("nan"), "min_quality": 80.0}, "burst_floor"),
-        ({"burst_floor": 70.0, "burst_mean": float("nan"), "min_quality": 80.0}, "burst_mean"),
+        ({"burst_floor": 70.0}, "rules.burst_mean"),
+        ({"burst_mean": 70.0, "min_quality": 80.0}, "rules.burst_mean"),
+        ({"burst_floor": 70.0, "burst_mean": 81.0, "min_quality": 80.0}, "rules.burst_mean"),
+        ({"burst_floor": 80.0, "min_quality": 80.0}, "rules.burst_floor"),
+        ({"burst_floor": -1.0, "min_quality": 80.0}, "rules.burst_floor"),
+        ({"burst_floor": float("nan"), "min_quality": 80.0}, "rules.burst_floor"),
+        ({"burst_floor": 70.0, "burst_mean": float("nan"), "min_quality": 80.0}, "rules.burst_mean"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(fields: dict[str, float], named: str) -> None:
     with pytest.raises(InvalidRequest) as error:
-        Options(max_latency_s=10.0, **fields).check(3)  # type: ignore[arg-type]
+        plain_options(max_latency_s=10.0, **fields).check(3)
     assert [problem.field for problem in error.value.problems] == [named]
 
 
 def test_a_mean_over_the_plans_own_quality_is_refused() -> None:
-    site, demand = inputs_from_proto(inputs())
+    site, demand = site_and_demand(question())
     with pytest.raises(InvalidRequest, match="burst_mean"):
-        plan_cascade(site, demand, Options(max_latency_s=1000.0, burst_floor=50.0, burst_mean=99.9))
+        plan_cascade(site, demand, plain_options(max_latency_s=1000.0, burst_floor=50.0, burst_mean=99.9))
 
 
-@pytest.fixture
-async def planner(redis: RedisProcess, mesh_file: Any) -> AsyncIterator[AsyncPlannerClient]:
-    async with (
-        serving(Role.PLANNER, COMPOSE[Role.PLANNER], mesh_file(), redis.url) as chassis,
-        AsyncPlannerClient(chassis.admin_address) as client,
-    ):
-        yield client
-
-
-def test_a_ladder_is_in_the_response_of_the_rpc() -> None:
-    """Without one, the reason is; a request without a floor has neither."""
-    site, demand = inputs_from_proto(inputs())
-    request = pb.PlanCascadeRequest(min_quality=75, burst_floor=60, burst_mean=70, max_utilisation=0.5)
-    assert (options_from_proto(request).burst_floor, options_from_proto(request).burst_mean) == (60, 70)
-    assert options_from_proto(pb.PlanCascadeRequest(min_quality=75)).burst_floor is None
-    plan = plan_cascade(site, demand, options_from_proto(request))
+def test_a_ladder_or_the_reason_for_none_is_in_the_report() -> None:
+    asking = question(min_quality=75, allow_overload=False, max_utilisation=0.5)
+    plan = api.plan(replace(asking, rules=RuleOptions(burst_floor=60.0, burst_mean=70.0))).report()
     assert (plan.burst is None) == bool(plan.burst_reason)
-    from planner_service.planning_codec import plan_to_proto
-
-    for each in (plan, dataclasses.replace(plan, burst=None, burst_reason="because")):
-        message = pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=plan_to_proto(each, site, demand, 1.0)))
-        received = plan_event_from_proto(message)
-        assert isinstance(received, CascadePlan)
-        assert received.burst_reason == each.burst_reason
-        assert (received.burst is None) == (each.burst is None)
-        if each.burst is not None and received.burst is not None:
-            assert [step.rate_per_s for step in received.burst.steps] == [s.rate_per_s for s in each.burst.steps]
-
-
-async def test_the_rpc_refuses_a_floor_over_the_mean(planner: AsyncPlannerClient) -> None:
-    rows = [plans.JudgedPrompt(10, (5, 5), (20.0 + i % 60, 90.0)) for i in range(40)]
-    models = [{"name": n, "model": m} for n, m in (("small", "qwen2.5-7b"), ("large", "qwen2.5-72b"))]
-    workload = plans.PlanningInputs(
-        {"gpu": "h100", "nodes": 1, "gpus_per_node": 8}, {"tiers": models}, [(i * 0.2, 10, 5) for i in range(40)], rows
-    )
-    with pytest.raises(errors.InvalidRequestError) as error:
-        async for _ in planner.plan_cascade(workload, min_quality=70, burst_floor=75):
-            pass
-    assert "burst_floor" in error.value.fields
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(a) for a in arguments])
+    without = api.plan(asking).report()
+    assert (without.burst, without.burst_reason) == (None, "")
+    with pytest.raises(InvalidRequest, match="burst_floor"):
+        api.plan(replace(asking, rules=RuleOptions(burst_floor=80.0)))
 
 
 @pytest.mark.slow
 def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladder: BurstLadder) -> None:
     """The plan file has it; `simulate` lets thresholds give way by it; `diff` shows both; a damaged one is named."""
     trace, one, other = EXAMPLES / "trace.csv", tmp_path / "one.json", tmp_path / "other.json"
-    inputs_ = ("--trace", trace, "--min-quality", 80, "--runs", 0, "--requests", 60)
-    done = run("plan", *FILES, *inputs_, "--burst-floor", 70, "--burst-mean", 75, "--out", one)
-    assert done.exit_code == 0, done.output
+    inputs_ = ("--trace", trace, "--min-quality", 80)
+    with_floor = asked(runs=0, requests=60, rules={"burst_floor": 70, "burst_mean": 75})
+    done = run("plan", *FILES, *inputs_, *with_floor, "--out", one)
+    assert done.returncode == 0, done.output
     figures = json.loads(one.read_text())
     assert (figures["burst"] is None) == bool(figures["burst_reason"])
     assert ("Burst ladder" in done.output) == (figures["burst"] is not None)
     assert ("no burst ladder" in done.output) == (figures["burst"] is None)
-    rules = [{**step, "thresholds": figures["thresholds"]} for step in ladder_to_json(ladder)["steps"][:2]]  # type: ignore[index]
+    own = {"thresholds": figures["thresholds"], "tie_shares": [1.0, 1.0]}
+    rules = [{**asdict(step), **own} for step in ladder.steps[:2]]
     lowest = [None if h is None else 0.0 for h in figures["thresholds"]]
     rules[0] |= {"rate_per_s": 1.0}
     rules[1] |= {"rate_per_s": 2.0, "thresholds": lowest, "quality": 75.0}
     figures["burst"] = {"mean_quality": 70.0, "steps": rules}
     other.write_text(json.dumps(figures))
-    read = read_plan(other)
+    read = read_plan(other).plan
     assert read.burst is not None
-    assert ladder_of(figures) == read.burst
+    assert json.loads(json.dumps(plan_to_json(read)["burst"])) == figures["burst"]
     done = run("simulate", "--plan", other, "--trace", trace, "--requests", 200, "--json")
-    assert done.exit_code == 0, done.output
+    assert done.returncode == 0, done.output
     burst = json.loads(done.stdout)["burst"]
     assert sum(burst["steps"]) == 200
     assert burst["steps"][1] > 100, "the trace comes faster than the first step sustains"
     shown = run("simulate", "--plan", other, "--trace", trace, "--requests", 200)
     assert "requests by step" in shown.output
     done = run("plan", "diff", one, other)
-    assert done.exit_code == 0, done.output
+    assert done.returncode == 0, done.output
     assert "burst: mean quality that holds" in done.output
     assert "quality 75.00 up to 2/s" in done.output
     compared = json.loads(run("plan", "diff", one, other, "--json").stdout)
@@ -339,5 +291,5 @@ def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladde
         other.write_text(json.dumps(figures | {"burst": damaged}))
         with pytest.raises(FileError, match="not a plan file"):
             read_plan(other)
-    assert run("plan", *FILES, *inputs_, "--burst-floor", 70, "--sweep", "rate").exit_code == 2
-    assert "burst_mean" in run("plan", *FILES, *inputs_, "--burst-mean", 75).output
+    assert run("plan", *FILES, *inputs_, *with_floor, "--sweep", "rate").returncode == 2
+    assert "burst_mean" in run("plan", *FILES, *inputs_, *asked(rules={"burst_mean": 75})).output

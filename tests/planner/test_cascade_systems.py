@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.cascade_systems import least_busy
-from planner_service.routing.quality import SKIPPED, JudgedSample, route
-from planner_service.simulator import Replica
-from services.domain import StepLatencyModel
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
+from penstock.planner_service.simulator import Replica
+from penstock.services.domain import StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
 
 SIZES = (1, 2, 4)
 KINDS = [Replica(ReplicaShape(tp, 1), StepLatencyModel.linear(0.01, 0.001, 0.0), 10_000) for tp in SIZES]

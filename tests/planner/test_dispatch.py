@@ -5,14 +5,14 @@ from random import Random
 
 import numpy as np
 
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.simulator.cluster import Cluster, Moves
-from planner_service.simulator.policies import Dispatch
-from router_service.routing.placement import Candidate, Placed, place
-from services.domain import InstanceRecord, Load, ModelCard, Role, StepLatencyModel
-from services.domain.dispatch import NOTHING_SENT, SPILL_S, Sent, saved_tokens, stage_for, wait_s
-from services.domain.hardware import ReplicaShape
-from services.domain.stages.places import StagePlace
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.simulator.cluster import Cluster, Moves
+from penstock.planner_service.simulator.policies import Dispatch
+from penstock.router_service.routing.placement import Placed, PlacementCandidate, place
+from penstock.services.domain import InstanceRecord, Load, ModelCard, Role, StepLatencyModel
+from penstock.services.domain.dispatch import NOTHING_SENT, SPILL_S, Sent, saved_tokens, stage_for, wait_s
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types.mesh_status import StagePlace
 
 CARD = ModelCard("only", "m", "d", "sim", 10_000, 1000, 16, 1000)
 REPLICA = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.005, 1e-4, 1e-8), 60_000, EngineLimits(64, 256, 16))
@@ -38,7 +38,7 @@ def chosen_by_router(
     stages: Sequence[int],
     tokens: int,
     rate: float,
-) -> tuple[str, list[Candidate]]:
+) -> tuple[str, list[PlacementCandidate]]:
     records = [
         InstanceRecord(
             f"{i:02}",
@@ -53,7 +53,7 @@ def chosen_by_router(
         )
         for i, (prompt, context, stage) in enumerate(zip(pending, contexts, stages, strict=True))
     ]
-    candidates = [*map(Candidate.of, records)]
+    candidates = [*map(PlacementCandidate.of, records)]
     in_flight = {f"{i:02}": one for i, one in enumerate(sent) if one != NOTHING_SENT}
     found = place(candidates, request_id="r", tokens=tokens, in_flight=in_flight, full=set(), ejected=set())
     assert isinstance(found, Placed)

@@ -1,40 +1,45 @@
 """Early checks where cascades are simulated and planned: what they cut, where answers then go, and plans with them."""
 
-import csv
+import asyncio
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from opentelemetry.sdk.metrics import MeterProvider
 
-from penstock.cli.main import app
-from planner_service.cascade_simulation import run_cascade, simulate_cascade
-from planner_service.deployment.search import Strategy
-from planner_service.early_checks import EarlyRule, PartScores, checked_answers
-from planner_service.early_rules import fitted_rules, meanwhile_tokens, outcomes_of
-from planner_service.files import FileError, read_quality
-from planner_service.plan_cascade import plan_cascade
-from planner_service.plan_file import read_plan
-from planner_service.planning_options import Goal, Options
-from planner_service.routing.end_to_end import least_felt_s
-from planner_service.routing.grading import Grading
-from planner_service.routing.grid import Grid
-from planner_service.routing.quality import JudgedSample, all_qualities, route
-from planner_service.simulator import Dispatch, EngineLimits, Replica
-from planner_service.simulator.felt import Objective
-from planner_service.site import Demand, Site
-from services.domain.early_checks import EarlyCheck, rejected_early
-from services.domain.errors import InvalidRequest
-from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
-from services.domain.latency import StepLatencyModel
+from penstock.planner_service.codecs.plan_file import read_plan
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import FileError, read_quality
+from penstock.planner_service.question.planning_options import Goal
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import run_cascade, simulate_cascade
+from penstock.planner_service.routing.end_to_end import least_felt_s
+from penstock.planner_service.routing.grading import Grading
+from penstock.planner_service.routing.grid import Grid
+from penstock.planner_service.routing.quality import JudgedSample, PartScores, all_qualities, route
+from penstock.planner_service.rules.early_rules import checking, fitted_rules, meanwhile_tokens, outcomes_of
+from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica
+from penstock.router_service.generation.early_rejection import EarlyCheckCounter, EarlyRejection
+from penstock.services.acceptance.early_checks import checked_answers, rejected_early
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.planning import Objective
+from penstock.types.rules import AcceptanceRules, EarlyCheck, PlannedEarlyChecks
 from tests.conftest import ROOT
+from tests.support.cli import penstock as run
+from tests.support.plain_plans import plain_options, plan_cascade
+from tests.support.present import present
+from tests.support.questions import asked
+from tests.support.tables import write_judged, write_trace
 
 TIERS, AFTER = ("small", "medium", "large"), (8, 16)
 STEP_MS, JUDGE_S, WORKERS = (1.0, 3.0, 10.0), 0.0045, 4
-RULES = (EarlyRule((EarlyCheck(8, 30.0), EarlyCheck(16, 45.0)), 4), EarlyRule())
+RULES = (PlannedEarlyChecks((EarlyCheck(8, 30.0), EarlyCheck(16, 45.0)), 4), PlannedEarlyChecks())
 
 
 def site(judge_s: float = JUDGE_S) -> Site:
@@ -71,13 +76,11 @@ STRATEGIES = [
 def test_what_is_rejected_has_the_tokens_until_its_verdict_and_goes_on() -> None:
     """One prompt after another by the routers' own rule, at any threshold, 0 included."""
     judged = sample()
-    checked = judged.checking(RULES)
-    assert judged.parts is not None
-    assert checked.rejected_early is not None
+    checked = judged.under(AcceptanceRules(early_checks=RULES))
     for thresholds in ((50.0, 50.0), (0.0, 0.0), (101.0, 30.0)):
         routed = route(checked, thresholds)
         for i in range(len(judged)):
-            part = [None if np.isnan(score) else float(score) for score in judged.parts.scores[i, 0]]
+            part = [None if np.isnan(score) else float(score) for score in present(judged.parts).scores[i, 0]]
             whole = int(judged.output_tokens[i, 0])
             first = next(
                 (
@@ -88,11 +91,11 @@ def test_what_is_rejected_has_the_tokens_until_its_verdict_and_goes_on() -> None
                 None,
             )
             assert checked.output_tokens[i, 0] == (whole if first is None else first.after_tokens + 4)
-            assert checked.rejected_early[i].tolist() == [first is not None, False, False]
+            assert present(checked.rejected_early)[i].tolist() == [first is not None, False, False]
             if thresholds[0] <= 100:
                 assert (routed.answered[i] == 0) == (first is None and judged.scores[i, 0] >= thresholds[0])
             assert routed.processed[0, i] == (thresholds[0] <= 100)
-    assert checked.rejected_early.any()
+    assert present(checked.rejected_early).any()
     assert (checked.output_tokens[:, 1:] == judged.output_tokens[:, 1:]).all()
 
 
@@ -111,7 +114,7 @@ def test_what_is_rejected_has_the_tokens_until_its_verdict_and_goes_on() -> None
 def test_checks_that_come_due_while_a_part_is_scored_are_passed_over(
     checks: tuple[int, ...], meanwhile: int, scores: tuple[int, ...], length: int, tokens: int | None, parts: int
 ) -> None:
-    rule = EarlyRule(tuple(EarlyCheck(after, 50.0) for after in checks), meanwhile)
+    rule = PlannedEarlyChecks(tuple(EarlyCheck(after, 50.0) for after in checks), meanwhile)
     checked = checked_answers(rule, checks, np.array([scores], float), np.array([length]))
     assert (checked.rejected[0], checked.tokens[0]) == (tokens is not None, tokens or length)
     assert checked.parts[0] == parts
@@ -119,7 +122,7 @@ def test_checks_that_come_due_while_a_part_is_scored_are_passed_over(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_grid_of_all_thresholds_knows_what_is_rejected(seed: int) -> None:
-    checked, rng = sample(seed, 80).checking(RULES), np.random.default_rng(seed)
+    checked, rng = sample(seed, 80).under(AcceptanceRules(early_checks=RULES)), np.random.default_rng(seed)
     levels, qualities = all_qualities(checked)
     for a, b in rng.integers(0, [len(level) for level in levels], (30, 2)):
         assert qualities[a, b] == pytest.approx(route(checked, (levels[0][a], levels[1][b])).quality)
@@ -136,7 +139,7 @@ def test_rejection_takes_the_time_of_a_part_and_its_verdict() -> None:
     )
     seconds = {
         name: float(simulate_cascade(site(), demand(routed), (50.0, 50.0), STRATEGIES, Dispatch.CAPACITY)[1][0])
-        for name, routed in (("whole", one), ("checked", one.checking(RULES)))
+        for name, routed in (("whole", one), ("checked", one.under(AcceptanceRules(early_checks=RULES))))
     }
     assert seconds["whole"] == pytest.approx(0.050 + JUDGE_S + 0.060 + JUDGE_S)
     assert seconds["checked"] == pytest.approx(0.012 + 0.060 + JUDGE_S)
@@ -147,17 +150,14 @@ def test_rules_are_fitted_to_the_prompts_that_reach_a_tier_and_their_effect_is_c
     rules = fitted_rules(site(), judged, (50.0, 50.0), 0.02)
     assert [bool(rule.checks) for rule in rules] == [True, True]
     assert [rule.meanwhile_tokens for rule in rules] == [4, 1]  # in 4.5 ms, at 1 and 3 ms per token
-    assert fitted_rules(site(), judged, (101.0, 50.0), 0.02)[0] == EarlyRule()  # the tier is not used
-    checked, whole = judged.checking(rules), route(judged, (50.0, 50.0))
-    assert checked.rejected_early is not None
+    assert fitted_rules(site(), judged, (101.0, 50.0), 0.02)[0] == PlannedEarlyChecks()  # the tier is not used
+    checked, whole = judged.under(AcceptanceRules(early_checks=tuple(rules))), route(judged, (50.0, 50.0))
     for tier, outcome in enumerate(outcomes_of(judged, rules, (50.0, 50.0))):
         rows = route(checked, (50.0, 50.0)).processed[tier]
         stands = judged.scores[rows, tier] >= 50
-        assert outcome.error is not None
-        assert outcome.rejected is not None
-        assert outcome.error == pytest.approx(checked.rejected_early[rows, tier][stands].mean())
-        assert outcome.error <= 0.02 + 0.01
-        assert outcome.rejected > 0.9
+        assert present(outcome.error) == pytest.approx(present(checked.rejected_early)[rows, tier][stands].mean())
+        assert present(outcome.error) <= 0.02 + 0.01
+        assert present(outcome.rejected) > 0.9
         assert 0.3 < outcome.saved < 0.9
         assert 0.5 < outcome.scored < 2
     assert route(checked, (50.0, 50.0)).processed[2].sum() >= whole.processed[2].sum()
@@ -166,7 +166,7 @@ def test_rules_are_fitted_to_the_prompts_that_reach_a_tier_and_their_effect_is_c
 def test_no_plan_is_faster_than_the_bound() -> None:
     """The least that users can feel bounds the simulated cascade from below, with and without checks."""
     for seed in range(4):
-        for judged in (sample(seed, 60), sample(seed, 60).checking(RULES)):
+        for judged in (sample(seed, 60), sample(seed, 60).under(AcceptanceRules(early_checks=RULES))):
             alone_s = np.array([ms / 1000 * judged.output_tokens[:, t] for t, ms in enumerate(STEP_MS)])
             grid = Grid(judged)
             for point in list(grid.at_least(0.0))[:: max(1, grid.qualities.size // 25)]:
@@ -174,18 +174,17 @@ def test_no_plan_is_faster_than_the_bound() -> None:
                 felt = simulate_cascade(
                     site(), demand(judged, 1.0), grid.thresholds(point), STRATEGIES, Dispatch.CAPACITY
                 )
-                assert bound is not None
-                assert bound <= np.percentile(felt[1], 95) + 1e-9
+                assert present(bound) <= np.percentile(felt[1], 95) + 1e-9
 
 
 def test_a_plan_with_early_checks_is_better_where_bad_answers_are_long() -> None:
     offered = demand(sample(), 40.0)
-    options = Options(min_quality=90.0, goal=Goal.LATENCY, objective=Objective.END_TO_END)
+    options = plain_options(min_quality=90.0, goal=Goal.LATENCY, objective=Objective.END_TO_END)
     plain = plan_cascade(site(), offered, options)
     checked = plan_cascade(site(), offered, options, early_error=0.02)
     assert checked.felt_s < plain.felt_s
     assert checked.quality >= 90
-    assert any(rule.checks for rule in checked.rules.early)
+    assert any(rule.checks for rule in checked.rules.early_checks)
     replayed = offered.under(checked.rules)
     strategies = [tier.strategy for tier in checked.tiers]
     total_s = simulate_cascade(site(), replayed, checked.thresholds, strategies, checked.dispatch)[1]
@@ -205,15 +204,15 @@ def test_a_plan_keeps_the_stated_error_though_other_prompts_reach_the_checked_ti
     parts[:, 1] = np.where(easy & medium, rng.uniform(30, 50, 200), parts[:, 1])
     parts[:, 0] = np.nan
     judged = JudgedSample(TIERS, np.full(200, 20), outputs, scores, parts=PartScores((8,), parts[:, :, None]))
-    options = Options(min_quality=85.0, goal=Goal.LATENCY, objective=Objective.LARGEST_TIER)
+    options = plain_options(min_quality=85.0, goal=Goal.LATENCY, objective=Objective.LARGEST_TIER)
     plain = plan_cascade(site(), demand(judged, 60.0), options)
     fitted = fitted_rules(site(), judged, plain.thresholds, 0.03)
     without_small = (101.0, plain.thresholds[1])
     assert any((outcome.error or 0) > 0.1 for outcome in outcomes_of(judged, fitted, without_small)), "why it matters"
     for rate in (20.0, 60.0):
         plan = plan_cascade(site(), demand(judged, rate), options, early_error=0.03)
-        assert all((outcome.error or 0) <= 0.03 for outcome in plan.early), (rate, plan.thresholds)
-        assert plan.early or plan.early_reason
+        assert all((outcome.error or 0) <= 0.03 for outcome in plan.rules.early_checks), (rate, plan.thresholds)
+        assert plan.rules.early_checks or plan.early_reason
 
 
 def test_answers_that_are_rejected_early_are_not_graded() -> None:
@@ -223,16 +222,13 @@ def test_answers_that_are_rejected_early_are_not_graded() -> None:
     graded = dataclasses.replace(site(judge_s=0.0), grading=grading)
     runs = {
         name: run_cascade(graded, demand(of, 5.0), (50.0, 50.0), strategies, Dispatch.CAPACITY)
-        for name, of in (("whole", judged), ("checked", judged.checking(RULES)))
+        for name, of in (("whole", judged), ("checked", judged.under(AcceptanceRules(early_checks=RULES))))
     }
-    rejected = judged.checking(RULES).rejected_early
-    assert rejected is not None
+    rejected = present(judged.under(AcceptanceRules(early_checks=RULES)).rejected_early)
     reports = {name: run.grading for name, run in runs.items()}
-    assert reports["whole"] is not None
-    assert reports["checked"] is not None
-    processed = route(judged.checking(RULES), (50.0, 50.0)).processed
-    assert reports["checked"].requests == processed[:-1].sum() - rejected[:, 0].sum()
-    assert reports["checked"].requests < reports["whole"].requests
+    processed = route(judged.under(AcceptanceRules(early_checks=RULES)), (50.0, 50.0)).processed
+    assert present(reports["checked"]).requests == processed[:-1].sum() - rejected[:, 0].sum()
+    assert present(reports["checked"]).requests < present(reports["whole"]).requests
     assert runs["checked"].total_s[rejected[:, 0]].mean() < runs["whole"].total_s[rejected[:, 0]].mean()
 
 
@@ -241,49 +237,49 @@ def test_thresholds_are_not_lowered_where_checks_would_then_reject_what_stands(s
     judged, error = sample(seed), 0.05
     plain = (62.0, 55.0)
     rules = fitted_rules(site(), judged, plain, error)
-    checked = judged.checking(rules, plain)
+    checked = checking(judged, rules, plain)
     assert all(rule.checks for rule in rules)
     assert (checked.levels(0) == [62.0, *sorted({s for s in judged.scores[:, 0] if s > 62.0}), 101.0]).all()
-    one = judged.checking((rules[0], EarlyRule()), plain)
+    one = checking(judged, (rules[0], PlannedEarlyChecks()), plain)
     assert (one.levels(1) == judged.levels(1)).all()
     levels, qualities = all_qualities(checked.subset(np.arange(0, len(judged), 2)))
     assert [level[0] for level in levels] == [62.0, 55.0]
     assert qualities.shape == tuple(len(level) for level in levels)
-    first = outcomes_of(judged, rules, (0.0, 55.0))[0].error
-    assert first is not None
+    first = present(outcomes_of(judged, rules, (0.0, 55.0))[0].error)
     assert first > 5 * error  # why: by threshold 0 everything stands
 
 
 def test_a_plan_that_is_no_better_with_checks_has_none_and_says_why() -> None:
     judged = sample()
-    assert judged.parts is not None
-    untold = dataclasses.replace(judged, parts=PartScores(AFTER, np.where(np.isnan(judged.parts.scores), np.nan, 50.0)))
-    options = Options(min_quality=90.0, goal=Goal.LATENCY)
+    untold = dataclasses.replace(
+        judged, parts=PartScores(AFTER, np.where(np.isnan(present(judged.parts).scores), np.nan, 50.0))
+    )
+    options = plain_options(min_quality=90.0, goal=Goal.LATENCY)
     plan = plan_cascade(site(), demand(untold), options, early_error=0.02)
-    assert plan.early == ()
+    assert plan.rules.early_checks == ()
     assert "none rejects anything" in plan.early_reason
     assert plan.thresholds == plan_cascade(site(), demand(untold), options).thresholds
 
 
 def test_bad_input_is_named() -> None:
-    judged, options = sample(), Options(min_quality=90.0)
+    judged, options = sample(), plain_options(min_quality=90.0)
     bare = JudgedSample(TIERS, judged.input_tokens, judged.output_tokens, judged.scores)
     with pytest.raises(InvalidRequest, match="early_error: needs scores of unfinished answers"):
         plan_cascade(site(), demand(bare), options, early_error=0.02)
     with pytest.raises(InvalidRequest, match="need scores of unfinished answers"):
-        bare.checking(RULES)
+        bare.under(AcceptanceRules(early_checks=RULES))
     with pytest.raises(InvalidRequest, match="no scores of answers after 5 tokens"):
-        judged.checking((EarlyRule((EarlyCheck(5, 1.0),)), EarlyRule()))
+        judged.under(AcceptanceRules(early_checks=(PlannedEarlyChecks((EarlyCheck(5, 1.0),)), PlannedEarlyChecks())))
     with pytest.raises(InvalidRequest, match="2 rules, not 1"):
-        judged.checking(RULES[:1])
+        judged.under(AcceptanceRules(early_checks=RULES[:1]))
     refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"early_error": 0.0}, "early_error: must be over 0"),
+        ({"early_error": 0.0}, "early_error: must be over 0 and less than 1"),
         ({"early_error": 0.02, "confidence": 0.9}, "early_error: goes without confidence"),
         ({"early_error": 0.02, "max_tiers": 2}, "early_error: goes without confidence and max_tiers"),
     )
     for more, said in refused:
         with pytest.raises(InvalidRequest, match=said):
-            plan_cascade(site(), demand(judged), dataclasses.replace(options, **more))
+            plan_cascade(site(), demand(judged), options, **more)
     assert meanwhile_tokens(site(judge_s=0.0), 0, judged) == 0
 
 
@@ -291,43 +287,23 @@ def test_bad_input_is_named() -> None:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A quality file with scores of parts, as `penstock measure --early-after` writes it, and a trace."""
     folder, rng, judged = tmp_path_factory.mktemp("early"), np.random.default_rng(3), sample(count=400)
-    assert judged.parts is not None
     paths = {name: folder / name for name in ("judged.csv", "trace.csv")}
-    with paths["judged.csv"].open("w", newline="") as file:
-        table = csv.writer(file)
-        whats = ("output_tokens", "judge_score", *(f"score_after_{tokens}" for tokens in AFTER))
-        table.writerow(["prompt_id", "input_tokens", *(f"{tier}_{what}" for tier in TIERS for what in whats)])
-        for i in range(len(judged)):
-            cells: list[object] = [f"p{i}", int(judged.input_tokens[i])]
-            for t in range(3):
-                cells += [int(judged.output_tokens[i, t]), f"{judged.scores[i, t]:.6g}"]
-                cells += ["" if np.isnan(part) else f"{part:.6g}" for part in judged.parts.scores[i, t]]
-            table.writerow(cells)
-    with paths["trace.csv"].open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["arrival_s", "input_tokens", "output_tokens"])
-        for at in np.cumsum(rng.exponential(0.02, 400)):
-            table.writerow([f"{at:.4f}", 30, 60])
+    write_judged(paths["judged.csv"], judged)
+    write_trace(paths["trace.csv"], ((f"{at:.4f}", 30, 60) for at in np.cumsum(rng.exponential(0.02, 400))))
     return paths
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def plan(files: dict[str, Path], *more: object) -> Any:
+def plan(files: dict[str, Path], *more: object, **fields: Any) -> Any:
     examples = ROOT / "examples"
     given = ("--cluster", examples / "cluster-1x8-h100.yaml", "--models", examples / "qwen2.5-cascade.yaml")
-    work = ("--trace", files["trace.csv"], "--quality", files["judged.csv"], "--requests", 200, "--runs", 0)
+    work = ("--trace", files["trace.csv"], "--quality", files["judged.csv"], *asked(requests=200, runs=0, **fields))
     return run("plan", *given, *work, "--min-quality", 90, "--goal", "latency", *more)
 
 
 def test_parts_are_read_from_the_quality_file(files: dict[str, Path], tmp_path: Path) -> None:
     read, judged = read_quality(files["judged.csv"], TIERS), sample(count=400)
-    assert judged.parts is not None
-    assert read.parts is not None
-    assert read.parts.after_tokens == AFTER
-    assert read.parts.scores == pytest.approx(judged.parts.scores, rel=1e-4, nan_ok=True)
+    assert present(read.parts).after_tokens == AFTER
+    assert present(read.parts).scores == pytest.approx(present(judged.parts).scores, rel=1e-4, nan_ok=True)
     bad = tmp_path / "bad.csv"
     bad.write_text(files["judged.csv"].read_text().replace("small_score_after_8", "small_score_after_0"))
     assert read_quality(bad, TIERS).parts is not None  # the column of the small tier is none: it has no parts after 8
@@ -347,7 +323,7 @@ def test_parts_are_read_from_the_quality_file(files: dict[str, Path], tmp_path: 
             read_quality(bad, ("small",))
     lines = files["judged.csv"].read_text().splitlines()
     cells = lines[1].split(",")
-    cells[4] = "101"
+    cells[3] = "101"
     bad.write_text("\n".join([lines[0], ",".join(cells)]))
     with pytest.raises(FileError, match="line 2: small_score_after_8 must be from 0 to 100"):
         read_quality(bad, TIERS)
@@ -356,8 +332,8 @@ def test_parts_are_read_from_the_quality_file(files: dict[str, Path], tmp_path: 
 @pytest.mark.slow
 def test_a_plan_file_has_the_checks_and_is_replayed_with_them(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    made = plan(files, "--early-error", "0.02", "--out", out)
-    assert made.exit_code == 0, made.output
+    made = plan(files, "--out", out, rules={"early_error": 0.02})
+    assert made.returncode == 0, made.output
     figures = json.loads(out.read_text())
     assert figures["early_checks"] is not None, figures["early_reason"]
     assert "early checks of small" in made.output
@@ -365,30 +341,76 @@ def test_a_plan_file_has_the_checks_and_is_replayed_with_them(files: dict[str, P
     assert first["checks"][0].keys() == {"after_tokens", "reject_below"}
     assert first["rejected"] > 0.6
     without = tmp_path / "without.json"
-    assert plan(files, "--out", without).exit_code == 0
+    assert plan(files, "--out", without).returncode == 0
     assert figures["workload_digest"] == json.loads(without.read_text())["workload_digest"]
-    planned = read_plan(out)
-    assert [[dataclasses.asdict(c) for c in rule.checks] for rule in planned.early] == [
-        one["checks"] for one in figures["early_checks"]
+    read = [tier.early_checks for tier in read_plan(out).plan.tiers[:-1]]
+    assert [None if one is None else dataclasses.asdict(one)["checks"] for one in read] == [
+        tuple(one["checks"]) for one in figures["early_checks"]
     ]
     replayed = {}
     for name, content in (("with", figures), ("without", figures | {"early_checks": None})):
         out.write_text(json.dumps(content))
         result = run("simulate", "--plan", out, "--trace", files["trace.csv"], "--json")
-        assert result.exit_code == 0, result.output
+        assert result.returncode == 0, result.output
         replayed[name] = json.loads(result.stdout)["tiers"][0]["latency_s"]["mean"]
     assert replayed["with"] < replayed["without"]
     for spoilt, said in (([first], "2 tiers, not 1"), ([first | {"meanwhile_tokens": -1}] * 2, "meanwhile_tokens")):
         out.write_text(json.dumps(figures | {"early_checks": spoilt}))
         refused = run("simulate", "--plan", out, "--trace", files["trace.csv"])
-        assert (refused.exit_code, said in refused.output) == (2, True), refused.output
+        assert (refused.returncode, said in refused.output) == (2, True), refused.output
 
 
 def test_the_command_refuses_what_cannot_be_planned(files: dict[str, Path]) -> None:
     for more, said in (
-        (("--early-error", "0"), "--early-error"),
-        (("--early-error", "0.02", "--max-tiers", "2"), "early_error: goes without confidence"),
-        (("--early-error", "0.02", "--lengths", "trace"), "early_error: not with the lengths of the trace"),
+        ({"rules": {"early_error": 0}}, "rules.early_error: must be over 0"),
+        ({"rules": {"early_error": 0.02}, "max_tiers": 2}, "early_error: goes without confidence"),
+        ({"rules": {"early_error": 0.02}, "lengths": "trace"}, "early_error: not with the lengths of the trace"),
     ):
-        refused = plan(files, *more)
-        assert (refused.exit_code, said in " ".join(refused.output.split())) == (2, True), refused.output
+        refused = plan(files, **more)
+        assert (refused.returncode, said in " ".join(refused.output.split())) == (2, True), refused.output
+
+
+COUNTER = EarlyCheckCounter(MeterProvider().get_meter("test"))
+
+
+async def routed(rule: PlannedEarlyChecks, scores: list[float], length: int) -> tuple[int | None, int]:
+    """(tokens when a router rejects an answer of `length` tokens, parts that it had scored). scores: by check."""
+    tokens, due_at, asked = 0, 0, 0
+    verdict = asyncio.Event()
+
+    async def score() -> float | None:
+        nonlocal due_at, asked
+        known = [s for check, s in zip(rule.checks, scores, strict=True) if check.after_tokens <= tokens]
+        due_at, asked = tokens + rule.meanwhile_tokens, asked + 1
+        if rule.meanwhile_tokens:
+            verdict.clear()
+            await verdict.wait()
+        return None if math.isnan(known[-1]) else known[-1]
+
+    early = EarlyRejection("small", rule.checks, score, COUNTER)
+    rejecting = asyncio.ensure_future(early.rejecting_score())
+    try:
+        for tokens in range(1, length):  # with the last token the answer is finished
+            early.has(tokens)
+            if tokens == due_at:
+                verdict.set()
+            for _ in range(9):
+                await asyncio.sleep(0)
+            if rejecting.done() and rejecting.result() is not None:
+                return tokens, asked
+        return None, asked
+    finally:
+        rejecting.cancel()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_an_answer_is_cut_where_a_router_cuts_it(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    after = sorted(rng.choice(np.arange(1, 30), int(rng.integers(1, 5)), replace=False).tolist())
+    rule = PlannedEarlyChecks(tuple(EarlyCheck(tokens, 50.0) for tokens in after), int(rng.integers(0, 15)))
+    scores = np.where(rng.random(len(after)) < 0.1, np.nan, rng.uniform(30, 100, len(after))).tolist()
+    length = int(rng.integers(1, 40))
+    known = [score if tokens < length else math.nan for tokens, score in zip(after, scores, strict=True)]
+    checked = checked_answers(rule, after, np.array([known]), np.array([length]))
+    at, asked = await routed(rule, scores, length)
+    assert (at or length, at is not None, asked) == (checked.tokens[0], checked.rejected[0], checked.parts[0])

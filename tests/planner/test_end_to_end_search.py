@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_service.cascade_plan import CascadePlan
-from planner_service.cascade_simulation import simulate_cascade
-from planner_service.demand import draw_demand
-from planner_service.deployers import deployer_for
-from planner_service.deployment.search import Strategy
-from planner_service.files import gpu_of_catalogue, model_of_catalogue
-from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_options import Goal
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.quality import JudgedSample
-from planner_service.routing.solution import Unreachable
-from planner_service.simulator import Dispatch
-from planner_service.simulator.felt import Objective
-from planner_service.site import Site
-from services.domain.hardware import ClusterSpec
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.question.demand import draw_demand
+from penstock.planner_service.question.planning_options import Goal
+from penstock.planner_service.question.site import Site
+from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator import Dispatch
+from penstock.services.domain.hardware import ClusterSpec
+from penstock.types.planning import Objective
+from tests.support.plain_plans import plan_cascade
 
 TIERS = ("small", "medium", "large")
 

@@ -6,13 +6,14 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.brute_force import LIMITS, brute_force, instance, kinds, wanted_quality
-from planner_service.deployment.search import LatencyTable, Sustain, exhaustive_latency
-from planner_service.routing import grid
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.goals import cheapest, least_latency, most_quality
-from planner_service.routing.pattern_search import chebyshev_search
-from planner_service.routing.quality import (
+from benchmarks.brute_force import LIMITS, brute_force, exhaustive_latency, instance, kinds, wanted_quality
+from penstock.planner_service.deployment.saturation import Sustain
+from penstock.planner_service.deployment.search import LatencyTable
+from penstock.planner_service.routing import grid
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.goals import cheapest, least_latency, most_quality
+from penstock.planner_service.routing.pattern_search import chebyshev_search
+from penstock.planner_service.routing.quality import (
     SKIPPED,
     JudgedSample,
     all_qualities,
@@ -21,16 +22,17 @@ from planner_service.routing.quality import (
     proportional,
     route,
 )
-from planner_service.routing.solution import Proof, Unreachable
-from planner_service.simulator import Dispatch, Replica, Workload
-from services.domain import InvalidRequest, StepLatencyModel
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.routing.solution import Proof, Unreachable
+from penstock.planner_service.simulator import Dispatch, Replica, Workload
+from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
+from tests.support.present import present
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_the_optimum_is_brute_forces(part: int) -> None:
-    """200 seeded instances of two and three tiers."""
-    for seed in range(part * 50, part * 50 + 50):
+@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 200), marks=pytest.mark.slow)], ids=["16", "200"])
+def test_the_optimum_is_brute_forces(seeds: range) -> None:
+    """Seeded instances of two and three tiers."""
+    for seed in seeds:
         deployer, sample = instance(seed, tiers=2 + seed % 2, count=5 + seed % 4, gpus=4)
         wanted = wanted_quality(sample)
         try:
@@ -59,8 +61,7 @@ def test_a_search_of_large_grids_loses_little_and_its_gap_is_honest(monkeypatch:
         found = least_latency(again, wanted)
         latency = found.deployment.latency_s
         assert found.proof in (Proof.BOUNDED, Proof.SEARCHED)
-        assert found.gap is not None
-        assert latency * (1 - found.gap) - 1e-9 <= exact <= latency + 1e-9
+        assert latency * (1 - present(found.gap)) - 1e-9 <= exact <= latency + 1e-9
         assert latency <= exact * 1.05
         same += latency == pytest.approx(exact)
         proved += found.proof is Proof.BOUNDED
@@ -103,8 +104,7 @@ def test_more_short_requests_may_make_a_tier_faster(rate: float, gpus: int, gain
     assert plan.deployment.latency_s <= min(everywhere) * 1.001
     assert plan.deployment.latency_s < deployer.latency_s([SKIPPED]) / gain
     assert plan.proof is Proof.SEARCHED
-    assert plan.gap is not None
-    assert plan.gap > 0
+    assert present(plan.gap) > 0
 
 
 def test_latencies_do_not_depend_on_what_was_asked_before() -> None:
@@ -170,12 +170,12 @@ def test_the_cheapest_cluster_is_brute_forces() -> None:
 
 
 def gpus_of(deployer: Deployer, gpus: int) -> Deployer:
-    return Deployer(deployer.sample, deployer._arrival_s, deployer.kinds, gpus)
+    return Deployer(deployer.sample, deployer._traffic.arrival_s, deployer.kinds, gpus)
 
 
 def test_the_papers_loop_lands_on_the_optimum() -> None:
     same = 0
-    for seed in range(30):
+    for seed in range(12):
         deployer, sample = instance(seed, count=16)
         wanted = float(sample.worst + 0.5 * (sample.best - sample.worst))
         exact = least_latency(deployer, wanted).deployment.latency_s
@@ -183,7 +183,7 @@ def test_the_papers_loop_lands_on_the_optimum() -> None:
         assert j >= exact - 1e-9
         same += j == pytest.approx(exact, rel=0.01)
         assert j <= exact * 1.5
-    assert same >= 22
+    assert same >= 8
 
 
 def test_the_worked_example_of_the_penalty() -> None:
@@ -195,7 +195,7 @@ def test_the_worked_example_of_the_penalty() -> None:
 
 
 def test_the_twin_finds_the_most_quality_within_a_latency() -> None:
-    for seed in range(20):
+    for seed in range(10):
         deployer, sample = instance(seed, count=10)
         levels, qualities = all_qualities(sample)
         by_point = {
@@ -211,7 +211,7 @@ def test_the_twin_finds_the_most_quality_within_a_latency() -> None:
 def test_the_least_latency_that_is_said_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no routing is fast enough, the least latency named is that of all routings, and asking for it succeeds."""
     same = 0
-    for seed in range(30):
+    for seed in range(12):
         tiers = 2 + seed % 2
         small, sample = instance(seed, tiers=tiers, count=7, gpus=4)
         least = brute_force(small, sample, 0.0)
@@ -224,13 +224,13 @@ def test_the_least_latency_that_is_said_is_brute_forces(monkeypatch: pytest.Monk
         said = float(str(caught.value).rpartition("the least is ")[2].removesuffix(" s"))
         assert caught.value.best <= said <= caught.value.best * 1.01
         assert most_quality(deployer, said).deployment.latency_s <= said
-    assert same >= 28
+    assert same >= 11
 
 
 def test_beyond_three_tiers_the_twin_searches() -> None:
     """Four tiers: the penalised search comes near the best of all thresholds, and never misses the budget."""
     same = 0
-    for seed in range(12):
+    for seed in range(6):
         rng = np.random.default_rng(seed)
         scores = np.clip(np.round(rng.normal((40, 55, 70, 85), 25, (8, 4)) / 25) * 25, 0, 100)
         sample = JudgedSample(("a", "b", "c", "d"), rng.integers(5, 60, 8), rng.integers(2, 50, (8, 4)), scores)
@@ -246,10 +246,9 @@ def test_beyond_three_tiers_the_twin_searches() -> None:
         assert found.proof is Proof.SEARCHED
         assert found.deployment.latency_s <= budget
         assert found.quality >= 0.85 * best
-        assert found.gap is not None
-        assert found.quality + found.gap >= best - 1e-9
+        assert found.quality + present(found.gap) >= best - 1e-9
         same += found.quality == pytest.approx(best)
-    assert same >= 6
+    assert same >= 3
     with pytest.raises(Unreachable, match="the least is"):
         most_quality(deployer, 1e-6)
 
@@ -328,7 +327,6 @@ def test_the_search_finds_the_best_of_all_mixes() -> None:
         for gpus in (3, 7, 8):
             best, exact = table.best(gpus), exhaustive_latency(work, three, gpus, Dispatch.CAPACITY, 95.0)
             assert best is not None
-            assert exact is not None
-            assert best.latency_s == pytest.approx(exact.latency_s)
+            assert best.latency_s == pytest.approx(present(exact).latency_s)
             of_three += len(best.replicas) == 3
     assert of_three > 0

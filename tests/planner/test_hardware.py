@@ -6,22 +6,24 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from planner_service.files import GpuEntry, ModelEntry, catalogue
-from planner_service.simulator import Replica
-from planner_service.site import Site
-from planner_service.step_times import StepTimes, step_times
-from services.domain import InvalidRequest, StepLatencyModel, StepLoad
-from services.domain.hardware import Arithmetic, ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from penstock.planner_service.files import catalogue, gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import gpu_spec, model_spec
+from penstock.planner_service.question.site import Site
+from penstock.planner_service.question.step_times import step_times
+from penstock.planner_service.simulator import Replica
+from penstock.services.domain import InvalidRequest, StepLatencyModel, StepLoad
+from penstock.services.domain.hardware import Arithmetic, ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from penstock.types.planned import StepTimes
+from penstock.types.planning import Gpu, Model
 
 
 def cluster(gpu: str = "h100", nodes: int = 4) -> ClusterSpec:
-    return ClusterSpec(GpuEntry.model_validate(catalogue("gpus")[gpu]).spec(gpu), nodes, 8, 50e9)
+    return ClusterSpec(gpu_of_catalogue(gpu), nodes, 8, 50e9)
 
 
 def model(name: str) -> ModelSpec:
-    return ModelEntry.model_validate(catalogue("models")[name]).spec(name)
+    return model_of_catalogue(name)
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1)), min_size=2, max_size=8), st.integers(1, 4000))
@@ -120,11 +122,11 @@ def test_attention_stays_in_16_bits() -> None:
 def test_every_arithmetic_is_computed_at_its_own_peak(arithmetic: str, field: str, gpu: str) -> None:
     sheet = catalogue("gpus")[gpu]
     entry = catalogue("models")["llama-3.1-8b"] | {"arithmetic": arithmetic, "bytes_per_parameter": 0.5}
-    spec, runtime = ModelEntry.model_validate(entry).spec("narrow"), Runtime(step_overhead_s=0.0)
+    spec, runtime = model_spec(Model("narrow", **entry), "model"), Runtime(step_overhead_s=0.0)
     step = roofline(spec, ReplicaShape(1, 1), cluster(gpu), runtime)
     assert step.base_s(8192) == pytest.approx(2 * 8.03e9 * 8192 / (0.6 * sheet[field] * 1e12))
     without = {name: value for name, value in sheet.items() if name != field}
-    plain = ClusterSpec(GpuEntry.model_validate(without).spec(gpu), 1, 8, 50e9)
+    plain = ClusterSpec(gpu_spec(Gpu(gpu, **without), "gpu"), 1, 8, 50e9)
     assert roofline(spec, ReplicaShape(1, 1), plain, runtime).base_s(8192) == pytest.approx(
         2 * 8.03e9 * 8192 / (0.6 * sheet["tflops"] * 1e12)
     )
@@ -132,10 +134,10 @@ def test_every_arithmetic_is_computed_at_its_own_peak(arithmetic: str, field: st
 
 def test_a_narrow_arithmetic_needs_what_its_weights_take() -> None:
     shape = catalogue("models")["llama-3.1-8b"]
-    with pytest.raises(ValidationError, match="bytes_per_parameter"):
-        ModelEntry.model_validate({**shape, "arithmetic": "fp8"})
-    with pytest.raises(ValidationError, match="arithmetic"):
-        ModelEntry.model_validate({**shape, "arithmetic": "fp7"})
+    with pytest.raises(InvalidRequest, match="bytes_per_parameter"):
+        model_spec(Model(**{**shape, "arithmetic": "fp8"}), "model")
+    with pytest.raises(InvalidRequest, match="arithmetic"):
+        model_spec(Model(**{**shape, "arithmetic": "fp7"}), "model")
 
 
 def test_where_step_times_are_from_is_said() -> None:

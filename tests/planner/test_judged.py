@@ -8,19 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.simulator.attainment_kernel import Slos, judge_token, new_judgement
-from planner_service.simulator.judged import (
-    BatchPolicy,
-    Deployment,
-    Disaggregated,
-    PlainReplicas,
-    Promises,
-    SloReplicas,
-)
-from services.domain import InvalidRequest, StepLatencyModel
-from services.domain.hardware import ReplicaShape
-from services.domain.slo import AttainmentTracker
+from benchmarks.slo_baselines import BatchPolicy, Deployment, Disaggregated, PlainReplicas
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.simulator.attainment_kernel import Slos, judge_token, new_judgement
+from penstock.planner_service.simulator.judged import Promises, SloReplicas
+from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.slo.attainment import AttainmentTracker
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)
 REPLICA = Replica(ReplicaShape(1, 1), LATENCY, 20_000, EngineLimits(64, 512))
@@ -34,7 +28,7 @@ def promises(count: int, ttft_s: float, tpot_s: float) -> Promises:
     return Promises.of_one_phase(np.full(count, ttft_s), np.full(count, tpot_s))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.floats(0.0, 0.2), min_size=1, max_size=40),
     st.sampled_from([0.1, 1.0, math.inf]),

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.demand import demand_of, draw_demand, workload_digest
-from planner_service.files import FileError, read_quality
-from planner_service.imputation import imputed
-from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_codec import inputs_from_proto
-from planner_service.routing.quality import JudgedSample, all_qualities, route
-from planner_service.simulator import Workload
-from services.domain import InvalidRequest
-from services.domain.workload import RequestRecord, TierVisit
-from tests.planner.test_solver_rpcs import inputs
+from penstock.planner_service.files import FileError, read_quality
+from penstock.planner_service.question.demand import demand_of, draw_demand, workload_digest
+from penstock.planner_service.question.imputation import imputed
+from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
+from penstock.planner_service.simulator import Workload
+from penstock.services.domain import InvalidRequest
+from penstock.services.domain.workload import RequestRecord, TierVisit
+from tests.support.plain_plans import plan_cascade
+from tests.support.present import present
+from tests.support.questions import question, site_and_demand, with_prompts
 
 TIERS = ("small", "medium", "large")
 
@@ -40,8 +40,7 @@ def test_the_grid_of_qualities_is_what_routing_gives(seed: int, tiers: int) -> N
         thresholds = [float(of_tier[i]) for of_tier, i in zip(levels, place, strict=True)]
         routed = route(sample, thresholds)
         assert qualities[place] == pytest.approx(routed.quality)
-        assert sample.known_quality is not None
-        assert routed.quality == pytest.approx(sample.known_quality[np.arange(12), routed.answered].mean())
+        assert routed.quality == pytest.approx(present(sample.known_quality)[np.arange(12), routed.answered].mean())
 
 
 def test_parts_of_a_sample_keep_the_quality() -> None:
@@ -69,20 +68,16 @@ def test_requests_that_were_observed_borrow_the_quality_of_their_donor() -> None
     profile = JudgedSample(("a", "b"), np.full(20, 9), np.full((20, 2), 4), scores, known_quality=quality)
     records = [RequestRecord(0.0, 9, (TierVisit("a", 4, score),)) for score in (10.0, 90.0)]
     result = imputed(profile, records, 40, 1)
-    assert result.known_quality is not None
-    assert (result.known_quality[:, 0] == np.where(result.scores[:, 0] == 10, 0, 100)).all()
+    assert (present(result.known_quality)[:, 0] == np.where(result.scores[:, 0] == 10, 0, 100)).all()
 
 
 def test_a_plan_reaches_the_known_quality_where_the_score_would_not() -> None:
     """A judge that flatters the small tier: by scores it answers all; by what the answers are worth it may not."""
-    made = inputs()
-    for i, prompt in enumerate(made.workload.judged):
-        prompt.judge_scores[:] = [95.0 if i % 2 else 60.0, 95.0, 95.0]
-    site, demand = inputs_from_proto(made)
+    made = with_prompts(question(), judge_scores=[(95.0 if i % 2 else 60.0, 95.0, 95.0) for i in range(100)])
+    site, demand = site_and_demand(made)
     flattered = plan_cascade(site, demand, min_quality=75, seed=1)
-    for i, prompt in enumerate(made.workload.judged):
-        prompt.qualities[:] = [100.0 if i % 4 == 1 else 0.0, 90.0, 95.0]
-    _, known = inputs_from_proto(made)
+    worth = [(100.0 if i % 4 == 1 else 0.0, 90.0, 95.0) for i in range(100)]
+    _, known = site_and_demand(with_prompts(made, qualities=worth))
     plan = plan_cascade(site, known, min_quality=75, seed=1)
     assert flattered.quality == 77.5
     assert route(known.judged, flattered.thresholds).quality < 75, "the case is one in which the score misleads"
@@ -90,7 +85,7 @@ def test_a_plan_reaches_the_known_quality_where_the_score_would_not() -> None:
     assert plan.quality == pytest.approx(route(known.judged, plan.thresholds).quality)
     with pytest.raises(InvalidRequest) as caught:
         plan_cascade(site, known, min_quality=75, burst_floor=60, seed=1)
-    assert [problem.field for problem in caught.value.problems] == ["burst_floor"]
+    assert [problem.field for problem in caught.value.problems] == ["rules.burst_floor"]
 
 
 @pytest.mark.parametrize(
@@ -98,14 +93,12 @@ def test_a_plan_reaches_the_known_quality_where_the_score_would_not() -> None:
     [([5.0], "the cascade has 3 tiers, not 1"), ([5, 5, 500], "must be from 0 to 100"), ([], "must have them or none")],
 )
 def test_qualities_that_cannot_be_are_named(values: list[float], complaint: str) -> None:
-    made = inputs()
-    for prompt in made.workload.judged:
-        prompt.qualities[:] = [0, 50, 100]
-    made.workload.judged[4].qualities[:] = values
+    worth: list[tuple[float, ...]] = [(0.0, 50.0, 100.0)] * 100
+    worth[4] = tuple(values)
     with pytest.raises(InvalidRequest) as caught:
-        inputs_from_proto(made)
+        site_and_demand(with_prompts(question(), qualities=worth))
     (problem,) = caught.value.problems
-    assert problem.field == "inputs.workload.judged[4].qualities"
+    assert problem.field.startswith("quality.prompts[4].qualities")
     assert complaint in problem.problem
 
 
@@ -122,5 +115,5 @@ def test_a_quality_file_may_say_what_answers_are_worth(tmp_path: Path) -> None:
         read_quality(file, ("a", "b"))
     for row, column in (("1e30,3,40,100,6,90,0", "input_tokens"), ("5,3,40,100,1e19,90,0", "b_output_tokens")):
         file.write_text(f"{head}{row}\n")
-        with pytest.raises(FileError, match=f"judged.csv: line 2: {column} must be at most 2,147,483,647"):
+        with pytest.raises(FileError, match=f"judged.csv: line 2: {column} must be from 0 to 2,147,483,647"):
             read_quality(file, ("a", "b"))

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.cli.plan_plots import MOST_ROWS, plot_nodes
-from planner_service.files import gpu_of_catalogue
-from planner_service.node_layout import node_layout
-from services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.planner_service.files import gpu_of_catalogue
+from penstock.planner_service.manifests.node_layout import node_layout
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.types.deployments import ReplicaGroup
+from penstock.types.planned import PlannedTier
 
 H100, L40S = gpu_of_catalogue("h100"), gpu_of_catalogue("l40s")
 
@@ -64,18 +66,17 @@ def test_what_no_node_has_room_for_is_counted() -> None:
     assert node_layout([cluster(2, 6)], [[(ReplicaShape(4, 3), 1)]]).unplaced == 1
 
 
-def plan(*tiers: tuple[str, list[tuple[ReplicaShape, int]]]) -> Any:
-    made = [
-        SimpleNamespace(
-            name=name, strategy=SimpleNamespace(replicas=[(SimpleNamespace(shape=s), n) for s, n in replicas])
-        )
-        for name, replicas in tiers
-    ]
-    return SimpleNamespace(tiers=made, gpus=sum(s.gpus * n for _, replicas in tiers for s, n in replicas))
+Tiers = tuple[tuple[str, list[tuple[ReplicaShape, int]]], ...]
 
 
-def site(*types: ClusterSpec) -> Any:
-    return SimpleNamespace(types=types, gpus=sum(each.gpus for each in types))
+def drawn_plan(types: list[ClusterSpec], tiers: Tiers, folder: Path) -> tuple[list[Path], str]:
+    """(the files, the text of the picture) of a plan's replicas on its nodes."""
+    gpus = sum(shape.gpus * count for _, replicas in tiers for shape, count in replicas)
+    groups = [tuple(ReplicaGroup(count=n, tp=s.tp, pp=s.pp, gpu=s.gpu) for s, n in replicas) for _, replicas in tiers]
+    planned = [PlannedTier(name, "m", 0, each) for (name, _), each in zip(tiers, groups, strict=True)]
+    plan: Any = SimpleNamespace(tiers=planned, gpus=gpus)
+    layout = node_layout(types, [replicas for _, replicas in tiers])
+    return plot_nodes(layout, plan, folder / "plan.json"), (folder / "plan-nodes.svg").read_text()
 
 
 def test_the_picture_names_every_replica_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +85,9 @@ def test_the_picture_names_every_replica_and_node(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setitem(mpl.rcParams, "svg.fonttype", "none")  # text as text
     one = ReplicaShape(1, 1, "l40s-spot")
-    made = plan(("small", [(one, 5)]), ("large", [(ReplicaShape(4, 2, "h100"), 1)]))
-    written = plot_nodes(site(cluster(2, 8, "h100"), cluster(2, 4, "l40s-spot")), made, tmp_path / "plan.json")
+    tiers: Tiers = (("small", [(one, 5)]), ("large", [(ReplicaShape(4, 2, "h100"), 1)]))
+    written, drawn = drawn_plan([cluster(2, 8, "h100"), cluster(2, 4, "l40s-spot")], tiers, tmp_path)
     assert sorted(path.name for path in written) == ["plan-nodes.png", "plan-nodes.svg"]
-    drawn = (tmp_path / "plan-nodes.svg").read_text()
     for text in (
         "small 1",
         "small 5",
@@ -98,9 +98,8 @@ def test_the_picture_names_every_replica_and_node(tmp_path: Path, monkeypatch: p
         "idle",
     ):
         assert text in drawn
-    many = site(cluster(4 * MOST_ROWS, 8))
-    plot_nodes(many, plan(("large", [(ReplicaShape(8, 2), MOST_ROWS)])), tmp_path / "plan.json")
-    drawn = (tmp_path / "plan-nodes.svg").read_text()
+    many: Tiers = (("large", [(ReplicaShape(8, 2), MOST_ROWS)]),)
+    _, drawn = drawn_plan([cluster(4 * MOST_ROWS, 8)], many, tmp_path)
     assert f"h100 nodes 1 to {2 * MOST_ROWS}" in drawn
     assert f"h100 nodes {2 * MOST_ROWS + 1} to {4 * MOST_ROWS}" in drawn
     assert "stage" not in drawn

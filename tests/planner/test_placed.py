@@ -3,20 +3,19 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
-from planner_service.planning_options import Options
-from planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
-from planner_service.simulator.placed import serve_placed
-from services.domain.errors import InvalidRequest
-from services.domain.hardware import ReplicaShape
-from services.domain.latency import StepLatencyModel
+from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
+from penstock.planner_service.simulator.placed import serve_placed
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from tests.conftest import ROOT
+from tests.support.cli import penstock as run
+from tests.support.plain_plans import plain_options
+from tests.support.questions import asked
 
 
 def replica() -> Replica:
@@ -78,32 +77,29 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         serve_placed(Workload(np.zeros(1), np.array([10**7]), np.array([5])), [replica()])
     assert len(serve_placed(Workload(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)), []).first_s) == 0
     with pytest.raises(InvalidRequest, match="pending-work is for simulations"):
-        Options(min_quality=50, dispatch=Dispatch.PENDING_WORK).check(2)
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+        plain_options(min_quality=50, dispatch=Dispatch.PENDING_WORK).check(2)
 
 
 def test_a_plan_is_replayed_as_routers_place(tmp_path: Path) -> None:
     """`simulate --dispatch pending-work`; without it, as planned."""
     out, examples = tmp_path / "plan.json", ROOT / "examples"
     site = ("--cluster", examples / "cluster-1x8-h100.yaml", "--models", examples / "qwen2.5-cascade.yaml")
-    data = ("--trace", examples / "trace.csv", "--quality", examples / "judged.csv", "--requests", 200, "--runs", 0)
-    planned = run("plan", *site, *data, "--min-quality", 75, "--rate", 20, "--no-plot", "--out", out)
-    assert planned.exit_code == 0, planned.output
+    data = ("--trace", examples / "trace.csv", "--quality", examples / "judged.csv")
+    short = asked(requests=200, runs=0)
+    planned = run("plan", *site, *data, "--min-quality", 75, "--rate", 20, *short, "--no-plot", "--out", out)
+    assert planned.returncode == 0, planned.output
     trace = ("--trace", examples / "trace.csv", "--requests", 300, "--rate", 20, "--json")
     results = {}
     for name in (None, "capacity", "pending-work"):
         how = () if name is None else ("--dispatch", name)
         replayed = run("simulate", "--plan", out, *trace, *how)
-        assert replayed.exit_code == 0, replayed.output
+        assert replayed.returncode == 0, replayed.output
         results[name] = json.loads(replayed.stdout)
     assert results[None] == results["capacity"]
     assert results["pending-work"]["end_to_end_s"] != results["capacity"]["end_to_end_s"]
     refused = run("simulate", "--plan", out, *trace, "--dispatch", "random")
-    assert refused.exit_code == 2
-    assert "--dispatch must be round-robin or capacity or pending-work" in refused.output
-    refused = run("plan", *site, *data, "--min-quality", 75, "--dispatch", "pending-work")
-    assert refused.exit_code == 2
-    assert "--dispatch must be capacity or round-robin, not pending-work" in refused.output
+    assert refused.returncode == 2
+    assert "--dispatch must be capacity or round-robin or pending-work" in refused.output
+    refused = run("plan", *site, *data, "--min-quality", 75, *asked(dispatch="pending-work"))
+    assert refused.returncode == 2
+    assert "dispatch: plans are made with capacity or round-robin" in refused.output

@@ -2,23 +2,25 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from planner_service.cascade_plan import CascadePlan
-from planner_service.files import gpu_of_catalogue, model_of_catalogue
-from planner_service.plan_cascade import plan_cascade
-from planner_service.plan_move import MoveSpeed, PlanMove, Served, Shapes, plan_move
-from planner_service.planning_options import Goal, Options
-from planner_service.routing.quality import JudgedSample
-from planner_service.routing.solution import Binds, Unreachable
-from planner_service.simulator.felt import Objective
-from planner_service.site import Demand, Site
-from planner_service.sweep import Axis, check_sweep, sweep, sweep_values
-from planner_service.verdict import next_step, verdict
-from services.domain import InvalidRequest
-from services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.planner_service import api
+from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.planning.plan_move import MoveSpeed, PlanMove, Served, Shapes, plan_move
+from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_sweep, sweep_values
+from penstock.planner_service.planning.verdict import next_step, verdict
+from penstock.planner_service.question.planning_options import Goal
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Binds, Unreachable
+from penstock.services.domain import InvalidRequest
+from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
+from tests.support.plain_plans import plain_options, plan_cascade
+from tests.support.present import present
+from tests.support.questions import question
 
 ONE, TWO, FOUR = (ReplicaShape(tp, 1) for tp in (1, 2, 4))
 
@@ -99,24 +101,22 @@ def test_a_replica_loads_the_attention_weights_of_each_of_its_groups() -> None:
     assert (back.loaded_bytes, back.extra_bytes) == (r1.weight_bytes, r1.weight_bytes)
 
 
-def test_a_sweep_has_a_plan_or_a_reason_for_every_value(site: Site, demand: Demand) -> None:
-    options = Options(min_quality=80.0, objective=Objective.LARGEST_TIER, max_utilisation=0.75)
+def test_a_sweep_has_a_plan_or_a_reason_for_every_value() -> None:
+    asked = question(min_quality=80, allow_overload=False)
 
-    def plan_at(chosen: Options, rate: float | None) -> CascadePlan:
-        assert demand.rate_per_s is not None
-        return plan_cascade(site, demand.scaled(1.0 if rate is None else rate / demand.rate_per_s), chosen)
+    def points(axis: Axis, *values: float) -> Sequence[SweepPoint]:
+        return api.sweep(asked, axis, values, lambda *_: None).points
 
-    points = sweep(Axis.RATE, [2.5, 5.0, 5000.0], options, plan_at)
-    assert [point.plan is None for point in points] == [False, False, True]
-    assert "rate binds" in points[2].reason
-    assert points[0].plan is not None
-    assert points[1].plan is not None
-    assert points[0].plan.rate_per_s == pytest.approx(2.5)
-    qualities = sweep(Axis.QUALITY, [60.0, 80.0, 99.0], options, plan_at)
+    rates = points(Axis.RATE, 2.5, 5.0, 5000.0)
+    assert [point.plan is None for point in rates] == [False, False, True]
+    assert "rate binds" in rates[2].reason
+    assert present(rates[0].plan).rate_per_s == pytest.approx(2.5)
+    qualities = points(Axis.QUALITY, 60.0, 80.0, 99.0)
     assert [point.plan.quality >= point.value for point in qualities if point.plan] == [True, True]
     assert "min quality binds" in qualities[2].reason
-    gpus = sweep(Axis.GPUS, [3.0, 8.0], options, plan_at)
+    gpus = points(Axis.GPUS, 16.0, 24.0)
     assert [point.plan.gpus <= point.value for point in gpus if point.plan] == [True, True]
+    options = plain_options(min_quality=80.0)
     assert sweep_values(Axis.GPUS, options, None, (0, 1), 8)[-1] == 8
     for axis, value, goal, problem in (
         (Axis.RATE, 0.0, Goal.LATENCY, "over 0"),
@@ -129,17 +129,16 @@ def test_a_sweep_has_a_plan_or_a_reason_for_every_value(site: Site, demand: Dema
 
 
 def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, demand: Demand) -> None:
-    options = Options(min_quality=70.0, max_latency_s=8.0, max_utilisation=0.75)
+    options = plain_options(min_quality=70.0, max_latency_s=8.0, max_utilisation=0.75)
     demand = demand.scaled(8.0)
     plan = plan_cascade(site, demand, options)
     assert plan.quality < 89
     step = next_step(plan, demand, options, lambda demand, options: plan_cascade(site, demand, options))
     more = plan_cascade(site, demand, dataclasses.replace(options, min_quality=plan.quality + 1))
     assert step.gpus == more.gpus - plan.gpus
-    assert plan.load is not None
     text = verdict(site, plan, step)
     assert text.startswith(
-        f"{plan.gpus} of 8 GPUs for {3 * plan.gpus:.2f} dollars per hour; {plan.load.tier} breaks first"
+        f"{plan.gpus} of 8 GPUs for {3 * plan.gpus:.2f} dollars per hour; {present(plan.load).tier} breaks first"
     )
     assert "1 point more quality costs" in text
     best = plan_cascade(site, demand, dataclasses.replace(options, min_quality=90.0))
@@ -150,13 +149,13 @@ def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, d
 
 def test_what_binds_is_said_with_the_nearest(site: Site, demand: Demand) -> None:
     for options, binds in (
-        (Options(min_quality=99.0), Binds.MIN_QUALITY),
-        (Options(min_quality=85.0, max_latency_s=0.01), Binds.MAX_LATENCY),
+        (plain_options(min_quality=99.0), Binds.MIN_QUALITY),
+        (plain_options(min_quality=85.0, max_latency_s=0.01), Binds.MAX_LATENCY),
     ):
         with pytest.raises(Unreachable) as caught:
             plan_cascade(site, demand, options)
         assert caught.value.binds is binds
         assert caught.value.best > 0
     with pytest.raises(Unreachable) as caught:
-        plan_cascade(site, demand.scaled(1e4), Options(min_quality=85.0, max_utilisation=0.5))
+        plan_cascade(site, demand.scaled(1e4), plain_options(min_quality=85.0, max_utilisation=0.5))
     assert caught.value.binds is Binds.RATE

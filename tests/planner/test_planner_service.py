@@ -9,11 +9,14 @@ import pytest
 import yaml
 
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
-from services.domain import Role
-from services.field_problems import SettingsError
-from services.testing import RedisProcess, serving
+from penstock.services.domain import Role
+from penstock.services.field_problems import SettingsError
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.planning import EngineBatch, MeasuredReplica, Trace
+from penstock.types.plans import QoeModel
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.questions import replan_question
 
 
 class Planner:
@@ -56,7 +59,7 @@ async def test_an_operators_plan_survives_a_restart_but_not_an_edit_of_the_file(
     async with Planner(file, redis.url) as planner:
         plan = await planner.get_plan()
         tiers = (TierPlan("small", "sim-small", 70.0, 1), plan.tiers[1])
-        made = await planner.set_plan(Plan(tiers, note="stricter"))
+        made = await planner.set_plan(Plan(tiers=tiers, note="stricter"))
         assert (made.revision, made.source, made.note) == (2, "operator", "stricter")
         assert made.created_at > plan.created_at
     async with Planner(file, redis.url) as planner:
@@ -79,7 +82,7 @@ async def test_a_plan_with_more_instances_than_may_be_is_refused(redis: RedisPro
         small, large = plan.tiers
         with pytest.raises(InvalidRequestError) as caught:
             await planner.set_plan(dataclasses.replace(plan, tiers=(small, dataclasses.replace(large, instances=5))))
-        assert [*caught.value.fields] == ["plan.tiers[1].instance_count"]
+        assert [*caught.value.fields] == ["plan.tiers[1].instances"]
         assert "must be at most 4, not 5" in str(caught.value)
         with pytest.raises(InvalidRequestError, match="at most 9, not 1000"):
             await planner.set_plan(dataclasses.replace(plan, tiers=(dataclasses.replace(small, instances=1000), large)))
@@ -100,10 +103,10 @@ async def test_a_plan_of_too_many_tiers_or_stages_is_refused_by_their_number(
     """Before any of them is looked at: a report of what is wrong with each would name thousands."""
     async with Planner(mesh_file(), redis.url) as planner:
         with pytest.raises(InvalidRequestError, match=r"plan\.tiers: at most 64 tiers, not 20000"):
-            await planner.set_plan(Plan((TierPlan("", "", 0.0, 0),) * 20_000))
+            await planner.set_plan(Plan(tiers=(TierPlan("", "", 0.0, 0),) * 20_000))
         crowded = TierPlan("small", "sim-small", 50.0, 1, stages=(Stage(0, 0, 0),) * 1_025)
         with pytest.raises(InvalidRequestError, match=r"plan.tiers\[0\].stages: at most 1024 stages, not 1025"):
-            await planner.set_plan(Plan((crowded,)))
+            await planner.set_plan(Plan(tiers=(crowded,)))
 
 
 async def test_a_plan_without_any_instance_is_refused(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
@@ -148,7 +151,7 @@ async def test_an_unsound_plan_is_refused_by_field(redis: RedisProcess, mesh_fil
             ((TierPlan("cascade", "m", None, 1),), "plan.tiers[0].name"),
         ):
             with pytest.raises(InvalidRequestError) as caught:
-                await planner.set_plan(Plan(tiers))
+                await planner.set_plan(Plan(tiers=tiers))
             assert list(caught.value.fields) == [field]
         assert (await planner.get_plan()).revision == 1
 
@@ -158,18 +161,18 @@ async def test_a_tiers_stages_go_through_plan_and_redis_and_must_hold_its_instan
 ) -> None:
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()
-        stages, qoe = (Stage(0, 512, 2), Stage(512, 4096, 1)), (1e-3, 1e-4, 0.0, 0.0, 1e-6)
+        stages, qoe = (Stage(0, 512, 2), Stage(512, 4096, 1)), QoeModel(1e-3, 1e-4, 0.0, 0.0, 1e-6)
         tier = TierPlan("small", "sim-small", 50.0, 3, stages, qoe)
-        await planner.set_plan(Plan((tier, plan.tiers[1])))
+        await planner.set_plan(Plan(tiers=(tier, plan.tiers[1])))
         assert (await planner.get_plan()).tiers[0] == tier
         for unsound, field in (
             (dataclasses.replace(tier, instances=4), r"tiers\[0\]\.stages"),
             (dataclasses.replace(tier, stages=(Stage(8, 512, 3),)), r"stages\[0\]\.from_tokens"),
-            (dataclasses.replace(tier, qoe=()), r"tiers\[0\]\.qoe"),
-            (dataclasses.replace(tier, qoe=(-1.0, 0.0, 0.0, 0.0, 0.0)), "qoe.batch_s"),
+            (dataclasses.replace(tier, qoe=None), r"tiers\[0\]\.qoe"),
+            (dataclasses.replace(tier, qoe=QoeModel(-1.0, 0.0, 0.0, 0.0, 0.0)), "qoe.batch_s"),
         ):
             with pytest.raises(InvalidRequestError, match=field):
-                await planner.set_plan(Plan((unsound, plan.tiers[1])))
+                await planner.set_plan(Plan(tiers=(unsound, plan.tiers[1])))
 
 
 @pytest.mark.slow
@@ -177,7 +180,7 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()
         tiers = (dataclasses.replace(plan.tiers[0], instances=6), plan.tiers[1])
-        await planner.set_plan(Plan(tiers))
+        await planner.set_plan(Plan(tiers=tiers))
         lengths = [SequenceInFlight(int(8 * 1.045**i), int(10 * 1.045**i), 10 * i) for i in range(1, 150)]
         given: dict[str, Any] = {
             "qoe": (1e-3, 1e-4, 0.0, 0.0, 1e-5),
@@ -199,7 +202,7 @@ async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, m
             ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_second"),
             ({"sequences": [SequenceInFlight(5, 3)]}, "sequences"),
             ({"publish": True}, "trace: missing: only a layout that a replay favours is published"),
-            ({"trace": [(0.0, 10, 10)]}, "replica: missing"),
+            ({"trace": Trace.of([(0.0, 10, 10)])}, "replica: missing"),
         ):
             with pytest.raises(InvalidRequestError, match=field):
                 await planner.plan_stages("small", **given | changed)
@@ -217,21 +220,14 @@ async def test_what_the_replay_favours_is_published_and_nothing_else(
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()
         crowded, qoe = (Stage(0, 100, 1), Stage(100, 8192, 5)), (1e-3, 1e-4, 0.0, 0.0, 1e-5)
-        tiers = (dataclasses.replace(plan.tiers[0], instances=6, stages=crowded, qoe=qoe), plan.tiers[1])
-        before = await planner.set_plan(Plan(tiers))
+        tiers = (dataclasses.replace(plan.tiers[0], instances=6, stages=crowded, qoe=QoeModel(*qoe)), plan.tiers[1])
+        before = await planner.set_plan(Plan(tiers=tiers))
         given: dict[str, Any] = {
             "kv_bytes_per_token": 1e5,
             "bandwidth_bytes_per_s": 1e10,
             "max_tokens": 8192,
-            "trace": [(i / 2000, 20, 4) for i in range(600)],
-            "replica": {
-                "tp": 1,
-                "pp": 1,
-                "kv_tokens": 50_000,
-                "engine": {"max_running": 4},
-                "knot_tokens": [0, 1],
-                "knot_s": [1e-3, 1.001e-3],
-            },
+            "trace": Trace.of((i / 2000, 20, 4) for i in range(600)),
+            "replica": MeasuredReplica((0.0, 1.0), (1e-3, 1.001e-3), 1, 1, 50_000, EngineBatch(4)),
         }
         kept = await planner.plan_stages("small", **given, publish=True)
         assert kept.verdict is not None
@@ -250,8 +246,6 @@ async def test_what_the_replay_favours_is_published_and_nothing_else(
             await planner.plan_stages("small", **given, instances=5, publish=True)
         with pytest.raises(InvalidRequestError, match="against: has 5 instances"):
             await planner.plan_stages("small", **given, against=(Stage(0, 8192, 5),))
-        with pytest.raises(ValueError, match="replica"):
-            await planner.plan_stages("small", **given | {"replica": {"no_such": 1}})
 
 
 async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
@@ -259,9 +253,9 @@ async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProc
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()
         with pytest.raises(InvalidRequestError, match=r"plan\.scorer.*confidence, not 'no-such-scorer'"):
-            await planner.set_plan(Plan(plan.tiers, scorer="no-such-scorer"))
+            await planner.set_plan(Plan(tiers=plan.tiers, scorer="no-such-scorer"))
         assert (await planner.get_plan()).revision == plan.revision
-        assert (await planner.set_plan(Plan(plan.tiers, scorer="confidence"))).scorer == "confidence"
+        assert (await planner.set_plan(Plan(tiers=plan.tiers, scorer="confidence"))).scorer == "confidence"
 
 
 async def test_a_plan_says_what_drafts_and_no_plan_changes_it(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
@@ -304,23 +298,20 @@ async def test_what_a_planner_could_never_plan_again_on_ends_its_boot(
     the first drift."""
     trace = tmp_path / "trace.csv"
     lines = (ROOT / "examples" / "trace.csv").read_text().splitlines()
-    paths = {
-        "cluster": ROOT / "examples" / "cluster-4x8-h100.yaml",
-        "models": ROOT / "tests" / "planner" / "two-tiers.yaml",
-        "quality": ROOT / "examples" / "judged.csv",
-        "trace": trace,
-    }
-    replan = {"enabled": True, "min_quality": 80, **{name: str(path) for name, path in paths.items()}}
+    replan = {"enabled": True, "question": str(tmp_path / "question.yaml")}
     drafted = tmp_path / "drafted.yaml"
     content = yaml.safe_load((ROOT / "tests" / "planner" / "two-tiers.yaml").read_text())
     content["tiers"][1]["speculation"] = {"drafters": [{"model": "qwen2.5-0.5b", "acceptance": 0.7}]}
     drafted.write_text(yaml.safe_dump(content))
     for rows, changed, said in (
         (20, {"models": str(drafted)}, "tier large is planned with drafts of qwen2.5-0.5b, its workers load nothing"),
-        (19, {}, "planner.replan.trace: has 19 requests"),
-        (20, {"models": str(ROOT / "examples" / "deepseek-cascade.yaml")}, "planner.replan.models: has the tiers"),
+        (19, {}, "its trace has 19 requests"),
+        (20, {"models": str(ROOT / "examples" / "deepseek-cascade.yaml")}, "its models have the tiers"),
+        (20, {"rules": {"skip": True}}, "leave out rules"),
+        (20, {"min_quality": 101}, "min_quality: must be from 0 to 100"),
     ):
         trace.write_text("\n".join(lines[: rows + 1]) + "\n")
+        replan_question(tmp_path, **{"trace": str(trace), "min_quality": 80} | changed)
         with pytest.raises(SettingsError, match=said):
-            async with Planner(mesh_file(planner={"replan": replan | changed}), redis.url):
+            async with Planner(mesh_file(planner={"replan": replan}), redis.url):
                 pass

@@ -5,19 +5,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from planner_service.demand import demand_of, draw_demand
-from planner_service.files import read_quality, read_site, read_trace
-from planner_service.horizon import ENOUGH_LATENCIES, plan_over_horizon
-from planner_service.plan_cascade import plan_cascade
-from planner_service.planning_options import Goal, Options
-from planner_service.repeated_runs import Interval
-from planner_service.routing.quality import JudgedSample
-from planner_service.routing.solution import Unreachable
-from planner_service.simulator import Workload
-from planner_service.simulator.felt import Objective
-from planner_service.site import Demand, Site
-from services.domain import InvalidRequest
+from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.planning.horizon import ENOUGH_LATENCIES, plan_over_horizon
+from penstock.planner_service.planning.verdict import verdict
+from penstock.planner_service.question.demand import demand_of, draw_demand
+from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.repeated_runs import Interval
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator import Workload
+from penstock.services.domain import InvalidRequest
+from penstock.types.planning import Objective
 from tests.conftest import ROOT
+from tests.support.plain_plans import plain_options, plan_cascade
+from tests.support.present import present
 
 EXAMPLES = ROOT / "examples"
 GPUS, RATE, QUALITY = 16, 4.0, 75.0
@@ -54,6 +56,47 @@ def test_both_targets_mean_the_fewest_gpus(inputs: Inputs, objective: Objective)
     assert best.felt_s <= limit
 
 
+def test_with_a_quality_alone_the_cheapest_plan_is_as_fast_as_the_largest_model(inputs: Inputs) -> None:
+    """On one GPU less that model does not sustain the rate; the plan takes fewer, and at most 1.2 times its latency. What the
+    plan says of the best of other tiers costs more."""
+    site, demand = inputs[0], drawn(inputs)
+    plan = plan_cascade(site, demand, Options(min_quality=QUALITY))
+    alone = plan.largest_alone
+    assert alone is not None
+    assert plan.load is not None
+    assert plan.choice is not None
+    assert plan.goal is Goal.COST
+    assert alone.limit_s == pytest.approx(1.2 * alone.latency_s)
+    assert plan.felt_s <= alone.limit_s
+    assert plan.quality >= QUALITY
+    assert max(plan.utilisation) <= 0.75
+    assert plan.gpus < alone.cost.gpus
+    assert alone.tier == "large"
+    last, large = site.only([2]), demand.only([2])
+    how = plain_options(min_quality=0.0, objective=Objective.END_TO_END, max_utilisation=0.75)
+    with pytest.raises(Unreachable):
+        plan_cascade(last, large, how, gpus=alone.cost.gpus - 1)
+    assert [tier.name for tier in plan.tiers] == list(site.tiers)
+    assert plan.choice.runner_up is None or plan.choice.runner_up.cost.gpus >= plan.gpus
+    sentence = verdict(site, plan)
+    assert f"than large alone, which takes {alone.cost.gpus} GPUs" in sentence
+    assert "warning" not in sentence
+    idle = plan_cascade(site, demand.scaled(0.001), Options(min_quality=QUALITY))
+    assert "warning: the rate is" in verdict(site, idle)
+
+
+def test_a_larger_cluster_is_assumed_for_the_largest_model_where_there_is_too_little(inputs: Inputs) -> None:
+    """The model fits no four GPUs; the plan keeps to those."""
+    base, demand = inputs[0], drawn(inputs)
+    site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=1, gpus_per_node=4))
+    plan = plan_cascade(site, demand, Options(min_quality=0.0))
+    assert plan.largest_alone is not None
+    assert plan.largest_alone.assumed
+    assert plan.largest_alone.tier == "large"
+    assert plan.gpus <= site.gpus < plan.largest_alone.cost.gpus
+    assert "more than there are" in verdict(site, plan)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", Objective)
 def test_the_highest_rate_is_one_that_a_plan_carries(inputs: Inputs, objective: Objective) -> None:
@@ -61,16 +104,14 @@ def test_the_highest_rate_is_one_that_a_plan_carries(inputs: Inputs, objective: 
     site, demand = inputs[0], drawn(inputs, requests=60)
     fastest = plan_cascade(site, demand, min_quality=QUALITY, objective=objective)
     limit = 1.5 * fastest.felt_s
-    targets = Options(
+    targets = plain_options(
         min_quality=QUALITY, max_latency_s=limit, goal=Goal.RATE, objective=objective, max_utilisation=0.75
     )
     plan = plan_cascade(site, demand, targets)
-    assert plan.rate_per_s is not None
-    assert plan.load is not None
-    assert plan.rate_per_s > RATE
+    assert present(plan.rate_per_s) > RATE
     assert plan.felt_s <= limit
     assert plan.quality >= QUALITY
-    assert not plan.load.overloaded
+    assert not present(plan.load).overloaded
     assert max(plan.utilisation) <= 0.75
 
 
@@ -78,7 +119,7 @@ def test_a_latency_target_holds_on_other_stretches(inputs: Inputs) -> None:
     """Planned without them, the plan misses its target there; with them, the mean of their p95 is within it."""
     site, demand = inputs[0], drawn(inputs, requests=60)
     runs = [drawn(inputs, seed, 240) for seed in (2, 3, 4)]
-    targets = Options(min_quality=QUALITY, max_latency_s=14.0)
+    targets = plain_options(min_quality=QUALITY, max_latency_s=14.0)
     alone = plan_cascade(site, demand, targets)
     plan = plan_cascade(site, demand, targets, runs=runs)
     assert alone.latency_interval is None
@@ -93,16 +134,9 @@ def test_a_stretch_lasts_several_latencies(inputs: Inputs) -> None:
     site, trace, judged = inputs
 
     def planned(rate: float, requests: int | None = None) -> int:
+        options = plain_options(min_quality=QUALITY, requests=requests, seed=1, rate=rate, runs=1)
         plan, demand = plan_over_horizon(
-            lambda demand, runs: plan_cascade(site, demand, min_quality=QUALITY, runs=runs),
-            site,
-            trace,
-            judged,
-            requests=requests,
-            seed=1,
-            lengths="quality",
-            rate=rate,
-            runs=1,
+            lambda demand, runs: plan_cascade(site, demand, options, runs=runs), site, trace, judged, options
         )
         assert plan.requests == len(demand.arrival_s)
         if requests is None:
@@ -125,16 +159,15 @@ def test_an_interval_is_students() -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (Options(min_quality=80, goal=Goal.COST), "max_latency_s"),
-        (Options(max_latency_s=2, goal=Goal.LATENCY), "min_quality"),
-        (Options(min_quality=80, goal=Goal.RATE), "max_latency_s"),
-        (Options(min_quality=80, max_utilisation=1.5), "max_utilisation"),
-        (Options(max_latency_s=2, confidence=0.9), "confidence"),
-        (Options(min_quality=80, confidence=0.9, objective=Objective.END_TO_END), "objective"),
-        (Options(min_quality=80, confidence=0.9, objective=Objective.PACE), "objective"),
-        (Options(min_quality=80, percentile=40.0), "percentile"),
-        (Options(min_quality=80, percentile=100.0), "percentile"),
-        (Options(min_quality=80, percentile=99.9), "requests"),
+        (plain_options(max_latency_s=2, goal=Goal.LATENCY), "min_quality"),
+        (plain_options(min_quality=80, goal=Goal.RATE), "max_latency_s"),
+        (plain_options(min_quality=80, max_utilisation=1.5), "max_utilisation"),
+        (plain_options(max_latency_s=2, confidence=0.9), "confidence"),
+        (plain_options(min_quality=80, confidence=0.9, objective=Objective.END_TO_END), "objective"),
+        (plain_options(min_quality=80, confidence=0.9, objective=Objective.PACE), "objective"),
+        (plain_options(min_quality=80, percentile=40.0), "percentile"),
+        (plain_options(min_quality=80, percentile=100.0), "percentile"),
+        (plain_options(min_quality=80, percentile=99.9), "requests"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(inputs: Inputs, options: Options, field: str) -> None:

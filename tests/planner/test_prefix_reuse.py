@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
-from planner_service.files import FileError, read_trace
-from planner_service.prefix_reuse import cached_tokens
-from planner_service.trace_importers import from_mooncake
-from services.domain import InvalidRequest
+from penstock.planner_service.files import FileError, read_trace
+from penstock.planner_service.trace_importers import from_mooncake
+from penstock.planner_service.trace_importers.prefix_reuse import cached_tokens
+from penstock.services.domain import InvalidRequest
+from tests.support.cli import penstock
+
+run = partial(penstock, columns=300)
 
 Prompts = list[list[int]]
 
@@ -51,7 +53,7 @@ def traces(draw: st.DrawFn) -> tuple[Prompts, list[int], int]:
     return prompts, inputs, block_tokens
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 @given(traces(), st.integers(1, 40))
 def test_the_cache_is_the_believable_one_and_a_larger_one_has_no_less(
     trace: tuple[Prompts, list[int], int], blocks: int
@@ -148,15 +150,11 @@ def test_faults_of_a_trace_are_named(tmp_path: Path, change: dict[str, Any], pro
             from_mooncake(bad, 10_000)
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(a) for a in arguments])
-
-
 def test_the_command_writes_what_is_cached(tmp_path: Path) -> None:
     source, out = json_lines(tmp_path / "trace.jsonl", ENTRIES), tmp_path / "trace.csv"
     call = ("import-trace", "--from", "mooncake", source, "--out", out)
     done = run(*call, "--cache-tokens", 10_000)
-    assert done.exit_code == 0, done.output
+    assert done.returncode == 0, done.output
     assert "61.5% of the prompt tokens are cached" in done.output
     assert read_trace(out).cached_tokens.tolist() == [0, 1024, 1499]
     shown = json.loads(run(*call, "--cache-tokens", 512, "--json").stdout)
@@ -168,8 +166,8 @@ def test_the_command_writes_what_is_cached(tmp_path: Path) -> None:
         (("--cache-tokens", 1000, "--block-tokens", 256), "hash_ids: 1500 tokens are 6 blocks of 256, not 3"),
     ):
         refused = run(*call, *options)
-        assert refused.exit_code == 2
+        assert refused.returncode == 2
         assert problem in refused.output
     refused = run("import-trace", "--from", "vllm", source, "--out", out, "--cache-tokens", 9)
-    assert refused.exit_code == 2
+    assert refused.returncode == 2
     assert "are for --from mooncake" in refused.output

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from planner_service.profiles import (
+from penstock.planner_service.files.profiles import (
     IDENTIFIED,
     ProfileError,
     context_uncertainty,
@@ -20,15 +20,15 @@ from planner_service.profiles import (
     read_profile,
     write_profile,
 )
-from services.clock import SystemClock
-from services.domain import InvalidRequest, StepLatencyModel, StepLoad
-from services.domain.stages import QoeModel
+from penstock.services.clock import SystemClock
+from penstock.services.domain import InvalidRequest, StepLatencyModel, StepLoad
+from penstock.services.domain.stages.qoe import request_cost_s
+from penstock.types.plans import QoeModel
+from penstock.worker_service.engine.profile import DECODES, load_of, measure
+from penstock.worker_service.engine.qoe_profile import measure_qoe, profile_cells
+from penstock.worker_service.engine.runner import Row
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 from tests.conftest import FAMILY
-from worker_service.engine.runner import Row
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
-from worker_service.profile import DECODES, load_of, measure
-from worker_service.qoe_profile import measure_qoe, profile_cells
 
 TRUE = StepLatencyModel((1.0, 8.0, 64.0, 512.0), (0.002, 0.003, 0.01, 0.09), 2e-7, 3e-8, 1e-8)
 
@@ -99,13 +99,26 @@ def test_batches_are_measured_over_whole_lives_and_leave_the_engine_as_it_was() 
         assert sample.cost_s > 0
 
 
+def test_measuring_batches_ends_with_its_time_and_leaves_the_engine_idle() -> None:
+    """In the middle of a cell, too; the small cells come first."""
+    options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=1024, max_running=4, max_step_tokens=64)
+    core, _ = torch_core(options, SystemClock())
+    cells, ticks = profile_cells(core), itertools.count()
+    samples = measure_qoe(core, cells, clock=lambda: float(next(ticks)), most_s=200.0)
+    assert samples
+    assert next(ticks) < 300
+    assert core.idle
+    sizes = [cell.requests * cell.to_tokens for cell in cells]
+    assert sizes == sorted(sizes)
+
+
 def test_the_measured_batches_tell_the_cost_of_inputs_from_that_of_lengths_so_far() -> None:
     options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=2048, max_running=8, max_step_tokens=256)
     core, _ = torch_core(options, SystemClock())
     ticks, rng = itertools.count(), np.random.default_rng(3)
     loads = [s.load for s in measure_qoe(core, profile_cells(core), clock=lambda: float(next(ticks)))]
     true = QoeModel(1e-3, 1e-4, 2e-6, 0.0, 2e-6)
-    samples = [(load, true.request_cost_s(load) * rng.normal(1, 0.1)) for load in loads]
+    samples = [(load, request_cost_s(true, load) * rng.normal(1, 0.1)) for load in loads]
     found = fit_qoe(samples)
     assert context_uncertainty(found, samples) < IDENTIFIED
     assert found.context_token_s == pytest.approx(true.context_token_s, rel=0.2)

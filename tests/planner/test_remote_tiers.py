@@ -14,33 +14,32 @@ from typer.testing import CliRunner
 
 from benchmarks.brute_force import wanted_quality
 from penstock.cli.main import app
-from penstock.client import plans
-from penstock.client.messages.planning import plan_event_from_proto
-from penstock.proto.planner.v1 import planner_pb2 as pb
-from planner_service.cascade_simulation import run_cascade
-from planner_service.demand import draw_demand
-from planner_service.deployment.search import Strategy
-from planner_service.files import FileError, read_site
-from planner_service.plan_cascade import plan_cascade
-from planner_service.plan_file import instances_of
-from planner_service.planning_codec import plan_to_proto, site_from_proto
-from planner_service.planning_options import Budget
-from planner_service.render import groups
-from planner_service.routing.goals import cheapest
-from planner_service.routing.grading import Grading
-from planner_service.routing.mixed_deployer import MixedDeployer
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Unreachable
-from planner_service.simulator import Dispatch, Workload
-from planner_service.simulator.felt import Objective
-from planner_service.simulator.remote import RemoteTier
-from planner_service.site import Demand, Site, replica_kinds
-from planner_service.slo_classes import WorkloadClass
-from planner_service.slo_simulation import simulate_slos
-from planner_service.sustained_load import sustained_load
-from planner_service.verdict import verdict
-from services.domain import InvalidRequest
+from penstock.planner_service.codecs.plan_file import read_plan
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import FileError, read_site
+from penstock.planner_service.manifests.render import mesh_file, planned_tiers
+from penstock.planner_service.planning.verdict import verdict
+from penstock.planner_service.question.demand import draw_demand
+from penstock.planner_service.question.planning_options import GpuBudget
+from penstock.planner_service.question.site import Demand, Site, replica_kinds
+from penstock.planner_service.replay.cascade_simulation import run_cascade
+from penstock.planner_service.replay.slo_classes import WorkloadClass
+from penstock.planner_service.replay.slo_simulation import simulate_slos
+from penstock.planner_service.replay.sustained_load import sustained_load
+from penstock.planner_service.routing.goals import cheapest
+from penstock.planner_service.routing.grading import Grading
+from penstock.planner_service.routing.mixed_deployer import MixedDeployer
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator import Dispatch, Workload
+from penstock.planner_service.simulator.remote import RemoteTier
+from penstock.services.domain import InvalidRequest
+from penstock.types.planning import Objective
 from tests.planner.test_gpu_types import priced, typed_instance
+from tests.support.plain_plans import plan_cascade
+from tests.support.present import present
+from tests.support.questions import asked
+from tests.support.tables import write_judged, write_trace
 
 TIERS = ("small", "large")
 API: dict[str, Any] = {
@@ -75,7 +74,7 @@ def remote_instance(seed: int) -> tuple[MixedDeployer, JudgedSample, RemoteTier]
     every third."""
     typed, sample = typed_instance(seed)
     rng = np.random.default_rng(seed + 20_000)
-    scale = typed._rate_per_s
+    scale = typed._traffic.rate_per_s
     remote = RemoteTier(
         float(rng.uniform(0.1, 1.5)),
         float(rng.uniform(0.001, 0.02)),
@@ -87,7 +86,11 @@ def remote_instance(seed: int) -> tuple[MixedDeployer, JudgedSample, RemoteTier]
     remotes = (*(None,) * (len(sample.tiers) - 1), remote)
     grading = Grading(seed % len(sample.tiers), 10, 2) if seed % 3 == 0 else None
     kinds = [*typed.kinds[:-1], []]
-    return MixedDeployer(sample, typed._arrival_s, kinds, typed.types, remotes=remotes, grading=grading), sample, remote
+    return (
+        MixedDeployer(sample, typed._traffic.arrival_s, kinds, typed.types, remotes=remotes, grading=grading),
+        sample,
+        remote,
+    )
 
 
 def brute_force(
@@ -103,14 +106,14 @@ def brute_force(
         work = deployer.workload(last, routed.processed[last])
         dollars = 0.0
         if len(work):
-            rate = deployer._rate_per_s * len(work) / len(sample)
+            rate = deployer._traffic.rate_per_s * len(work) / len(sample)
             tokens = rate * float((work.input_tokens + work.output_tokens).mean())
             seconds = [remote.first_token_s + remote.token_s * (n - 1) for n in work.output_tokens.tolist()]
             if rate > remote.requests_per_s or tokens > remote.tokens_per_s or np.percentile(seconds, 95.0) > limit_s:
                 continue
             each = zip(work.input_tokens.tolist(), work.output_tokens.tolist(), strict=True)
             cost = sum(i * remote.dollars_per_input_token + o * remote.dollars_per_output_token for i, o in each)
-            dollars = cost / len(sample) * deployer._rate_per_s * 3600
+            dollars = cost / len(sample) * deployer._traffic.rate_per_s * 3600
         options = []
         for tier in range(last):
             key = (tier, routed.processed[tier].tobytes())
@@ -126,9 +129,9 @@ def brute_force(
 
 
 def test_the_cheapest_is_brute_forces() -> None:
-    """On 100 small instances: GPUs by their prices and tokens by theirs, within latency and limits."""
+    """On 40 small instances: GPUs by their prices and tokens by theirs, within latency and limits."""
     feasible = paid = 0
-    for seed in range(100):
+    for seed in range(40):
         deployer, sample, remote = remote_instance(seed)
         if deployer.grading is not None:
             continue
@@ -144,8 +147,8 @@ def test_the_cheapest_is_brute_forces() -> None:
         paid += tokens > 0
         assert deployer.cost(solution.deployment) == pytest.approx(best, rel=1e-9), seed
         assert solution.deployment.gpus[-1] == 0
-    assert feasible >= 25
-    assert paid >= 15
+    assert feasible >= 10
+    assert paid >= 5
 
 
 def test_grading_by_an_api_is_paid() -> None:
@@ -153,14 +156,14 @@ def test_grading_by_an_api_is_paid() -> None:
     deployer, sample, remote = remote_instance(3)
     graded = MixedDeployer(
         sample,
-        deployer._arrival_s,
+        deployer._traffic.arrival_s,
         deployer.kinds,
         deployer.types,
         remotes=deployer._remotes,
         grading=Grading(len(sample.tiers) - 1, 10, 2),
     )
     plain = MixedDeployer(
-        sample, deployer._arrival_s, deployer.kinds, deployer.types, remotes=(*deployer._remotes[:-1], remote)
+        sample, deployer._traffic.arrival_s, deployer.kinds, deployer.types, remotes=(*deployer._remotes[:-1], remote)
     )
     thresholds = (0.0,) * (len(sample.tiers) - 1)
     for one in (graded, plain):
@@ -172,7 +175,7 @@ def test_grading_by_an_api_is_paid() -> None:
     )
     tokens_out = 2 * int(answers.sum())
     dollars = tokens_in * remote.dollars_per_input_token + tokens_out * remote.dollars_per_output_token
-    assert costs[0] - costs[1] == pytest.approx(dollars / len(sample) * graded._rate_per_s * 3600)
+    assert costs[0] - costs[1] == pytest.approx(dollars / len(sample) * graded._traffic.rate_per_s * 3600)
 
 
 @pytest.mark.parametrize("objective", list(Objective))
@@ -186,8 +189,7 @@ def test_a_plan_pays_gpus_and_tokens(tmp_path: Path, objective: Objective) -> No
     rows = route(demand.requests, plan.thresholds).processed[1]
     requests = demand.requests
     tokens = 2e-6 * requests.input_tokens[rows].sum() + 8e-6 * requests.output_tokens[rows, 1].sum()
-    assert demand.rate_per_s is not None
-    per_hour = tokens / len(requests) * demand.rate_per_s * 3600
+    per_hour = tokens / len(requests) * present(demand.rate_per_s) * 3600
     assert large.strategy.remote_dollars_per_hour == pytest.approx(per_hour)
     assert plan.dollars_per_hour == pytest.approx(3.0 * small.gpus + per_hour)
     latency = 0.5 + 0.01 * (requests.output_tokens[rows, 1] - 1)
@@ -215,19 +217,17 @@ def test_limits_bound_the_share(tmp_path: Path, limit: str) -> None:
     demand = demand_at(10.0)
     cheap = API | {name: 1e-3 for name in API if name.startswith("dollars")}
     free = plan_cascade(site_of(tmp_path, cheap), demand, **TARGETS, max_utilisation=0.75)
-    assert demand.rate_per_s is not None
     rows = route(demand.requests, free.thresholds).processed[1]
     tokens = (demand.requests.input_tokens + demand.requests.output_tokens[:, 1])[rows].mean()
     per_request = 1.0 if limit.startswith("requests") else float(tokens)
-    used = 60 * demand.rate_per_s * free.tiers[1].share_processed * per_request
+    used = 60 * present(demand.rate_per_s) * free.tiers[1].share_processed * per_request
     tight = site_of(tmp_path, cheap | {limit: used * 1.1})
     bounded = plan_cascade(tight, demand, **TARGETS, max_utilisation=0.75)
     assert bounded.tiers[1].share_processed < free.tiers[1].share_processed
     assert bounded.utilisation[1] <= 0.75 + 1e-9
     assert bounded.load is not None
     strategies = [bounded.tiers[0].strategy, free.tiers[1].strategy]
-    load = sustained_load(demand.requests, demand.arrival_s, bounded.thresholds, strategies)
-    assert load is not None
+    load = present(sustained_load(demand.requests, demand.arrival_s, bounded.thresholds, strategies))
     assert load.tier == "small", "without limits an API does not break"
     with pytest.raises(Unreachable):
         plan_cascade(site_of(tmp_path, cheap | {limit: used * 0.01}), demand, **TARGETS, max_utilisation=0.75)
@@ -258,7 +258,6 @@ def test_a_remote_tier_in_virtual_time() -> None:
         (API | {"dollars_per_million_output_tokens": float("inf")}, {}, "remote.dollars_per_million_output_tokens"),
         (API | {"requests_per_minute": 0}, {}, "remote.requests_per_minute"),
         ({"first_token_s": 1}, {}, "remote.token_s"),
-        (API, {"profiles": ["p.json"]}, "remote: not with profiles or speculation"),
         (
             API,
             {"speculation": {"drafters": [{"model": "qwen2.5-0.5b", "acceptance": 0.5}]}},
@@ -280,41 +279,18 @@ def test_bad_remote_tiers_are_refused(tmp_path: Path, api: dict[str, Any], tier:
 def test_tokens_need_prices_of_gpus(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="remote: the cluster needs dollars_per_gpu_hour"):
         site_of(tmp_path, price=None)
-    cascade = pb.Cascade(tiers=[pb.CascadeTier(name="small", model_name="qwen2.5-1.5b"), remote_tier()])
-    with pytest.raises(InvalidRequest, match=r"inputs\.cascade\.tiers\[1\]\.remote: the cluster needs dollars"):
-        site_from_proto(pb.Cluster(gpu_name="h100", nodes=1, gpus_per_node=8), cascade)
-
-
-def remote_tier(**more: Any) -> pb.CascadeTier:
-    return pb.CascadeTier(name="large", model_name="some-api-model", remote=pb.RemoteApi(**(API | more)))
-
-
-def test_messages_state_the_same_apis(tmp_path: Path) -> None:
-    cluster = pb.Cluster(gpu_name="h100", nodes=1, gpus_per_node=8, dollars_per_gpu_hour=3.0)
-    for limits in ({}, {"requests_per_minute": 60.0, "tokens_per_minute": 6000.0}):
-        cascade = pb.Cascade(tiers=[pb.CascadeTier(name="small", model_name="qwen2.5-1.5b"), remote_tier(**limits)])
-        site = site_from_proto(cluster, cascade)
-        assert site.remotes == site_of(tmp_path, API | limits).remotes
-        assert site.models[1].name == "some-api-model"
-    bad = pb.Cascade(tiers=[pb.CascadeTier(name="large", model_name="m", remote=pb.RemoteApi(first_token_s=1.0))])
-    with pytest.raises(InvalidRequest, match=r"inputs\.cascade\.tiers\[0\]\.remote\.token_s"):
-        site_from_proto(cluster, bad)
-    measured = remote_tier()
-    measured.measured.add(tp=1, pp=1, kv_tokens=10)
-    with pytest.raises(InvalidRequest):
-        site_from_proto(cluster, pb.Cascade(tiers=[measured]))
 
 
 def test_what_does_not_go_with_an_api_is_refused(tmp_path: Path) -> None:
     site, demand = site_of(tmp_path), demand_at(5.0, 40)
     with pytest.raises(InvalidRequest, match="budget: exact is for"):
-        plan_cascade(site, demand, min_quality=76.0, budget=Budget.EXACT)
+        plan_cascade(site, demand, min_quality=76.0, budget=GpuBudget.EXACT)
     strategies = [Strategy((), 0.0), Strategy((), 0.0, site.remote_of(1))]
     with pytest.raises(InvalidRequest, match="remote: tiers are not simulated with SLOs"):
         simulate_slos(site, demand, (101.0,), strategies, [WorkloadClass("chat", 2.0, 0.1, 1.0)], 1)
     assert replica_kinds(site, 1, 8, 100) == ([], "large is remote: it takes no GPUs")
     with pytest.raises(InvalidRequest, match="render: large is remote"):
-        groups(site, ([], []))
+        mesh_file(site, planned_tiers([80.0], [1, 1]))
     at_once = Demand(demand.judged, demand.requests, np.zeros(40))
     with pytest.raises(InvalidRequest, match="trace: the arrivals come all at once"):
         plan_cascade(site, at_once, min_quality=76.0)
@@ -323,19 +299,11 @@ def test_what_does_not_go_with_an_api_is_refused(tmp_path: Path) -> None:
 def test_plans_show_apis(tmp_path: Path) -> None:
     """In the table, in the JSON, in the message and in the SDK; a plan file is replayed with them and has one worker."""
     site, demand = site_of(tmp_path), demand_at(10.0)
-    columns = ["input_tokens", *(f"{t}_{w}" for t in TIERS for w in ("output_tokens", "judge_score"))]
-    rows = [",".join(columns)]
-    for i in range(len(demand.judged)):
-        cells = [demand.judged.input_tokens[i]]
-        for t in range(2):
-            cells += [demand.judged.output_tokens[i, t], demand.judged.scores[i, t]]
-        rows.append(",".join(map(str, cells)))
-    (tmp_path / "quality.csv").write_text("\n".join(rows))
-    arrivals = "\n".join(f"{at},100,100" for at in demand.arrival_s)
-    (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{arrivals}\n")
+    write_judged(tmp_path / "quality.csv", demand.judged)
+    write_trace(tmp_path / "trace.csv", ((at, 100, 100) for at in demand.arrival_s))
     names = ("cluster", "cluster.yaml", "models", "models.yaml", "trace", "trace.csv", "quality", "quality.csv")
     files = [f"--{a}" if i % 2 == 0 else str(tmp_path / a) for i, a in enumerate(names)]
-    options = ("--min-quality", "76", "--max-latency", "12", "--requests", "150", "--runs", "1")
+    options = ("--min-quality", "76", "--max-latency", "12", *asked(requests=150, runs=1))
     out = tmp_path / "plan.json"
     done = CliRunner().invoke(app, ["plan", *files, *options, "--out", str(out), "--plot"])
     assert done.exit_code == 0, done.output
@@ -343,8 +311,9 @@ def test_plans_show_apis(tmp_path: Path) -> None:
     small, large = written["tiers"]
     assert small["remote"] is None
     assert large["remote"]["dollars_per_hour"] > 0
-    assert (large["gpus"], large["replicas"], instances_of(large)) == (0, [], 1)
-    assert instances_of(small) == sum(group["count"] for group in small["replicas"])
+    assert (large["gpus"], large["replicas"]) == (0, [])
+    first, last = read_plan(out).plan.tiers
+    assert (first.instances, last.instances) == (sum(group["count"] for group in small["replicas"]), 1)
     assert written["cost"]["dollars_per_hour"] == pytest.approx(
         3.0 * small["gpus"] + large["remote"]["dollars_per_hour"]
     )
@@ -356,11 +325,8 @@ def test_plans_show_apis(tmp_path: Path) -> None:
     assert replayed.exit_code == 0, replayed.output
     assert json.loads(replayed.stdout)["tiers"][1]["requests"] > 0
     plan = plan_cascade(site, demand, **TARGETS)
-    message = plan_to_proto(plan, site, demand, 1.0)
-    event = plan_event_from_proto(pb.PlanCascadeResponse(finished=pb.PlanFinished(plan=message)))
-    assert isinstance(event, plans.CascadePlan)
-    assert event.tiers[0].remote_dollars_per_hour is None
-    assert event.tiers[1].remote_dollars_per_hour == plan.tiers[1].strategy.remote_dollars_per_hour
-    assert event.tiers[1].used
+    assert first.remote is None
+    assert last.remote is not None
+    assert last.used
     run = run_cascade(site, demand, plan.thresholds, [tier.strategy for tier in plan.tiers], Dispatch.CAPACITY)
     assert float(np.percentile(run.total_s, 95)) == pytest.approx(plan.end_to_end_p95_s)

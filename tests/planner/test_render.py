@@ -1,4 +1,4 @@
-"""Manifests of a plan: every GPU is used once, every flag says what was planned, and the formats' own tools accept them."""
+"""A plan as a compose file and as values of the chart: every GPU is used once, every flag says what was planned."""
 
 import itertools
 import json
@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
-from services.mesh_file import load_mesh_file
-from services.mesh_schema import MeshFile
+from penstock.judge_service.scorers.llm.extension import Llm
+from penstock.services.extensions import scorer_of
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.mesh_schema import MeshFile
 from tests.conftest import ROOT
+from tests.support.cli import penstock as run
 
 SHAPES: tuple[list[tuple[int, int, int]], ...] = ([(2, 1, 1), (1, 2, 1)], [], [(1, 4, 1)])  # (count, tp, pp) by tier
 
@@ -25,7 +26,12 @@ def plan_file(folder: Path, shapes: Any, nodes: int = 1, models: str = "deepseek
     inputs = dict.fromkeys(("quality", "trace", "gpus", "seed", "rate", "requests", "lengths"))
     named = yaml.safe_load((ROOT / "examples" / models).read_text())["tiers"]
     tiers = [
-        {"name": tier["name"], "replicas": [{"count": c, "tp": t, "pp": p} for c, t, p in parts]}
+        {
+            "name": tier["name"],
+            "model": str(tier["model"]),
+            "gpus": sum(c * t * p for c, t, p in parts),
+            "replicas": [{"count": c, "tp": t, "pp": p} for c, t, p in parts],
+        }
         for tier, parts in zip(named, shapes, strict=True)
     ]
     path = folder / "plan.json"
@@ -34,13 +40,13 @@ def plan_file(folder: Path, shapes: Any, nodes: int = 1, models: str = "deepseek
         "thresholds": [72.5, None],
         "tiers": tiers,
         "dispatch": "capacity",
+        "quality": 84.0,
+        "latency_p95_s": 5.0,
+        "end_to_end_p95_s": 5.0,
+        "objective": "end-to-end",
     }
     path.write_text(json.dumps(content))
     return path
-
-
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def flags(arguments: list[str]) -> dict[str, str]:
@@ -49,7 +55,7 @@ def flags(arguments: list[str]) -> dict[str, str]:
 
 def test_a_compose_file_for_replicas_of_unlike_shapes(tmp_path: Path) -> None:
     done = run("plan", "render", plan_file(tmp_path, SHAPES), "--to", "compose")
-    assert done.exit_code == 0, done.output
+    assert done.returncode == 0, done.output
     path = tmp_path / "plan.compose.yaml"
     services = yaml.safe_load(path.read_text())["services"]
     servers = {name: s for name, s in services.items() if name.startswith("sglang")}
@@ -83,7 +89,7 @@ def test_servers_divide_experts_and_attention_as_planned(tmp_path: Path) -> None
     content = json.loads(plan.read_text())
     content["tiers"][2]["replicas"][0] |= {"ep": 8, "attn_dp": 8}
     plan.write_text(json.dumps(content))
-    assert run("plan", "render", plan, "--to", "compose").exit_code == 0
+    assert run("plan", "render", plan, "--to", "compose").returncode == 0
     services = yaml.safe_load((tmp_path / "plan.compose.yaml").read_text())["services"]
     command = flags(services["sglang-large-tp8pp1ep8attndp8-0"]["command"])
     named = ("--tp-size", "--ep-size", "--attn-dp-size", "--moe-a2a-backend", "--max-running-requests")
@@ -92,63 +98,62 @@ def test_servers_divide_experts_and_attention_as_planned(tmp_path: Path) -> None
 
 def test_compose_is_for_one_machine(tmp_path: Path) -> None:
     done = run("plan", "render", plan_file(tmp_path, ([(12, 1, 1)], [], []), nodes=2), "--to", "compose")
-    assert done.exit_code == 2
-    assert "the plan needs 12 GPUs, a node has 8; kubernetes" in " ".join(done.output.split())
+    assert done.returncode == 2
+    assert "the plan needs 12 GPUs, a node has 8; the Helm chart" in " ".join(done.output.split())
     assert not (tmp_path / "plan.compose.yaml").exists()
-    assert run("plan", "render", tmp_path / "plan.json", "--to", "nomad").exit_code == 2
+    assert run("plan", "render", tmp_path / "plan.json", "--to", "nomad").returncode == 2
 
 
-def test_kubernetes_objects_hold_together(tmp_path: Path) -> None:
+def values_of(plan: Path, *mesh: object) -> dict[str, Any]:
+    """The values of the chart for a plan."""
+    done = run("values", *mesh, "--plan", plan)
+    assert done.returncode == 0, done.output
+    values = yaml.safe_load(done.stdout)
+    assert isinstance(values, dict)
+    return values
+
+
+def test_the_chart_gets_every_group_of_replicas(tmp_path: Path) -> None:
     """CASCADIA's row (90, 1): its large tier has replicas of 8 and of 12 GPUs, the latter over three nodes."""
-    shapes = ([(4, 1, 1)], [(2, 4, 1)], [(1, 4, 3), (1, 8, 1)])
-    done = run("plan", "render", plan_file(tmp_path, shapes, nodes=4), "--to", "kubernetes")
-    assert done.exit_code == 0, done.output
-    objects = list(yaml.safe_load_all((tmp_path / "plan.kubernetes.yaml").read_text()))
-    names = [(o["kind"], o["metadata"]["name"]) for o in objects]
-    assert len(set(names)) == len(names)
-    gpus = 0
-    services = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Service"}
-    pods = {}
-    for o in objects:
-        if o["kind"] not in ("Deployment", "StatefulSet"):
-            continue
-        spec, pod = o["spec"], o["spec"]["template"]
-        name = o["metadata"]["name"]
-        assert len(name) <= 52  # a pod's name adds to it
-        assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        pods[name] = pod["metadata"]["labels"]
-        volumes = {v["name"] for v in pod["spec"]["volumes"]}
-        for container in pod["spec"]["containers"]:
-            assert {m["name"] for m in container.get("volumeMounts", ())} <= volumes
-            if container["name"] == "router":  # the routes that the router serves, at a port that it has
-                probes = [container[kind]["httpGet"] for kind in ("readinessProbe", "livenessProbe")]
-                assert [probe["path"] for probe in probes] == ["/readyz", "/livez"]
-                assert {probe["port"] for probe in probes} < {port["containerPort"] for port in container["ports"]}
-            elif container["name"] in ("worker", "judge", "planner"):
-                assert container["readinessProbe"]["grpc"] == {"port": 50051}
-            wanted = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
-            gpus += wanted * spec["replicas"]
-            if container["name"] == "sglang":
-                told = flags(container["args"])
-                nodes = int(told.get("--nnodes", 1))
-                assert int(told["--tp-size"]) * int(told["--pp-size"]) == wanted * nodes
-                if nodes > 1:
-                    head, port = told["--dist-init-addr"].split(":")
-                    assert head == f"{name}-0.{spec['serviceName']}"
-                    assert int(port) in [p["port"] for p in services[spec["serviceName"]]["ports"]]
-                    assert spec["replicas"] == nodes == 3
-                    assert told["--node-rank"] == f"$({container['env'][0]['name']})"
-    assert gpus == 4 * 1 + 2 * 4 + 12 + 8
-    for name, spec in services.items():
-        if "statefulset.kubernetes.io/pod-name" not in spec["selector"]:
-            assert any(spec["selector"].items() <= labels.items() for labels in pods.values()), name
-    config = next(o for o in objects if o["kind"] == "ConfigMap")
-    file = tmp_path / "mesh.yaml"
-    file.write_text(config["data"]["mesh.yaml"])
-    mesh = load_mesh_file(file)
-    assert [t.workers for t in mesh.tiers] == [4, 2, 2]
-    hosts = {t.sglang.endpoint.removeprefix("http://").partition(":")[0] for t in mesh.tiers}
-    assert hosts <= set(services)
+    plan = plan_file(tmp_path, ([(4, 1, 1)], [(2, 4, 1)], [(1, 4, 3), (1, 8, 1)]), nodes=4)
+    values = values_of(plan)
+    placed = {w["name"]: (w["tier"], w["replicas"], w["gpus"], w["nodes"]) for w in values["workers"]}
+    assert placed == {
+        "small-tp1pp1": ("small", 4, 1, 1),
+        "medium-tp4pp1": ("medium", 2, 4, 1),
+        "large-tp4pp3": ("large", 1, 4, 3),
+        "large-tp8pp1": ("large", 1, 8, 1),
+    }
+    told = {w["name"]: flags(w["server"]["command"]) for w in values["workers"]}
+    assert [told["large-tp4pp3"][flag] for flag in ("--tp-size", "--pp-size", "--host")] == ["4", "3", "0.0.0.0"]
+    assert told["small-tp1pp1"]["--host"] == "127.0.0.1"
+    mesh = saved_mesh(values, tmp_path)
+    assert [(t.workers, t.threshold) for t in mesh.tiers] == [(4, 72.5), (2, 100.0), (2, None)]
+
+
+def test_a_plan_changes_of_a_given_mesh_file_what_it_says(tmp_path: Path) -> None:
+    """Thresholds, counts and shapes are the plan's; models, limits, scorers and all else are the file's."""
+    plan = plan_file(tmp_path, ([(2, 1, 1)], [], [(1, 4, 1)]))
+    given = yaml.safe_load(run("values", "--plan", plan).stdout)["mesh"]
+    content = yaml.safe_load(given) | {"router": {"max_active": 77}}
+    content["tiers"][0] |= {"workers": 9, "threshold": 1, "max_running": 33}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(content))
+    values = values_of(plan, path)
+    mesh = saved_mesh(values, tmp_path)
+    assert (mesh.router.max_active, mesh.tiers[0].workers, mesh.tiers[0].threshold) == (77, 2, 72.5)
+    assert flags(values["workers"][0]["server"]["command"])["--max-running-requests"] == "33"
+    content["tiers"][0]["name"] = "other"
+    path.write_text(yaml.safe_dump(content))
+    refused = run("values", path, "--plan", plan)
+    assert refused.returncode == 2
+    assert "has other, medium, large, the plan small, medium, large" in " ".join(refused.output.split())
+    assert run("values").returncode == 2
+
+
+def saved_mesh(values: dict[str, Any], folder: Path) -> MeshFile:
+    (folder / "of-values.yaml").write_text(values["mesh"])
+    return load_mesh_file(folder / "of-values.yaml")
 
 
 def state_judge(plan: Path, judge: dict[str, Any]) -> None:
@@ -161,7 +166,7 @@ def state_judge(plan: Path, judge: dict[str, Any]) -> None:
     plan.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("to", ["compose", "kubernetes"])
+@pytest.mark.parametrize("to", ["compose", "values"])
 def test_all_servers_of_a_tier_share_its_grading(tmp_path: Path, to: str) -> None:
     """The judge asks the tier's workers, as many requests at once as they take together; no server has an address of its own
     in the judge's settings. A stated tier grades, else the largest that is used."""
@@ -171,40 +176,41 @@ def test_all_servers_of_a_tier_share_its_grading(tmp_path: Path, to: str) -> Non
             state_judge(plan, judge)
         mesh = rendered_mesh(plan, to)
         (scorer,) = mesh.judge.scorers
-        assert (scorer.kind, scorer.tier, scorer.endpoint) == ("llm", tier, "")
-        assert scorer.concurrency == workers * mesh.tier(tier).max_running * scorer.tier_share
-        assert scorer.thinking_tokens == (100 if judge else 0)
+        llm = scorer_of(mesh, scorer)
+        assert isinstance(llm, Llm)
+        assert (llm.tier, llm.endpoint) == (tier, "")
+        assert llm.concurrency == workers * mesh.tier(tier).max_running * llm.tier_share
+        assert llm.thinking_tokens == (100 if judge else 0)
     state_judge(plan, {"tier": "large"})
-    refused = run("plan", "render", plan, "--to", to)
-    assert refused.exit_code == 2
+    refused = run("values", "--plan", plan)
+    assert refused.returncode == 2
     assert "judge.tier: the plan has no replicas of large" in " ".join(refused.output.split())
 
 
 def rendered_mesh(plan: Path, to: str) -> MeshFile:
-    """The mesh file of a plan's manifests."""
+    """The mesh file of a plan's compose file, or of its values."""
+    if to == "values":
+        return saved_mesh(values_of(plan), plan.parent)
     done = run("plan", "render", plan, "--to", to)
-    assert done.exit_code == 0, done.output
-    if to == "compose":
-        return load_mesh_file(plan.with_suffix(".mesh.yaml"))
-    objects = yaml.safe_load_all(plan.with_suffix(".kubernetes.yaml").read_text())
-    file = plan.parent / "mesh.yaml"
-    file.write_text(next(o for o in objects if o["kind"] == "ConfigMap")["data"]["mesh.yaml"])
-    return load_mesh_file(file)
+    assert done.returncode == 0, done.output
+    return load_mesh_file(plan.with_suffix(".mesh.yaml"))
 
 
 def test_a_judge_model_has_its_processes(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, SHAPES)
     state_judge(plan, {"model": "grader", "replicas": 3, "token_s": 1e-5, "max_batch": 16, "max_batch_tokens": 8192})
-    for to in ("compose", "kubernetes"):
+    for to in ("compose", "values"):
         judge = rendered_mesh(plan, to).judge
         (scorer,) = judge.scorers
-        assert (scorer.kind, scorer.model, judge.default_scorer) == ("judge-model", "/models/grader", scorer.name)
+        assert (scorer.kind, scorer.options["model"], judge.default_scorer) == (
+            "judge-model",
+            "/models/grader",
+            scorer.name,
+        )
         assert (judge.replicas, judge.max_batch, judge.max_batch_tokens) == (3, 16, 8192)
     services = yaml.safe_load((tmp_path / "plan.compose.yaml").read_text())["services"]
     assert services["judge"]["deploy"] == {"replicas": 3}
-    objects = yaml.safe_load_all((tmp_path / "plan.kubernetes.yaml").read_text())
-    (deployment,) = (o for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"] == "judge")
-    assert deployment["spec"]["replicas"] == 3
+    assert values_of(plan)["judges"] == 3
 
 
 def typed_plan_file(folder: Path, gpus: tuple[str, str]) -> Path:
@@ -219,20 +225,16 @@ def typed_plan_file(folder: Path, gpus: tuple[str, str]) -> Path:
 
 
 def test_replicas_go_to_nodes_of_their_type_of_gpu(tmp_path: Path) -> None:
-    done = run("plan", "render", typed_plan_file(tmp_path, ("spot", "reserved")), "--to", "kubernetes")
-    assert done.exit_code == 0, done.output
-    objects = list(yaml.safe_load_all((tmp_path / "plan.kubernetes.yaml").read_text()))
-    selectors = {
-        o["metadata"]["name"]: o["spec"]["template"]["spec"].get("nodeSelector")
-        for o in objects
-        if o["kind"] == "Deployment"
+    values = values_of(typed_plan_file(tmp_path, ("spot", "reserved")))
+    types = {w["name"]: w["gpuType"] for w in values["workers"]}
+    assert types == {
+        "small-tp1pp1-spot": "spot",
+        "small-tp2pp1-spot": "spot",
+        "large-tp4pp1-reserved": "reserved",
     }
-    assert selectors["small-tp1pp1-spot"] == {"penstock/gpu-type": "spot"}
-    assert selectors["large-tp4pp1-reserved"] == {"penstock/gpu-type": "reserved"}
-    assert selectors["router"] is None
     both = run("plan", "render", typed_plan_file(tmp_path, ("spot", "reserved")), "--to", "compose")
-    assert both.exit_code == 2
+    assert both.returncode == 2
     assert "compose is for one machine: the plan needs GPUs of spot and reserved" in both.output
-    unknown = run("plan", "render", typed_plan_file(tmp_path, ("spot", "l4")), "--to", "kubernetes")
-    assert unknown.exit_code == 2
+    unknown = run("values", "--plan", typed_plan_file(tmp_path, ("spot", "l4")))
+    assert unknown.returncode == 2
     assert "tiers[2].replicas[0]: the cluster has no GPUs of type 'l4': reserved, spot" in unknown.output

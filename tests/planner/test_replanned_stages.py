@@ -9,34 +9,35 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import yaml
 
+from penstock.mapper import from_message, to_message
+from penstock.planner_service.files import measured_of, workload_of
+from penstock.planner_service.live import solver
+from penstock.planner_service.live.plan_publisher import PlanPublisher
+from penstock.planner_service.live.replan_job import ReplanJob
+from penstock.planner_service.live.replanner import Replanner, _follow_up, under_plan
+from penstock.planner_service.live.rescheduling import Drift, DriftRule, Shift
+from penstock.planner_service.live.solver_pool import SolverPool
+from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.proto.planner.v1 import planner_pb2 as pb
-from planner_service import solver
-from planner_service.plan_publisher import PlanPublisher
-from planner_service.planning_codec import replica_from_proto, replica_to_proto, trace_from_proto, trace_to_proto
-from planner_service.replan_job import ReplanJob
-from planner_service.replanner import Replanner, _follow_up, under_plan
-from planner_service.rescheduling import Drift, DriftRule, Shift
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.solver_pool import SolverPool
-from services.clock import SystemClock
-from services.domain import InstanceRecord, Load, ModelCard, Plan, Role, StepLatencyModel, TierPlan
-from services.domain.bursts import BurstLadder, BurstStep, BurstThreshold
-from services.domain.early_checks import EarlyCheck
-from services.domain.errors import RevisionConflict
-from services.domain.hardware import ReplicaShape
-from services.domain.long_answers import LongAnswers
-from services.domain.plans import Provenance
-from services.domain.stages import QoeModel, Stage
-from services.domain.workload import RequestRecord, TierVisit
-from services.state import WorkloadStore
-from tests.conftest import ROOT
+from penstock.services.clock import SystemClock
+from penstock.services.domain import InstanceRecord, Load, ModelCard, Plan, Role, StepLatencyModel, TierPlan
+from penstock.services.domain.errors import RevisionConflict
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.plans import check_plan
+from penstock.services.domain.workload import RequestRecord, TierVisit
+from penstock.services.state import WorkloadStore
+from penstock.types.deployments import ReplicaGroup
+from penstock.types.planned import CascadePlan, PlanEvent, PlannedTier
+from penstock.types.planning import Trace
+from penstock.types.plans import QoeModel, Stage
+from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold, EarlyCheck, LongAnswers
+from tests.support.questions import replan_question
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 STAGES = (Stage(0, 300, 2), Stage(300, 2000, 1))
 DRIFT = Drift((Shift("requests per second", 1.0, 9.0),), ())
-JOB = ReplanJob("c", "m", "t", "q", 80.0, None, None, 100, 1, 9.0, ())
+JOB = ReplanJob("question.yaml", 9.0, ())
 
 
 @pytest.mark.parametrize(
@@ -44,57 +45,45 @@ JOB = ReplanJob("c", "m", "t", "q", 80.0, None, None, 100, 1, 9.0, ())
 )
 def test_stages_survive_planning_again_or_the_note_says_that_they_went(instances: int, counts: tuple[int, ...]) -> None:
     before = Plan(1, (TierPlan("small", "s", 70.0, 3, STAGES, QOE), TierPlan("large", "l", None, 1)))
-    found = pb.CascadePlan(
-        tiers=[
-            pb.PlannedTier(name="small", threshold=60.0, replicas=[pb.ReplicaGroup(tp=1, pp=1, count=instances)]),
-            pb.PlannedTier(name="large", replicas=[pb.ReplicaGroup(tp=1, pp=1, count=1)]),
-        ]
-    )
-    plan = _follow_up(before, found, DRIFT, JOB)
+    small_tier = PlannedTier("small", "s", instances, (ReplicaGroup(1, 1, instances),), 60.0)
+    found = CascadePlan((small_tier, PlannedTier("large", "l", 1, (ReplicaGroup(1, 1, 1),))), 80.0, 1.0, 1.0)
+    plan = _follow_up(before, found, DRIFT)
     rungs = ((70.0, 90.0, 1.0), (0.0, 80.0, 2.0))
     rules = tuple(BurstStep((BurstThreshold(h),), quality, rate, "large", 0.5) for h, quality, rate in rungs)
     with_ladder = dataclasses.replace(before, burst=BurstLadder(85.0, rules))
-    with_ladder.validate()
-    assert _follow_up(dataclasses.replace(before, best_answer=True), found, DRIFT, JOB).best_answer
-    without = _follow_up(with_ladder, found, DRIFT, JOB)
+    check_plan(with_ladder)
+    assert _follow_up(dataclasses.replace(before, best_answer=True), found, DRIFT).best_answer
+    without = _follow_up(with_ladder, found, DRIFT)
     assert (without.tiers, without.burst) == (plan.tiers, None)
-    assert without.provenance.note.endswith("the burst ladder was for other thresholds: it is removed")
+    assert without.note.endswith("the burst ladder was for other thresholds: it is removed")
     small, large = plan.tiers
     assert (small.threshold, small.instances, large.stages) == (60.0, instances, ())
     assert tuple(stage.instances for stage in small.stages) == counts
     assert small.qoe == QOE
-    plan.validate()
+    check_plan(plan)
     if counts:
         assert tuple(stage.from_tokens for stage in small.stages) == (0, 300)
-    assert ("small has fewer instances than length stages" in plan.provenance.note) == (not counts)
+    assert ("small has fewer instances than length stages" in plan.note) == (not counts)
 
 
 def test_after_the_plan_a_solver_tells_what_reaches_each_staged_tier(tmp_path: Path) -> None:
     """The requests that escalate, at the rate at which they do, and the replica that the plan gives the tier."""
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
     records = tuple(
         RequestRecord(i / 10, 400, (TierVisit("small", 200, float(40 + (i * 37) % 41)),), 1.0) for i in range(50)
     )
-    examples = (
-        ROOT / "tests" / "planner" / "two-tiers.yaml",
-        *(ROOT / "examples" / f for f in ("trace.csv", "judged.csv")),
-    )
-    models, trace, judged = map(str, examples)
-    job = ReplanJob(str(cluster), models, trace, judged, 80.0, None, None, 60, 1, 2.0, records, ("large",))
+    job = ReplanJob(str(replan_question(tmp_path, min_quality=80)), 2.0, records, ("large",))
     assert ReplanJob.from_json(job.to_json()) == job
     responses = list[Any]()
     solver.replan(job.to_json(), responses.append)
-    plan, request = responses
-    assert isinstance(plan, pb.PlanCascadeResponse)
+    plan, request = from_message(responses[0], PlanEvent), responses[1]
     assert isinstance(request, pb.PlanStagesRequest)
     assert request.tier == "large"
-    work = trace_from_proto(request.trace, "trace")
+    work = workload_of(from_message(request.trace, Trace))
     assert 0 < len(work) <= 60
     assert work.rate_per_s <= 2.0 * 1.5
     assert (np.diff(work.arrival_s) >= 0).all()
-    (group,) = plan.finished.plan.tiers[1].replicas
-    assert replica_from_proto(request.replica, "replica").shape.tp == group.tp
+    (group,) = plan.tiers[1].replicas
+    assert request.replica.tp == group.tp
     responses.clear()
     solver.replan(dataclasses.replace(job, staged=()).to_json(), responses.append)
     assert len(responses) == 1
@@ -104,25 +93,21 @@ def test_planning_again_passes_over_what_routers_pass_over_and_leaves_thresholds
     tmp_path: Path,
 ) -> None:
     """Half of the requests are passed over by the small tier, which therefore gets half of them, whatever its threshold."""
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
     easy = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0),), predicted=(("small", 95.0),))
     hard = RequestRecord(0.0, 400, (TierVisit("large", 200, None),), predicted=(("small", 10.0),))
-    models = ROOT / "tests" / "planner" / "two-tiers.yaml"
-    trace, judged = (str(ROOT / "examples" / name) for name in ("trace.csv", "judged.csv"))
-    job = ReplanJob(str(cluster), str(models), trace, judged, 60.0, None, None, 60, 1, 2.0, (easy, hard) * 25)
+    job = ReplanJob(str(replan_question(tmp_path, min_quality=60)), 2.0, (easy, hard) * 25)
 
-    def planned(job: ReplanJob) -> pb.PlannedTier:
+    def planned(job: ReplanJob) -> Any:
         responses = list[Any]()
         solver.replan(job.to_json(), responses.append)
-        small: pb.PlannedTier = responses[0].finished.plan.tiers[0]
-        return small
+        return from_message(responses[0], PlanEvent).tiers[0]
 
     def under(**fields: Any) -> ReplanJob:
         plan = Plan(1, (TierPlan("small", "s", 70.0, 1, **fields), TierPlan("large", "l", None, 1)))
         return under_plan(job, plan)
 
-    assert under() == dataclasses.replace(job, skip_below=(None,), least_thresholds=(0.0,), long_answers=(None,))
+    none = AcceptanceRules(skip_below=(None,), long_answers=(None,))
+    assert under() == dataclasses.replace(job, rules=none, least_thresholds=(0.0,))
     assert planned(under()).share_processed == 1.0
     skipping = planned(under(skip_below=50.0))
     assert skipping.share_processed == pytest.approx(0.5, abs=0.1)
@@ -142,12 +127,14 @@ async def test_what_serves_is_kept_where_it_cannot_be_replayed_and_goes_where_on
     """Short requests of one length crowd the one instance of their stage: five others are idle."""
     crowded = (Stage(0, 100, 1), Stage(100, 8192, 5))
     tier = TierPlan("small", "s", None, 6, crowded, QOE)
-    plan = Plan(1, (tier,), provenance=Provenance("drift", "requests per second"))
+    plan = Plan(1, (tier,), source="drift", note="requests per second")
     latency = StepLatencyModel((0.0, 1.0), (1e-3, 1.001e-3))
     request = pb.PlanStagesRequest(
         tier="small",
-        trace=trace_to_proto(Workload(np.arange(600) / 2000, np.full(600, 20), np.full(600, 4))),
-        replica=replica_to_proto(Replica(ReplicaShape(1, 1), latency, 50_000, EngineLimits(4, 512, 16))),
+        trace=to_message(Trace.of((i / 2000, 20, 4) for i in range(600)), pb.Trace),
+        replica=to_message(
+            measured_of(Replica(ReplicaShape(1, 1), latency, 50_000, EngineLimits(4, 512, 16))), pb.MeasuredReplica
+        ),
     )
 
     def asked() -> pb.PlanStagesRequest:
@@ -162,8 +149,8 @@ async def test_what_serves_is_kept_where_it_cannot_be_replayed_and_goes_where_on
     workers = [InstanceRecord(f"w{i}", Role.WORKER, "h", 1.0, 1, 3.0, model=card, load=load) for i in range(6)]
     changed = await replanner(workers)._with_stages(plan, [asked()])
     assert changed.tiers[0].stages == ()
-    assert "small: Use one stage: replayed against 2 stages" in changed.provenance.note
-    changed.validate()
+    assert "small: Use one stage: replayed against 2 stages" in changed.note
+    check_plan(changed)
 
 
 class OnePlan:
@@ -186,14 +173,10 @@ class OnePlan:
 @pytest.mark.slow
 async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was being computed is dropped, and the next drift is planned for again."""
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump({"gpu": "l40s", "nodes": 4, "gpus_per_node": 1}))
-    models = ROOT / "tests" / "planner" / "two-tiers.yaml"
-    trace, judged = (str(ROOT / "examples" / name) for name in ("trace.csv", "judged.csv"))
     record = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0), TierVisit("large", 200, None)))
-    job = ReplanJob(str(cluster), str(models), trace, judged, 60.0, None, None, 60, 1, 2.0, (record,) * 50)
+    job = ReplanJob(str(replan_question(tmp_path, min_quality=60)), 2.0, (record,) * 50)
     holding = OnePlan(Plan(1, (TierPlan("small", "s", 99.0, 1), TierPlan("large", "l", None, 1))))
-    operators = dataclasses.replace(holding.current, revision=2, provenance=Provenance("operator", "by hand"))
+    operators = dataclasses.replace(holding.current, revision=2, source="operator", note="by hand")
     solvers, run = SolverPool(1), SolverPool.run
 
     async def overtaken(pool: SolverPool, method: str, payload: bytes) -> AsyncGenerator[bytes, None]:
@@ -219,7 +202,7 @@ async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypat
             await asyncio.sleep(0.01)
         assert holding.current == operators
         replanner._wanted.put_nowait(DRIFT)
-        while holding.current.provenance.source != "drift":
+        while holding.current.source != "drift":
             await asyncio.sleep(0.01)
     assert holding.refused == 1
     planning.cancel()

@@ -5,25 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.simulator.attainment_kernel import Slos, new_judgement
-from planner_service.simulator.drafts import NO_DRAFTS, best_window, drafts_of, standing, window_s
-from planner_service.simulator.fleet_replica import FleetLimits, FleetOutcome, FleetRequests
-from planner_service.simulator.judged import (
-    NEVER_LATER,
-    BatchPolicy,
-    Deployment,
-    Disaggregated,
-    PlainReplicas,
-    Promises,
-    SloReplicas,
-)
-from planner_service.simulator.slo_fleet import ADMITTED, DECLINED, serve_fleet
-from planner_service.simulator.speculation import SimulatedDrafter
-from services.domain import InvalidRequest
-from services.domain.hardware import ReplicaShape
-from services.domain.latency import StepLatencyModel
-from services.domain.slo.compiled.layout import step_model
+from benchmarks.slo_baselines import BatchPolicy, Deployment, Disaggregated, PlainReplicas
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
+from penstock.planner_service.simulator.drafts import NO_DRAFTS, best_window, drafts_of, standing, window_s
+from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, new_outcome
+from penstock.planner_service.simulator.judged import NEVER_LATER, Promises, SloReplicas
+from penstock.planner_service.simulator.slo_fleet import ADMITTED, DECLINED, serve_fleet
+from penstock.planner_service.simulator.speculation import SimulatedDrafter
+from penstock.services.domain import InvalidRequest
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.slo.compiled.layout import step_model
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)
 REPLICA = Replica(ReplicaShape(1, 1), LATENCY, 20_000, EngineLimits(64, 512))
@@ -39,19 +32,18 @@ def test_as_many_stand_as_the_acceptance_says_and_always_the_same() -> None:
 
 def test_a_window_is_the_one_of_most_tokens_per_second() -> None:
     """Against pricing every window by itself; and none where a step is cheap and drafting is not."""
-    kx, ky = np.array(LATENCY.knot_tokens), np.array(LATENCY.knot_s)
-    prices = (kx, ky, LATENCY.context_token_s, 0.0)
+    model = step_model(replace(LATENCY, pair_s=0.0), 4096)
     drafts = drafts_of(DRAFTER)
     for decodes in (1, 8, 64):
         took_s = LATENCY.base_s(decodes)
         per_s = [
-            sum(0.7**k for k in range(w + 1)) / (took_s + window_s(w, decodes, decodes, 0.0, *prices, drafts))
+            sum(0.7**k for k in range(w + 1)) / (took_s + window_s(w, decodes, decodes, 0.0, model, drafts))
             for w in range(8)
         ]
-        assert best_window(took_s, decodes, decodes, 0.0, 10_000, *prices, drafts) == int(np.argmax(per_s))
+        assert best_window(took_s, decodes, decodes, 0.0, 10_000, model, drafts) == int(np.argmax(per_s))
     costly = drafts._replace(fixed_s=1.0)
-    assert best_window(LATENCY.base_s(8), 8, 8, 0.0, 10_000, *prices, costly) == 0
-    assert best_window(LATENCY.base_s(8), 8, 8, 0.0, 15, *prices, drafts) == 1, "no more than there is room for"
+    assert best_window(LATENCY.base_s(8), 8, 8, 0.0, 10_000, model, costly) == 0
+    assert best_window(LATENCY.base_s(8), 8, 8, 0.0, 15, model, drafts) == 1, "no more than there is room for"
     assert drafts_of(None) == NO_DRAFTS
     with pytest.raises(InvalidRequest, match="acceptance"):
         drafts_of(replace(DRAFTER, acceptance=1.5))
@@ -88,10 +80,10 @@ def test_replies_that_draft_keep_to_the_kv() -> None:
 
 
 def test_no_admitted_request_misses_or_loses_its_kv_because_of_drafts() -> None:
-    """600 random workloads with scarce and ample KV, several paces, best effort and reserve; drafts good and bad."""
+    """150 random workloads with scarce and ample KV, several paces, best effort and reserve; drafts good and bad."""
     paces_s = np.array([0.03, 0.05, 0.1, np.inf])
     admitted_in_all, sooner = 0, 0
-    for seed in range(600):
+    for seed in range(150):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(2, 25))
         arrival_s = np.cumsum(rng.exponential(float(rng.choice([0.001, 0.02, 0.1])), n))
@@ -99,14 +91,14 @@ def test_no_admitted_request_misses_or_loses_its_kv_because_of_drafts() -> None:
         asks = rng.random(n) >= rng.choice([0.0, 0.3])
         ttft_s = np.where(asks, rng.choice([0.3, 1.0, 3.0], n), np.inf)
         tpot_s = np.where(asks, paces_s[rng.integers(len(paces_s), size=n)], np.inf)
-        model = step_model(LATENCY, int(rng.choice([64, 512])), float(rng.choice([0.0, 0.1])))
+        model = step_model(LATENCY, int(rng.choice([64, 512])), float(rng.choice([0.0, 0.1])), places=64)
         kv_tokens = max(int((prompt + output).max()) + 2, int(rng.choice([400, 1500, 100_000])))
         slos = Slos(arrival_s + ttft_s, tpot_s, tpot_s, np.full(n, NEVER_LATER))
         requests = FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n))
         ends = []
         for drafts in (NO_DRAFTS, drafts_of(replace(DRAFTER, acceptance=float(rng.choice([0.3, 0.7, 1.0]))))):
-            limits = FleetLimits(kv_tokens, 64, 0, 0.001, False, True, n, drafts)
-            judgement, out = new_judgement(n), FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))
+            limits = FleetLimits(kv_tokens, 0, 0.001, False, True, n, drafts)
+            judgement, out = new_judgement(n), new_outcome(n, 1)
             serve_fleet(requests, slos, paces_s, model, 1, limits, judgement, out)
             admitted = out.outcome == ADMITTED
             assert not (admitted & (out.first_s > arrival_s + ttft_s + 1e-6)).any(), (
@@ -118,5 +110,5 @@ def test_no_admitted_request_misses_or_loses_its_kv_because_of_drafts() -> None:
             admitted_in_all += int(admitted.sum())
             ends.append(float(out.finish_s.max()))
         sooner += ends[1] < 0.9 * ends[0]
-    assert admitted_in_all > 5000
-    assert sooner > 100
+    assert admitted_in_all > 1200
+    assert sooner > 25

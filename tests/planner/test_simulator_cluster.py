@@ -6,18 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner_service.simulator import EngineLimits, Replica, Workload, serve
-from planner_service.simulator.batch_step import FREE
-from planner_service.simulator.cluster import Cluster, Moves, Transfer
-from planner_service.simulator.loop import ClusterServed, serve_cluster
-from planner_service.simulator.policies import LeastWork, MemoryAware, Policy, RoundRobin
-from planner_service.simulator.staged import Refinement, Staged
-from services.domain import FinishReason, InvalidRequest, SamplingParams, StepLatencyModel, StepLoad
-from services.domain.hardware import ReplicaShape
-from services.domain.stages import QoeModel, Stage, StageLayout
+from benchmarks.cluster_policies import MemoryAware, RoundRobin
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload, serve
+from penstock.planner_service.simulator.batch_step import FREE
+from penstock.planner_service.simulator.cluster import Cluster, Moves, Transfer
+from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
+from penstock.planner_service.simulator.policies import LeastWork, Policy
+from penstock.planner_service.simulator.staged import Refinement, Staged
+from penstock.services.domain import FinishReason, InvalidRequest, SamplingParams, StepLatencyModel, StepLoad
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel, Stage
+from penstock.worker_service.scheduling import BatchLimits, BlockPool
+from penstock.worker_service.scheduling import Sequence as WorkerSequence
 from tests.support.known_prefixes import KnowsPrefixes
-from worker_service.scheduling import BatchLimits, BlockPool
-from worker_service.scheduling import Sequence as WorkerSequence
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 LAYOUT = StageLayout((Stage(0, 300, 2), Stage(300, 700, 1), Stage(700, 2000, 1)))
@@ -58,9 +60,9 @@ def test_an_instance_takes_the_steps_of_the_replica_kernel(seed: int, reuse: boo
 
 
 def replayed_by_workers(
-    work: Workload, one: Replica, instances: int, moves: Moves, cancel_s: "np.ndarray[tuple[int], np.dtype[np.float64]]"
+    work: Workload, one: Replica, instances: int, moves: Moves
 ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """(N) finish times by the worker's own scheduler, one per instance, in turn; 0 for what was cancelled."""
+    """(N) finish times by the worker's own scheduler, one per instance, in turn."""
     limits = BatchLimits(one.limits.max_running, one.limits.max_step_tokens)
     workers = [
         KnowsPrefixes(
@@ -100,41 +102,21 @@ def replayed_by_workers(
                         worker.finish(str(r), FinishReason.STOP)
                         finish[r] = ready[i]
                         left.discard(r)
-        for r in [r for r in left if cancel_s[r] < until]:
-            workers[r % instances].finish(str(r), None)
-            left.discard(r)
     return finish
 
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_several_instances_are_as_many_workers(seed: int, reuse: bool) -> None:
-    """Three instances, priorities, requests that stop early and some that are cancelled, wherever they are by then."""
+    """Three instances, priorities, requests that stop early."""
     rng = np.random.default_rng(seed)
     plain = workload(seed, 240, 34.0)
     work = Workload(plain.arrival_s, plain.input_tokens, plain.output_tokens, rng.choice([0, 0, 2, -1], len(plain)))
     work = reusing(work, seed) if reuse else work
-    cancel_s = np.where(rng.random(len(work)) < 0.25, work.arrival_s + rng.exponential(2.0, len(work)), np.inf)
     still, one = Moves(1e5, 1e9, 0.0), replica(3000)
-    served = serve_cluster(work, one, 3, still, RoundRobin, cancel_s)
-    finish = replayed_by_workers(work, one, 3, still, cancel_s)
-    ended = finish > 0
-    assert served.cancelled == (~ended).sum() > 20
-    np.testing.assert_allclose(served.finish_s[ended], finish[ended], rtol=1e-12, atol=1e-12)
-    # what was cancelled had to leave its KV to the others: without cancels they are slower
-    uncancelled = serve_cluster(work, one, 3, still, RoundRobin)
-    assert uncancelled.finish_s[ended].mean() > served.finish_s[ended].mean()
-
-
-def test_a_request_may_be_cancelled_while_it_moves() -> None:
-    """Blocks set aside at the target are given back: `Watched` counts them at every tick."""
-    work = workload(3, 400, 25.0)
-    cancel_s = work.arrival_s + np.random.default_rng(1).exponential(3.0, len(work))
-    served = serve_cluster(work, replica(), 4, MOVES, lambda c: Watched(c, LAYOUT, QOE), cancel_s)
-    assert served.cancelled > 50
-    assert served.moved > 20
-    with pytest.raises(InvalidRequest, match="cancel_s"):
-        serve_cluster(work, replica(), 4, MOVES, RoundRobin, work.arrival_s - 1)
+    served = serve_cluster(work, one, 3, still, RoundRobin)
+    finish = replayed_by_workers(work, one, 3, still)
+    np.testing.assert_allclose(served.finish_s, finish, rtol=1e-12, atol=1e-12)
 
 
 class Watched(Staged):
@@ -148,7 +130,7 @@ class Watched(Staged):
             seen += there
             held = cluster.blocks[np.array(there, np.int64)].sum() if there else 0
             aside = sum(t.reserved for t in cluster.transfers if t.target == i)
-            assert held + aside + cluster.counts[i, FREE] == cluster.replica.lane_blocks
+            assert held + aside + cluster.parts[i].batch.counts[FREE] == cluster.replica.lane_blocks
         assert len(seen) == len(set(seen))
         assert all(cluster.finish_s[r] > 0 for r in ended)
 

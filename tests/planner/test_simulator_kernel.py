@@ -7,16 +7,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.simulator import Dispatch, EngineLimits, Replica, kernel
-from planner_service.simulator import Workload as TierWorkload
-from planner_service.simulator.batch_step import COUNTERS, FIRST_TOKEN, LATENCY, PACE, PREEMPTIONS, STEPS, TOKENS
-from planner_service.simulator.in_order import PREEMPTED, serve_in_order
-from planner_service.simulator.judged import BatchPolicy
-from planner_service.simulator.tier import KindTable, alone_latency, alone_times, assign, serve_kinds
-from services.domain import FinishReason, SamplingParams, StepLatencyModel, StepLoad
-from services.domain.hardware import ReplicaShape
+from benchmarks.slo_baselines import BatchPolicy
+from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, kernel
+from penstock.planner_service.simulator import Workload as TierWorkload
+from penstock.planner_service.simulator.batch_step import (
+    COUNTERS,
+    FIRST_TOKEN,
+    LATENCY,
+    PACE,
+    PREEMPTIONS,
+    STEPS,
+    TOKENS,
+    Engine,
+    Lateness,
+    Outcome,
+)
+from penstock.planner_service.simulator.in_order import PREEMPTED, serve_in_order
+from penstock.planner_service.simulator.tier import KindTable, alone_latency, alone_times, assign, serve_kinds
+from penstock.services.domain import FinishReason, SamplingParams, StepLatencyModel, StepLoad
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.worker_service.scheduling import (
+    BatchLimits,
+    BatchScheduler,
+    BlockPool,
+    DecodeFirst,
+    PrefillFirst,
+    Sequence,
+)
 from tests.support.known_prefixes import KnowsPrefixes
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, DecodeFirst, PrefillFirst, Sequence
 
 POLICIES = {BatchPolicy.DECODE_FIRST: DecodeFirst, BatchPolicy.PREFILL_FIRST: PrefillFirst}
 EARLY = 37  # tokens that a request which stops by itself leaves of those it may make
@@ -121,28 +139,23 @@ def compiled(
     quiet: bool = True,
 ) -> Replayed:
     count = len(work.arrivals)
-    first, finish, counters = np.zeros(count), np.zeros(count), np.zeros(COUNTERS)
-    kernel.simulate_replica(
-        np.array(work.arrivals),
-        np.array(work.prompts, np.int64),
-        np.array(work.outputs, np.int64),
-        np.array(work.cached, np.int64),
-        np.array(work.priorities, np.int64),
-        np.array([stages, blocks], np.int64),
-        np.array([block_tokens, limits.max_running, limits.max_step_tokens, policy.number], np.int64),
-        np.array([latency.context_token_s, latency.pair_s, latency.gap_s, 0.0]),
-        np.array(latency.knot_tokens),
-        np.array(latency.knot_s),
-        quiet,
-        np.full(count, np.inf),
-        count,
-        first,
-        finish,
-        counters,
-        LATENCY,
-    )
-    steps, preemptions, tokens = (int(counters[i]) for i in (STEPS, PREEMPTIONS, TOKENS))
-    return Replayed(first.tolist(), finish.tolist(), steps, preemptions, tokens)
+    out, engine = new_outcome(count), engine_of(latency, stages, blocks, block_tokens, limits, policy)
+    never_late = Lateness(np.full(count, np.inf), count, LATENCY)
+    kernel.simulate_replica(tier_workload(work).arrivals, engine, quiet, never_late, out)
+    steps, preemptions, tokens = (int(out.counters[i]) for i in (STEPS, PREEMPTIONS, TOKENS))
+    return Replayed(out.first_s.tolist(), out.finish_s.tolist(), steps, preemptions, tokens)
+
+
+def engine_of(
+    latency: StepLatencyModel, stages: int, blocks: int, block_tokens: int, limits: BatchLimits, policy: BatchPolicy
+) -> Engine:
+    batch = EngineLimits(limits.max_running, limits.max_step_tokens, block_tokens)
+    replica = Replica(ReplicaShape(1, stages), latency, blocks * block_tokens * stages, batch)
+    return replica.engine(policy.number)
+
+
+def new_outcome(count: int) -> Outcome:
+    return Outcome(np.zeros(count), np.zeros(count), np.zeros(COUNTERS))
 
 
 def tier_workload(work: Workload) -> TierWorkload:
@@ -164,7 +177,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(
     workloads(),
     st.sampled_from(LATENCIES),
@@ -196,7 +209,7 @@ def test_the_twin_takes_the_same_steps(
     assert twin.finish == pytest.approx(stepwise.finish, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     workloads(),
     st.sampled_from(LATENCIES),
@@ -205,9 +218,7 @@ def test_the_twin_takes_the_same_steps(
     st.integers(0, 200),
     st.integers(1, 6),
     st.sampled_from([1, 7, 32, 512]),
-    st.sampled_from([LATENCY, FIRST_TOKEN, PACE]),
-    st.sampled_from([0.2, 2.0, np.inf]),
-    st.integers(0, 14),
+    st.tuples(st.sampled_from([LATENCY, FIRST_TOKEN, PACE]), st.sampled_from([0.2, 2.0, np.inf]), st.integers(0, 14)),
 )
 def test_requests_in_order_are_served_as_any_to_the_last_bit(
     work: Workload,
@@ -217,26 +228,24 @@ def test_requests_in_order_are_served_as_any_to_the_last_bit(
     spare_blocks: int,
     max_running: int,
     more_step_tokens: int,
-    measured: int,
-    due_after_s: float,
-    late_allowed: int,
+    lateness: tuple[int, float, int],
 ) -> None:
     """Sums over a batch that are updated give what walking through it gives; a preemption is left to the other kernel."""
+    measured, due_after_s, late_allowed = lateness
     count = len(work.arrivals)
-    arrivals, prompts, outputs = np.array(work.arrivals), np.array(work.prompts), np.array(work.outputs)
-    needed = int((-(-(prompts + outputs) // block_tokens)).max())
-    shape = np.array([stages, needed + spare_blocks // block_tokens])
-    limits = np.array([block_tokens, max_running, max_running + more_step_tokens, BatchPolicy.DECODE_FIRST.number])
-    rates = np.array([latency.context_token_s, latency.pair_s, latency.gap_s, 0.0])
-    tables = shape, limits, rates, np.array(latency.knot_tokens), np.array(latency.knot_s)
-    due = np.full(count, due_after_s / 10) if measured == PACE else arrivals + due_after_s
-    outputs_of_any, outputs_of_in_order = ((np.zeros(count), np.zeros(count), np.zeros(COUNTERS)) for _ in range(2))
-    requests, priorities = (arrivals, prompts, outputs, np.array(work.cached)), np.zeros(count, np.int64)
-    late = kernel.simulate_any(*requests, priorities, *tables, True, due, late_allowed, *outputs_of_any, measured)
-    late_in_order = serve_in_order(*requests, *tables, due, late_allowed, *outputs_of_in_order, measured)
+    requests = tier_workload(replace(work, priorities=[0] * count)).arrivals
+    needed = int((-(-(requests.prompt + requests.output) // block_tokens)).max())
+    limits = BatchLimits(max_running, max_running + more_step_tokens)
+    blocks = needed + spare_blocks // block_tokens
+    engine = engine_of(latency, stages, blocks, block_tokens, limits, BatchPolicy.DECODE_FIRST)
+    due_s = np.full(count, due_after_s / 10) if measured == PACE else requests.arrival_s + due_after_s
+    outputs_of_any, outputs_of_in_order = new_outcome(count), new_outcome(count)
+    given_up = Lateness(due_s, late_allowed, measured)
+    late = kernel.simulate_any(requests, engine, True, given_up, outputs_of_any)
+    late_in_order = serve_in_order(requests, engine, given_up, outputs_of_in_order)
     if late_in_order == PREEMPTED:
-        assert outputs_of_any[2][PREEMPTIONS] > 0
-        assert not outputs_of_in_order[2].any()
+        assert outputs_of_any.counters[PREEMPTIONS] > 0
+        assert not outputs_of_in_order.counters.any()
         return
     assert late_in_order == late
     for one, other in zip(outputs_of_in_order, outputs_of_any, strict=True):
@@ -321,7 +330,7 @@ def test_what_the_workers_cache_finds_is_what_the_kernel_saves() -> None:
     assert sum(whole.finish) > sum(finish)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(workloads(), st.sampled_from(LATENCIES), st.integers(1, 3), st.sampled_from([7, 32, 512]))
 def test_nothing_is_faster_than_a_request_alone_with_its_cached_prefix(
     work: Workload, latency: StepLatencyModel, stages: int, max_step_tokens: int
@@ -356,7 +365,7 @@ def test_a_higher_priority_overtakes_in_the_queue_and_is_preempted_last() -> Non
     assert found.finish == pytest.approx(replay(work, LATENCIES[0], *setting).finish, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     workloads(),
     st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4),
@@ -379,11 +388,12 @@ def test_giving_up_early_loses_nothing(
     counted = np.arange(len(whole)) % every == 0
     exact = float(np.percentile((served.finish_s - whole.arrival_s)[counted], percentile))
     alone = np.array([alone_latency(whole, one) for one in kinds])
-    arrays = (whole.arrival_s, whole.input_tokens, whole.output_tokens, whole.cached_tokens, whole.priority)
-    tables = (owners, np.array(kind), table.whole, table.rates, table.kx, table.ky, alone, counted)
-    assert kernel.percentile_within(*arrays, *tables, percentile, np.inf, LATENCY) == pytest.approx(exact, rel=1e-12)
-    limit = exact * share
-    found = kernel.percentile_within(*arrays, *tables, percentile, limit, LATENCY)
+    tier, limit = table.tier(owners, places), exact * share
+    unlimited_s, found = (
+        kernel.percentile_within(whole.arrivals, tier, alone, counted, percentile, limit_s, LATENCY)
+        for limit_s in (np.inf, limit)
+    )
+    assert unlimited_s == pytest.approx(exact, rel=1e-12)
     assert found == pytest.approx(exact, rel=1e-12) or (found == np.inf and share < 1 + 1e-9)
 
 

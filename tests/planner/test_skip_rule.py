@@ -1,25 +1,28 @@
 """Skip prediction and early checks where they are planned: training, routing under a rule, plans, errors that are stated."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
-from planner_service.early_checks import EarlyRule, checked_answers, fit_early_checks
-from planner_service.files import read_quality
-from planner_service.plan_file import read_plan
-from planner_service.routing.quality import JudgedSample, all_qualities, route
-from planner_service.routing.skip_rule import cheapest_rule, mean_cost
-from planner_service.score_predictor import LEAST_PROMPTS, train
-from services.domain.errors import InvalidRequest
-from services.domain.score_prediction import ScorePredictor, passes_over
-from services.score_predictor_file import read_score_predictor
+from benchmarks.skip_rule import cheapest_rule, mean_cost
+from penstock.planner_service.codecs.plan_file import read_plan
+from penstock.planner_service.files import read_quality
+from penstock.planner_service.question.score_predictor import LEAST_PROMPTS, train
+from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
+from penstock.services.acceptance.early_checks import checked_answers, fit_early_checks
+from penstock.services.acceptance.skip_prediction import passes_over
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.score_prediction import ScorePredictor
+from penstock.services.score_predictor_file import read_score_predictor
+from penstock.types.rules import AcceptanceRules, PlannedEarlyChecks
 from tests.conftest import ROOT
+from tests.support.cli import penstock as run
+from tests.support.present import present
+from tests.support.questions import asked
+from tests.support.tables import judged_header, write_table, write_trace
 
 TIERS = ("small", "medium", "large")
 EASY, HARD = ("upper", "reverse", "copy"), ("multiply", "sort", "translate")
@@ -50,14 +53,13 @@ def test_routing_under_a_rule_is_what_a_router_does(seed: int) -> None:
     """One prompt after another by the router's own rule, against the arrays; and the grid of all thresholds against both."""
     judged, rng = sample(seed), np.random.default_rng(seed + 100)
     limits = tuple(None if rng.random() < 0.2 else float(rng.integers(5, 80)) for _ in range(2))
-    skipping = judged.skipping(limits)
+    skipping = judged.under(AcceptanceRules(skip_below=limits))
     thresholds = (float(rng.choice([0, 40, 101])), float(rng.choice([20, 60, 100])))
     routed = route(skipping, thresholds)
-    assert judged.predicted is not None
     for i in range(len(judged)):
         answered = 2
         for tier in range(2):
-            asked = thresholds[tier] <= 100 and not passes_over(judged.predicted[i, tier], limits[tier])
+            asked = thresholds[tier] <= 100 and not passes_over(present(judged.predicted)[i, tier], limits[tier])
             assert routed.processed[tier, i] == (asked and answered == 2)
             if asked and answered == 2 and judged.scores[i, tier] >= thresholds[tier]:
                 answered = tier
@@ -70,18 +72,18 @@ def test_routing_under_a_rule_is_what_a_router_does(seed: int) -> None:
 def test_a_rule_needs_predictions_and_a_limit_for_each_tier_but_the_last() -> None:
     judged = sample(1)
     bare = JudgedSample(TIERS, judged.input_tokens, judged.output_tokens, judged.scores)
-    assert bare.skipping((None, None)).passed_over is None
+    assert bare.under(AcceptanceRules(skip_below=(None, None))).passed_over is None
     with pytest.raises(InvalidRequest, match="predicted scores"):
-        bare.skipping((30.0, None))
+        bare.under(AcceptanceRules(skip_below=(30.0, None)))
     with pytest.raises(InvalidRequest, match="skip_below"):
-        judged.skipping((30.0,))
+        judged.under(AcceptanceRules(skip_below=(30.0,)))
 
 
 def test_the_cheapest_rule_costs_no_quality() -> None:
     judged, thresholds, price = sample(3, 300), (60.0, 60.0), (1.0, 4.0, 10.0)
     plain = route(judged, thresholds)
     rule = cheapest_rule(judged, thresholds, price, plain.quality)
-    routed = route(judged.skipping(rule.limits), thresholds)
+    routed = route(judged.under(AcceptanceRules(skip_below=rule.limits)), thresholds)
     assert (rule.quality, rule.cost) == (routed.quality, mean_cost(judged, routed, price))
     assert rule.quality >= plain.quality
     assert rule.cost < mean_cost(judged, plain, price)
@@ -140,7 +142,7 @@ def test_early_checks_keep_their_error_and_reject_skipping_tiers(error: float) -
         parts, good = drawn(300)
         checks = fit_early_checks(after, parts, good, error)
         new_parts, new_good = drawn(300)
-        rejected = checked_answers(EarlyRule(checks), after, new_parts, np.full(300, 100)).rejected
+        rejected = checked_answers(PlannedEarlyChecks(checks), after, new_parts, np.full(300, 100)).rejected
         shares.append(rejected[new_good].mean())
         rejected_share.append(rejected[~new_good].mean())
     assert np.mean(shares) <= error + 2 * np.std(shares) / np.sqrt(len(shares))
@@ -168,91 +170,80 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: folder / name for name in ("prompts.jsonl", "judged.csv", "trace.csv", "predictor.json", "predicted.csv")
     }
     paths["prompts.jsonl"].write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    with paths["judged.csv"].open("w", newline="") as file:
-        table = csv.writer(file)
-        columns = [f"{t}_{w}" for t in TIERS for w in ("output_tokens", "judge_score")]
-        table.writerow(["prompt_id", "input_tokens", *columns])
-        for i, row in enumerate(scores.tolist()):
-            table.writerow([f"p{i}", 200, *(cell for score in row for cell in (int(rng.integers(100, 400)), score))])
-    with paths["trace.csv"].open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["arrival_s", "input_tokens", "output_tokens"])
-        for at in np.cumsum(rng.exponential(0.1, 300)):
-            table.writerow([f"{at:.4f}", 200, 200])
+    rows = ([200, *(cell for score in row for cell in (int(rng.integers(100, 400)), score))] for row in scores.tolist())
+    write_table(paths["judged.csv"], judged_header(TIERS), rows)
+    write_trace(paths["trace.csv"], ((f"{at:.4f}", 200, 200) for at in np.cumsum(rng.exponential(0.1, 300))))
     return paths
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def plan(files: dict[str, Path], quality: str, *more: object) -> Any:
+def plan(files: dict[str, Path], quality: str, *more: object, **fields: Any) -> Any:
     examples = ROOT / "examples"
     site = ("--cluster", examples / "cluster-1x8-h100.yaml", "--models", examples / "qwen2.5-cascade.yaml")
-    work = ("--trace", files["trace.csv"], "--quality", files[quality], "--requests", 100, "--runs", 0)
-    return run("plan", *site, *work, "--min-quality", 85, "--objective", "largest-tier", *more)
+    work = ("--trace", files["trace.csv"], "--quality", files[quality])
+    short = asked(requests=100, runs=0, objective="largest-tier", **fields)
+    return run("plan", *site, *work, *short, "--min-quality", 85, *more)
 
 
 @pytest.mark.slow
 def test_from_measured_prompts_to_a_plan_that_passes_tiers_over(files: dict[str, Path], tmp_path: Path) -> None:
-    """`predictor` writes the file for routers and the columns for `plan --skip`, whose plan is no slower."""
+    """`predictor` writes the file for routers and the columns for the rule `skip`, whose plan is no slower."""
     made = run(
         "predictor", files["prompts.jsonl"], files["judged.csv"], "--out", files["predictor.json"], "--quality-out",
         files["predicted.csv"], "--json",
     )  # fmt: skip
-    assert made.exit_code == 0, made.output
+    assert made.returncode == 0, made.output
     assert json.loads(made.stdout)["tiers"][0]["auc"] > 0.85
     predictor: ScorePredictor = read_score_predictor(files["predictor.json"])
     assert predictor.predict("multiply 12 and 30")["small"] < 40 < predictor.predict("upper 12 and 30")["small"]
     plans = {}
-    for name, more in (("without", ()), ("with", ("--skip",))):
+    for name, fields in (("without", {}), ("with", {"rules": {"skip": True}})):
         out = tmp_path / f"{name}.json"
-        result = plan(files, "predicted.csv", "--out", out, *more)
-        assert result.exit_code == 0, result.output
+        result = plan(files, "predicted.csv", "--out", out, **fields)
+        assert result.returncode == 0, result.output
         plans[name] = json.loads(out.read_text())
     assert plans["without"]["skip_below"] == [None, None]
     assert plans["with"]["latency_p95_s"] <= plans["without"]["latency_p95_s"] + 1e-9
     assert plans["with"]["quality"] >= 85
-    assert read_plan(tmp_path / "with.json").skip_below == tuple(plans["with"]["skip_below"])
+    read = read_plan(tmp_path / "with.json").plan
+    assert [tier.skip_below for tier in read.tiers[:-1]] == plans["with"]["skip_below"]
     if any(plans["with"]["skip_below"]):
         assert plans["with"]["optimality"]["proof"] == "searched"
         assert plans["with"]["optimality"]["gap"] is None
     replayed = run("simulate", "--plan", tmp_path / "with.json", "--trace", files["trace.csv"], "--json")
-    assert replayed.exit_code == 0, replayed.output
+    assert replayed.returncode == 0, replayed.output
 
 
 def test_a_predictor_that_exists_predicts_for_other_prompts(files: dict[str, Path], tmp_path: Path) -> None:
     """`predictor --from` adds its predictions to a quality file, those of routers; it trains nothing."""
     source, judged = tmp_path / "shipped.json", files["judged.csv"]
     made = run("predictor", files["prompts.jsonl"], judged, "--out", source)
-    assert made.exit_code == 0, made.output
+    assert made.returncode == 0, made.output
     out, trained = tmp_path / "predicted.csv", tmp_path / "predictor.json"
     command = ["predictor", files["prompts.jsonl"], judged, "--from", source]
     done = run(*command, "--quality-out", out, "--json")
-    assert done.exit_code == 0, done.output
+    assert done.returncode == 0, done.output
     assert json.loads(done.stdout)["out"] == str(out)
     assert not trained.exists()
     predictor = read_score_predictor(source)
     texts = [json.loads(line)["prompt"] for line in files["prompts.jsonl"].read_text().splitlines()]
     found = read_quality(out, TIERS)
-    assert found.predicted is not None
     expected = [[predictor.predict(text)[tier] for tier in TIERS] for text in texts]
-    assert found.predicted == pytest.approx(np.array(expected), rel=1e-3)
+    assert present(found.predicted) == pytest.approx(np.array(expected), rel=1e-3)
     assert found.scores.tolist() == read_quality(judged, TIERS).scores.tolist()
     refused = run(*command)
-    assert (refused.exit_code, "--quality-out" in refused.output) == (2, True)
+    assert (refused.returncode, "--quality-out" in refused.output) == (2, True)
     for option, value in (("--out", trained), ("--seed", 3)):  # they do nothing without training
         refused = run(*command, "--quality-out", out, option, value)
-        assert (refused.exit_code, f"{option}: " in refused.output) == (2, True)
+        assert (refused.returncode, f"{option}: " in refused.output) == (2, True)
     source.write_text("{}")
     refused = run(*command, "--quality-out", out)
-    assert (refused.exit_code, "shipped.json" in refused.output) == (2, True)
+    assert (refused.returncode, "shipped.json" in refused.output) == (2, True)
 
 
 def test_what_is_missing_is_named(files: dict[str, Path]) -> None:
-    result = plan(files, "judged.csv", "--skip")
-    assert result.exit_code == 2
+    result = plan(files, "judged.csv", rules={"skip": True})
+    assert result.returncode == 2
     assert "predicted_score" in result.output
     result = run("predictor", files["prompts.jsonl"], files["trace.csv"])
-    assert result.exit_code == 2
+    assert result.returncode == 2
     assert "_judge_score" in result.output

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner_service.deployment.search import Strategy
-from planner_service.routing.quality import JudgedSample
-from planner_service.routing.solution import Unreachable
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.site import Demand, Site
-from planner_service.slo_classes import WorkloadClass, check_classes, draw_classes
-from planner_service.slo_simulation import fewest_gpus, simulate_slos
-from services.domain import InvalidRequest, StepLatencyModel
-from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.slo_classes import WorkloadClass, check_classes, draw_classes
+from penstock.planner_service.replay.slo_simulation import fewest_gpus, simulate_slos
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
 
 CHAT = WorkloadClass("chat", 1.0, 0.05, 1.0)
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)

@@ -6,20 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner_service.files import FileError, read_site
-from planner_service.simulator import EngineLimits, Replica
-from planner_service.simulator.speculation import (
-    SimulatedDrafter,
-    known_models,
-    last_paying_batch,
-    simulated,
-    speculating_latency,
-)
-from planner_service.simulator.tier import serve
-from planner_service.simulator.workload import Workload
-from services.domain import InvalidRequest
-from services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
-from services.domain.latency import StepLoad
+from benchmarks.drafted_batches import last_paying_batch, simulated
+from penstock.planner_service.files import FileError, read_site
+from penstock.planner_service.files.profiles import Profile, write_profile
+from penstock.planner_service.simulator import EngineLimits, Replica
+from penstock.planner_service.simulator.speculation import SimulatedDrafter, known_models, speculating_latency
+from penstock.planner_service.simulator.tier import serve
+from penstock.planner_service.simulator.workload import Workload
+from penstock.services.domain import InvalidRequest
+from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from penstock.services.domain.latency import StepLoad
 
 A100 = ClusterSpec(GpuSpec("A100 80 GB", 80e9, 2.039e12, 312e12, 300e9), 1, 8, 25e9)
 LARGE = ModelSpec("Llama 2 7B", 32, 4096, 32, 32, 128, 6.74e9, 6.74e9, 2, 524_288)
@@ -121,6 +117,7 @@ def test_a_models_file_names_what_drafts(tmp_path: Path) -> None:
     models.write_text(plain % f", speculation: {{drafters: [{{model: {small}, acceptance: 1.8}}]}}")
     with pytest.raises(FileError, match=r"acceptance"):
         read_site(cluster, models)
+    write_profile(tmp_path / "x.json", Profile("large", "torch", "here", without, ((StepLoad(1, 1), 0.1),), 0.0))
     models.write_text(plain % f", profiles: [x.json], speculation: {{drafters: [{{model: {small}, acceptance: 0.8}}]}}")
     with pytest.raises(FileError, match="speculation: not with profiles"):
         read_site(cluster, models)

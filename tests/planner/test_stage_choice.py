@@ -1,24 +1,37 @@
 """PlanStages and planning again choose stages as `penstock stages` does: by replay, within bounds, against what serves."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
-import planner_service.stages.replay as stage_replay
+import penstock.planner_service.stages.replay as stage_replay
+from penstock.mapper import to_message
+from penstock.planner_service.codecs import proto_codec
+from penstock.planner_service.codecs.proto_codec import completed
+from penstock.planner_service.files import measured_of, trace_of
+from penstock.planner_service.live import solver
+from penstock.planner_service.live.replanner import with_verdict
+from penstock.planner_service.live.solver_pool import SolverPool, SolverTimedOut
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.simulator.cluster import Moves
+from penstock.planner_service.stages import ReplayVerdict, choice, choose
 from penstock.proto.planner.v1 import planner_pb2 as pb
-from planner_service import proto_codec, solver
-from planner_service.planning_codec import replica_from_proto, replica_to_proto, trace_from_proto, trace_to_proto
-from planner_service.replanner import with_verdict
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.simulator.cluster import Moves
-from planner_service.solver_pool import SolverPool, SolverTimedOut
-from planner_service.stages import Verdict, choice, choose
-from services.domain import InvalidRequest, Plan, StepLatencyModel, TierPlan
-from services.domain.hardware import ReplicaShape
-from services.domain.plans import Provenance
-from services.domain.stages import QoeModel, Stage, StageLayout
+from penstock.services.domain import (
+    InstanceRecord,
+    InvalidRequest,
+    Load,
+    ModelCard,
+    Plan,
+    Role,
+    StepLatencyModel,
+    TierPlan,
+)
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.plans import check_plan
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel, Stage
+from tests.support.present import present
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 INSTANCES, MAX_TOKENS = 4, 6000
@@ -52,12 +65,12 @@ def request(work: Workload, one: Replica, **fields: Any) -> pb.PlanStagesRequest
     message = pb.PlanStagesRequest(
         tier="small",
         instance_count=INSTANCES,
-        qoe=proto_codec.qoe_to_proto(QOE),
+        qoe=to_message(QOE, pb.QoeModel),
         kv_bytes_per_token=1e5,
         bandwidth_bytes_per_second=1e12,
         max_tokens=MAX_TOKENS,
-        trace=trace_to_proto(work),
-        replica=replica_to_proto(one),
+        trace=to_message(trace_of(work), pb.Trace),
+        replica=to_message(measured_of(one), pb.MeasuredReplica),
     )
     message.MergeFrom(pb.PlanStagesRequest(**fields))
     return message
@@ -78,9 +91,8 @@ def test_the_solver_answers_what_the_command_would() -> None:
     verdict = choose(work, slow, FAST, QOE, INSTANCES, MAX_TOKENS)
     response = solved(request(work, slow))
     assert verdict.use_stages
-    assert verdict.layout is not None
     assert response.verdict.use_stages
-    assert proto_codec.stages_from_proto(response.stages) == verdict.layout.stages
+    assert proto_codec.stages_from_proto(response.stages) == present(verdict.layout).stages
     for name in ("ttft_p50_change", "ttft_p95_change", "tpot_change", "sustained_rate_change", "sentence"):
         assert getattr(response.verdict, name) == getattr(verdict, name)
     assert proto_codec.qoe_from_proto(response.qoe) == QOE
@@ -90,16 +102,15 @@ def test_the_solver_answers_what_the_command_would() -> None:
 def test_what_serves_stays_unless_the_change_pays() -> None:
     """Stages that the replay favours stay when they serve already; stages that cost more than they bring go."""
     work, slow = mixed(), replica(gap_s=5e-7)
-    chosen = choose(work, slow, FAST, QOE, INSTANCES, MAX_TOKENS).chosen
-    assert chosen is not None
+    chosen = present(choose(work, slow, FAST, QOE, INSTANCES, MAX_TOKENS).chosen)
     again = choose(work, slow, FAST, QOE, INSTANCES, MAX_TOKENS, against=chosen)
     assert not again.favoured
     assert again.chosen == chosen
     assert again.sentence.startswith(f"Keep {len(chosen.stages)} stages")
     harmful = StageLayout((Stage(0, 4000, 1), Stage(4000, MAX_TOKENS, 3)))
-    response = solved(request(alike(), replica(), against=map(proto_codec.stage_to_proto, harmful.stages)))
+    response = solved(request(alike(), replica(), against=[to_message(each, pb.Stage) for each in harmful.stages]))
     assert (response.verdict.favoured, response.verdict.use_stages) == (True, False)
-    assert [stage.instance_count for stage in response.stages] == [INSTANCES]
+    assert [stage.instances for stage in response.stages] == [INSTANCES]
     assert response.verdict.sentence.startswith("Use one stage: replayed against 2 stages")
 
 
@@ -108,7 +119,7 @@ def test_one_stage_is_the_answer_where_nothing_is_gained_and_a_model_is_fitted_w
     message.ClearField("qoe")
     response = solved(message)
     assert not response.verdict.use_stages
-    assert [stage.instance_count for stage in response.stages] == [INSTANCES]
+    assert [stage.instances for stage in response.stages] == [INSTANCES]
     assert response.quality == response.one_stage_quality
     assert proto_codec.qoe_from_proto(response.qoe).batch_s > 0
 
@@ -122,8 +133,8 @@ def test_one_stage_is_the_answer_where_nothing_is_gained_and_a_model_is_fitted_w
         ({"replica": pb.MeasuredReplica(kv_tokens=choice.MAX_KV_TOKENS + 160)}, "replica.kv_tokens"),
         ({"kv_bytes_per_token": float("nan")}, "kv_bytes_per_token"),
         ({"bandwidth_bytes_per_second": float("nan")}, "bandwidth_bytes_per_second"),
-        ({"against": [pb.Stage(from_tokens=0, to_tokens=MAX_TOKENS, instance_count=3)]}, "against"),
-        ({"against": [pb.Stage(from_tokens=5, to_tokens=MAX_TOKENS, instance_count=4)]}, r"against\[0\]\.from_tokens"),
+        ({"against": [pb.Stage(from_tokens=0, to_tokens=MAX_TOKENS, instances=3)]}, "against"),
+        ({"against": [pb.Stage(from_tokens=5, to_tokens=MAX_TOKENS, instances=4)]}, r"against\[0\]\.from_tokens"),
     ],
 )
 def test_a_field_that_is_unsound_is_named(fields: dict[str, Any], field: str) -> None:
@@ -155,22 +166,13 @@ def test_a_step_takes_time() -> None:
         solved(message)
 
 
-def test_replicas_and_traces_come_back_as_they_went() -> None:
-    one = dataclasses.replace(replica(gap_s=5e-7), shape=ReplicaShape(2, 1, ep=2, attn_dp=2))
-    assert replica_from_proto(replica_to_proto(one), "replica") == one
-    work = mixed(20)
-    back = trace_from_proto(trace_to_proto(work), "trace")
-    for name in ("arrival_s", "input_tokens", "output_tokens"):
-        assert (getattr(back, name) == getattr(work, name)).all()
-
-
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
         ({"publish": True}, "trace: missing: only a layout that a replay favours"),
-        ({"replica": replica_to_proto(replica())}, "trace: missing"),
-        ({"trace": trace_to_proto(alike())}, "replica: missing"),
-        ({"against": [pb.Stage(to_tokens=5, instance_count=4)]}, "trace: missing: without a replay"),
+        ({"replica": pb.MeasuredReplica(tp=1)}, "trace: missing"),
+        ({"trace": pb.Trace(arrival_s=[1.0])}, "replica: missing"),
+        ({"against": [pb.Stage(to_tokens=5, instances=4)]}, "trace: missing: without a replay"),
     ],
 )
 def test_what_a_replay_needs_is_named_where_it_is_missing(fields: dict[str, Any], field: str) -> None:
@@ -181,46 +183,46 @@ def test_what_a_replay_needs_is_named_where_it_is_missing(fields: dict[str, Any]
 
 def planned(stages: tuple[Stage, ...]) -> Plan:
     tier = TierPlan("small", "s", None, INSTANCES, stages, QOE)
-    return Plan(1, (tier,), provenance=Provenance("drift", "requests per second"))
+    return Plan(1, (tier,), source="drift", note="requests per second")
 
 
 def test_planning_again_changes_stages_only_where_that_pays_and_says_so() -> None:
     stages = (Stage(0, 300, 3), Stage(300, MAX_TOKENS, 1))
     plan = planned(stages)
     kept = pb.PlanStagesResponse(
-        stages=map(proto_codec.stage_to_proto, stages),
+        stages=[to_message(each, pb.Stage) for each in stages],
         verdict=pb.StagesVerdict(use_stages=True, sentence="Keep 2 stages."),
     )
     assert with_verdict(plan, plan.tiers[0], kept) == plan
     other = (Stage(0, 200, 2), Stage(200, MAX_TOKENS, 2))
     better = pb.PlanStagesResponse(
-        stages=map(proto_codec.stage_to_proto, other),
-        qoe=proto_codec.qoe_to_proto(QOE),
+        stages=[to_message(each, pb.Stage) for each in other],
+        qoe=to_message(QOE, pb.QoeModel),
         verdict=pb.StagesVerdict(use_stages=True, favoured=True, sentence="Use 2 stages."),
     )
     changed = with_verdict(plan, plan.tiers[0], better)
     assert changed.tiers[0].stages == other
-    assert changed.provenance.note == "requests per second; small: Use 2 stages."
+    assert changed.note == "requests per second; small: Use 2 stages."
     single = StageLayout.single(INSTANCES, MAX_TOKENS)
     gone = pb.PlanStagesResponse(
-        stages=map(proto_codec.stage_to_proto, single.stages),
-        qoe=proto_codec.qoe_to_proto(QOE),
+        stages=[to_message(each, pb.Stage) for each in single.stages],
+        qoe=to_message(QOE, pb.QoeModel),
         verdict=pb.StagesVerdict(favoured=True, sentence="Use one stage."),
     )
     without = with_verdict(plan, plan.tiers[0], gone)
     assert without.tiers[0].stages == ()
-    assert "small: Use one stage." in without.provenance.note
-    without.validate()
+    assert "small: Use one stage." in without.note
+    check_plan(without)
 
 
 def test_a_verdict_against_what_serves_keeps_it() -> None:
     serving = StageLayout((Stage(0, 300, 3), Stage(300, MAX_TOKENS, 1)))
     single = StageLayout.single(INSTANCES, MAX_TOKENS)
     changes = (0.0, 0.0, -0.2, 0.0)
-    assert Verdict(False, *changes, single, 1, serving).chosen == serving
-    assert Verdict(True, *changes, single, 1, serving).chosen is None
-    assert Verdict(True, *changes, serving, 1).chosen == serving
-    assert not Verdict(False, *changes, serving, 1).use_stages
+    assert ReplayVerdict(False, *changes, single, 1, serving).chosen == serving
+    assert ReplayVerdict(True, *changes, single, 1, serving).chosen is None
+    assert ReplayVerdict(True, *changes, serving, 1).chosen == serving
+    assert not ReplayVerdict(False, *changes, serving, 1).use_stages
 
 
 async def test_a_choice_that_takes_too_long_is_ended() -> None:
@@ -229,3 +231,31 @@ async def test_a_choice_that_takes_too_long_is_ended() -> None:
     with pytest.raises(SolverTimedOut, match=r"more than 0\.2 s"):
         await pool.once("PlanStages", request(mixed(), replica()).SerializeToString(), 0.2)
     assert not pool.pids
+
+
+TIER = TierPlan("only", "m", None, 3, (), QoeModel(1e-3, 0.0, 0.0, 0.0, 1e-6))
+
+
+def workers(*bytes_per_s: float) -> list[InstanceRecord]:
+    card = ModelCard("only", "m", "d", "torch", 1000, 100, 16, 8, kv_bytes_per_token=114_688.0)
+    return [
+        InstanceRecord(f"w{i}", Role.WORKER, "h", 1.0, 1, 3.0, model=card, load=Load((50,), kv_bytes_per_s=rate))
+        for i, rate in enumerate(bytes_per_s)
+    ]
+
+
+def test_the_median_of_the_measured_bandwidths_and_the_models_kv_are_used() -> None:
+    made = completed(pb.PlanStagesRequest(tier="only"), TIER, workers(3e9, 0.0, 1e9, 2e9))
+    assert made.bandwidth_bytes_per_second == 2e9
+    assert made.kv_bytes_per_token == 114_688
+
+
+def test_what_a_request_says_stays() -> None:
+    asked = pb.PlanStagesRequest(tier="only", bandwidth_bytes_per_second=5e9, kv_bytes_per_token=10.0)
+    made = completed(asked, TIER, workers(1e9))
+    assert (made.bandwidth_bytes_per_second, made.kv_bytes_per_token) == (5e9, 10.0)
+
+
+def test_a_bandwidth_that_nobody_knows_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="bandwidth_bytes_per_second: missing"):
+        completed(pb.PlanStagesRequest(tier="only"), TIER, workers(0.0, 0.0))

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import planner_service.stages.replay as stage_replay
+import penstock.planner_service.stages.replay as stage_replay
 from penstock.cli.main import app
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.simulator.cluster import Moves
-from planner_service.simulator.loop import serve_cluster
-from planner_service.simulator.policies import LeastWork
-from planner_service.simulator.staged import Staged
-from planner_service.stages import LengthSample, MoveCost, in_flight, judge, propose
-from planner_service.stages.proposals import KV_SHARE, balanced, fits, stage_seconds
-from planner_service.stages.replay import (
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.simulator.cluster import Moves
+from penstock.planner_service.simulator.loop import serve_cluster
+from penstock.planner_service.simulator.policies import LeastWork
+from penstock.planner_service.simulator.staged import Staged
+from penstock.planner_service.stages import LengthSample, MoveCost, in_flight, judge, propose
+from penstock.planner_service.stages.proposals import KV_SHARE, balanced, fits, stage_seconds
+from penstock.planner_service.stages.replay import (
     MARGIN,
     MIN_GAIN,
     Replayer,
@@ -24,9 +24,12 @@ from planner_service.stages.replay import (
     is_stable,
     lasting,
 )
-from services.domain import StepLatencyModel
-from services.domain.hardware import ReplicaShape
-from services.domain.stages import QoeModel, Stage, StageLayout
+from penstock.services.domain import StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.stages import StageLayout
+from penstock.types.plans import QoeModel, Stage
+from tests.support.present import present
+from tests.support.tables import write_trace
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 INSTANCES = 4
@@ -131,8 +134,7 @@ def test_the_verdict_is_what_the_replay_shows() -> None:
     work, slow = workload(300, 14.0), replica(gap_s=5e-7)
     verdict = judge(work, slow, FAST, QOE, INSTANCES, proposals(work, slow))
     assert verdict.use_stages
-    assert verdict.layout is not None
-    layout = verdict.layout
+    layout = present(verdict.layout)
     before, after = (
         figures_of(work, serve_cluster(work, slow, INSTANCES, FAST, policy))
         for policy in (LeastWork, lambda c: Staged(c, layout, QOE))
@@ -170,10 +172,8 @@ def test_what_helps_now_is_not_chosen_where_it_would_have_done_harm_before(monke
     assert again.before is not None
     harmed = judge(together(short), slow, FAST, QOE, INSTANCES, layouts)
     assert not harmed.use_stages
-    assert harmed.before is not None
-    assert max(*harmed.before[:3], -harmed.before[3]) > MARGIN
-    assert harmed.layout is not None
-    assert harmed.layout == alone.layout
+    assert max(*present(harmed.before)[:3], -present(harmed.before)[3]) > MARGIN
+    assert present(harmed.layout) == alone.layout
     assert "but on the requests before time to first token" in harmed.sentence
     monkeypatch.setattr(stage_replay, "LEAST_BEFORE", 301)
     assert judge(together(short), slow, FAST, QOE, INSTANCES, layouts).before is None
@@ -193,9 +193,7 @@ def test_no_gain_no_stages() -> None:
 @pytest.mark.usefixtures("short_runs")
 def test_stages_that_do_not_help_are_not_chosen(tmp_path: Path) -> None:
     """The command says so in JSON and keeps one stage; without a replay nothing is published."""
-    trace = tmp_path / "trace.csv"
-    rows = [f"{i / 4},{100 + i % 7},{40 + i % 11}" for i in range(200)]
-    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    trace = write_trace(tmp_path / "trace.csv", ((i / 4, 100 + i % 7, 40 + i % 11) for i in range(200)))
     command = ["stages", "--instances", "3", "--trace", str(trace)]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0, done.output

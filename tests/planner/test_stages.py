@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from planner_service.files import read_replica
-from planner_service.profiles import (
+from penstock.planner_service.files import read_replica
+from penstock.planner_service.files.profiles import (
     IDENTIFIED,
     Profile,
     context_uncertainty,
@@ -21,11 +21,11 @@ from planner_service.profiles import (
     read_profile,
     write_profile,
 )
-from planner_service.simulator import EngineLimits, Replica, Workload
-from planner_service.simulator.cluster import Moves
-from planner_service.simulator.loop import serve_cluster
-from planner_service.simulator.policies import LeastWork
-from planner_service.stages import (
+from penstock.planner_service.simulator import EngineLimits, Replica, Workload
+from penstock.planner_service.simulator.cluster import Moves
+from penstock.planner_service.simulator.loop import serve_cluster
+from penstock.planner_service.simulator.policies import LeastWork
+from penstock.planner_service.stages import (
     LengthSample,
     Method,
     MoveCost,
@@ -35,10 +35,13 @@ from planner_service.stages import (
     in_flight,
     plan_stages,
 )
-from planner_service.stages.partition import Problem
-from services.domain import InvalidRequest, StepLatencyModel
-from services.domain.hardware import ReplicaShape
-from services.domain.stages import BatchLoad, InFlight, QoeModel, Stage
+from penstock.planner_service.stages.partition import Problem
+from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.stages import BatchLoad, InFlight
+from penstock.services.domain.stages.qoe import batch_quality, request_cost_s
+from penstock.types.plans import QoeModel, Stage
+from tests.support.tables import write_trace
 
 QOE = QoeModel(0.006, 3e-5, 1e-8, 3e-12, 5e-8)
 MOVE = MoveCost(100_000, 1e10)
@@ -67,7 +70,7 @@ def quality(layout: list[Stage], sample: LengthSample, qoe: QoeModel, move: Move
     for stage in layout:
         mine = [s for s in held if stage.from_tokens <= s.tokens < stage.to_tokens]
         parts = max(1, min(stage.instances, len(mine)))
-        total += parts * qoe.quality(BatchLoad(*(whole / parts for whole in BatchLoad.of(mine))))
+        total += parts * batch_quality(qoe, BatchLoad(*(whole / parts for whole in BatchLoad.of(mine))))
         for i, o in zip(sample.input_tokens, sample.output_tokens, strict=True):
             if stage.from_tokens and i < stage.from_tokens <= i + o:
                 total += stage.from_tokens * move.token_s / o
@@ -169,10 +172,10 @@ def test_the_qoe_fit_finds_its_model_and_predicts_a_known_replicas_batches() -> 
     loads = [
         BatchLoad(n, n * 100.0 * s, n * 1e4 * s * s, n * 300.0 * s) for n in (1, 2, 4, 8, 16) for s in (1, 3, 9, 27)
     ]
-    samples = [(load, QOE.request_cost_s(load) * rng.normal(1, 0.002)) for load in loads]
+    samples = [(load, request_cost_s(QOE, load) * rng.normal(1, 0.002)) for load in loads]
     fitted = fit_qoe(samples)
     for load in loads:
-        assert fitted.request_cost_s(load) == pytest.approx(QOE.request_cost_s(load), rel=0.02)
+        assert request_cost_s(fitted, load) == pytest.approx(request_cost_s(QOE, load), rel=0.02)
     assert min(fitted.coefficients) >= 0
     with pytest.raises(InvalidRequest, match="samples"):
         fit_qoe(samples[:4])
@@ -193,7 +196,7 @@ def batches_by_share(shares: tuple[float, ...], noise: float) -> list[tuple[Batc
             for share in shares:
                 inputs = share * final
                 load = BatchLoad(n, n * inputs, n * inputs**2, n * (inputs + final) / 2)
-                samples.append((load, QOE.request_cost_s(load) * rng.normal(1, noise)))
+                samples.append((load, request_cost_s(QOE, load) * rng.normal(1, noise)))
     return samples
 
 
@@ -242,8 +245,7 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     trace, out = tmp_path / "trace.csv", tmp_path / "layout.json"
     lengths = zip(rng.lognormal(6, 1.5, 300).astype(int) + 1, rng.integers(1, 400, 300), strict=True)
-    rows = [f"{i / 20},{a},{b}" for i, (a, b) in enumerate(lengths)]
-    trace.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]) + "\n")
+    write_trace(trace, ((i / 20, a, b) for i, (a, b) in enumerate(lengths)))
     command = ["stages", "--instances", "8", "--trace", str(trace), "--out", str(out)]
     done = CliRunner().invoke(app, [*command, "--rate", "90", "--plot", "--json"])
     assert done.exit_code == 0, done.output
@@ -280,6 +282,6 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, [*command, "--no-plot", *more])
         assert done.exit_code == 2, done.output
         assert fault in " ".join(done.output.split()), done.output
-    trace.write_text(trace.read_text().replace(rows[3], "0.15,many,3"))
+    trace.write_text(trace.read_text().replace("\n0.15,", "\n0.15,many,"))
     done = CliRunner().invoke(app, command)
     assert (done.exit_code, "line 5: input_tokens 'many'" in " ".join(done.output.split())) == (2, True), done.output

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from planner_service.files import FileError, read_trace
-from planner_service.trace_importers import ImportedTrace, from_litellm, from_openai, from_vllm
+from penstock.planner_service.files import FileError, read_trace
+from penstock.planner_service.trace_importers import ImportedTrace, from_litellm, from_openai, from_vllm
 
 HEAD = "(APIServer pid=1) INFO {} [logger.py:49] "
 TRAP = (

@@ -9,21 +9,27 @@ import numpy as np
 import pytest
 
 from benchmarks.brute_force import LIMITS, instance, kinds, wanted_quality
-from planner_service.deployment.mixed import GpuTypes
-from planner_service.deployment.search import Strategy
-from planner_service.routing.deployer import Deployer
-from planner_service.routing.end_to_end import EndToEnd
-from planner_service.routing.goals import any_within, begin_of_least_latency, cheapest, least_latency, most_quality
-from planner_service.routing.grading import Grading
-from planner_service.routing.mixed_deployer import MixedDeployer
-from planner_service.routing.quality import JudgedSample, route
-from planner_service.routing.solution import Proof, Solution, Unreachable
-from planner_service.simulator import Dispatch, EngineLimits, Replica, serve
-from planner_service.simulator.felt import percentile_s
-from planner_service.simulator.workload import Floats
-from planner_service.sustained_load import SustainedLoad, load_of
-from services.domain import StepLatencyModel
-from services.domain.hardware import ReplicaShape
+from penstock.planner_service.deployment.mixed import GpuTypes
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.replay.sustained_load import SustainedLoad, load_of
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.end_to_end import EndToEnd
+from penstock.planner_service.routing.goals import (
+    any_within,
+    begin_of_least_latency,
+    cheapest,
+    least_latency,
+    most_quality,
+)
+from penstock.planner_service.routing.grading import Grading
+from penstock.planner_service.routing.mixed_deployer import MixedDeployer
+from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.routing.solution import Proof, Solution, Unreachable
+from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, serve
+from penstock.planner_service.simulator.felt import percentile_s
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain import StepLatencyModel
+from penstock.services.domain.hardware import ReplicaShape
 from tests.planner.test_gpu_types import TYPES, typed_kinds
 
 LIMIT = 0.75
@@ -58,7 +64,7 @@ def verdict(deployer: Deployer, solution: Solution) -> SustainedLoad:
     """The load by which a plan is told."""
     processed, strategies = route(deployer.sample, solution.thresholds).processed, solution.deployment.strategies
     how = (deployer.dispatch, deployer.grading)
-    load = load_of(deployer.sample, deployer._arrival_s, processed, strategies, *how)
+    load = load_of(deployer.sample, deployer._traffic.arrival_s, processed, strategies, *how)
     assert load is not None
     return load
 
@@ -169,7 +175,7 @@ def tight(seed: int) -> Deployer:
     plain, sample = instance(seed, tiers=2 + seed % 2, count=16, gpus=4)
     hard = np.random.default_rng(seed).choice([1, 12], 16, p=[0.7, 0.3])
     longer = dataclasses.replace(sample, output_tokens=sample.output_tokens * hard[:, None])
-    return Deployer(longer, plain._arrival_s * 3.0, plain.kinds, 4, max_utilisation=LIMIT)
+    return Deployer(longer, plain._traffic.arrival_s * 3.0, plain.kinds, 4, max_utilisation=LIMIT)
 
 
 def brute_force(deployer: Deployer, min_quality: float) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 
 import openai
 import pytest
-import yaml
 from grpc import aio
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -25,30 +24,35 @@ from penstock import Judged as ClientJudged
 from penstock import Tokens as ClientTokens
 from penstock.proto.judge.v1 import judge_pb2, judge_pb2_grpc
 from penstock.proto.router.v1 import router_pb2, router_pb2_grpc
-from router_service.clients.judge_client import JudgeClient, JudgeLimits
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.domain.events import Escalated, EscalationReason, Judged, Resume, RouterEvent, RouterRequest
-from router_service.generation.cascade_generation import CascadeGeneration
-from router_service.generation.early_rejection import EarlyCheckCounter
-from router_service.generation.tier_answer import TierAnswer
-from router_service.generation.tier_generation import TierGeneration
-from router_service.generation.tier_promises import TierPromises
-from router_service.generation.tier_times import TierTimes
-from services.channels import ChannelPool
-from services.domain import Plan, Role, SamplingParams, TierPlan, TokenFrame
-from services.domain.early_checks import EarlyCheck
-from services.domain.errors import DeadlineExceeded, Unavailable, invalid
-from services.domain.instances import InstanceRecord
-from services.domain.requests import ChatMessage, ChatPrompt, SloFallback
-from services.domain.slo.promises import Promise
-from services.domain.tools import Tool, ToolUse
-from services.errors import to_status
-from services.field_problems import SettingsError
-from services.grpc_types import Context
-from services.mesh_file import load_mesh_file
-from services.testing import RedisProcess
+from penstock.router_service.clients.judge_client import JudgeClient
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.domain.events import RouterEvent, RouterRequest
+from penstock.router_service.generation.cascade_generation import CascadeGeneration
+from penstock.router_service.generation.early_rejection import EarlyCheckCounter
+from penstock.router_service.generation.tier_answer import TierAnswer
+from penstock.router_service.generation.tier_generation import TierGeneration
+from penstock.router_service.generation.tier_promises import TierPromises
+from penstock.router_service.generation.tier_times import TierTimes
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import Plan, Role, SamplingParams, TierPlan, TokenFrame
+from penstock.services.domain.errors import DeadlineExceeded, Unavailable, invalid
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.slo.promises import Promise
+from penstock.services.errors import to_status
+from penstock.services.field_problems import SettingsError
+from penstock.services.grpc_types import Context
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.mesh_schema import MeshRouter
+from penstock.types.events import Escalated, EscalationReason, Judged
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.requests import Resume
+from penstock.types.rules import EarlyCheck
+from penstock.types.slo import SloFallback
+from penstock.types.tools import Tool, ToolUse
+from tests.conftest import write_mesh_file
 from tests.router.test_generation import TOKENS, Scene
-from tests.support.mesh import TestMesh, running_mesh
+from tests.support.mesh import TestMesh
+from tests.support.present import present
 from tests.support.scripted_worker_servicer import Script
 
 LIMIT_S = 60.0
@@ -81,7 +85,7 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
     async def ListScorers(  # noqa: N802
         self, request: judge_pb2.ListScorersRequest, context: Context
     ) -> judge_pb2.ListScorersResponse:
-        scorer = judge_pb2.Scorer(name="s", scores_unfinished=True)
+        scorer = judge_pb2.ScorerInfo(name="s", scores_unfinished=True)
         return judge_pb2.ListScorersResponse(scorers=[scorer], default_scorer="s")
 
 
@@ -162,17 +166,21 @@ class Router:
         judge.reasons = reasons or {}
         self.scene.view.follow(plan)
         client = JudgeClient(
-            self._channels, self.scene.pool, NoOpTracer(), NoOpMeter("t"), JudgeLimits(LIMIT_S, 8, LIMIT_S)
+            self._channels,
+            self.scene.pool,
+            NoOpTracer(),
+            NoOpMeter("t"),
+            MeshRouter(judge_timeout_s=LIMIT_S, judge_concurrency=8, judge_open_s=LIMIT_S),
         )
         cascade = CascadeGeneration(
             self.scene.view,
             self.scene.tier(),
             client,
             tracer or NoOpTracer(),
-            flag_below,
+            flag_below=flag_below,
             early_checks=EarlyCheckCounter(NoOpMeter("t")),
         )
-        sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
+        sampling = SamplingParams(seed=1, max_tokens=TOKENS)
         deadline_s = asyncio.get_running_loop().time() + within_s
         fields: dict[str, Any] = {"model": "cascade", "prompt": PROMPT} | request
         routed = RouterRequest("r", sampling=sampling, deadline_s=deadline_s, **fields)
@@ -221,8 +229,7 @@ async def test_the_answer_with_the_highest_score_is_delivered(
     summaries = [answer.summary() for answer in served.answers]
     assert [(s.tier, s.score) for s in summaries] == [("small", small), ("medium", medium), ("large", large)]
     assert [s.tier for s in summaries if s.accepted] == [best]
-    attributes = served.answers[-1].past().attributes
-    assert attributes is not None
+    attributes = present(served.answers[-1].past().attributes)
     assert attributes.get("penstock.better_tier", "") == better
 
 
@@ -457,8 +464,7 @@ async def test_a_held_last_answer_has_an_slo_to_finish_by(router: Router) -> Non
     (small,), (large,) = (router.scene.workers[tier].asked for tier in ("small", "large"))
     assert (small.decline_unkept_slo, large.decline_unkept_slo) == (True, False)
     assert large.slo.HasField("time_to_first_token")
-    result = served.answer.slo_result(asyncio.get_running_loop().time() + 900.0)
-    assert result is not None
+    result = present(served.answer.slo_result(asyncio.get_running_loop().time() + 900.0))
     assert result.attained
 
 
@@ -489,30 +495,15 @@ async def test_a_last_tier_that_would_be_too_late_if_held_streams(router: Router
 
 GREEDY: Any = {"temperature": 0.0, "max_tokens": 20}
 FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0}
-
-
-def content() -> dict[str, Any]:
-    """The small tier's answers are complete and never accepted; those of the large one are cut off, which a guard refuses."""
-    tiers: list[dict[str, Any]] = [
-        {"name": "small", "threshold": 100, "simulated": FAST | {"reply_tokens": 8}},
-        {"name": "large", "simulated": FAST | {"reply_tokens": 1_000_000}},
-    ]
-    scorer = {"name": "confidence", "kind": "confidence"}
-    return {
-        "name": "best-answer",
-        "tiers": [{"engine": "simulated", "model": f"sim-{tier['name']}"} | tier for tier in tiers],
-        "judge": {"scorers": [scorer]},
-        "planner": {"best_answer": True},
-        "router": {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60, "trace_share": 1.0},
-    }
-
-
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    path = tmp_path_factory.mktemp("mesh") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content()))
-    async with running_mesh(path, redis.url) as mesh:
-        yield mesh
+MESH = {
+    "tiers": [
+        {"name": "small", "model": "sim-small", "threshold": 100, "simulated": FAST | {"reply_tokens": 8}},
+        {"name": "large", "model": "sim-large", "simulated": FAST | {"reply_tokens": 1_000_000}},
+    ],
+    "planner": {"best_answer": True},
+    "router": {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60, "trace_share": 1.0},
+}
+"""The small tier's answers are complete and never accepted; those of the large one are cut off, which a guard refuses."""
 
 
 async def test_a_client_sees_which_answer_it_gets(mesh: TestMesh) -> None:
@@ -525,8 +516,7 @@ async def test_a_client_sees_which_answer_it_gets(mesh: TestMesh) -> None:
         shown = [event for event in events if isinstance(event, kinds)]
         first, last = (e for e in shown if isinstance(e, ClientJudged))
         assert (first.tier, first.accepted, first.better_tier) == ("small", False, "")
-        assert first.score is not None
-        assert first.score > 0
+        assert present(first.score) > 0
         assert (last.tier, last.score, last.reason) == ("large", 0.0, "truncated_answer")
         assert (last.accepted, last.better_tier) == (False, "small")
         tokens = [e for e in shown if isinstance(e, ClientTokens)]
@@ -553,8 +543,7 @@ async def test_openais_api_delivers_it_streamed_and_whole(mesh: TestMesh) -> Non
         for choice in done:
             assert choice["tier"] == "small"
             assert [(t["tier"], t["accepted"]) for t in choice["tiers"]] == [("small", True), ("large", False)]
-        assert whole.usage is not None
-        assert whole.usage.completion_tokens == sum(choice["tiers"][0]["completion_tokens"] for choice in done)
+        assert present(whole.usage).completion_tokens == sum(choice["tiers"][0]["completion_tokens"] for choice in done)
         stream = await client.chat.completions.create(**options, stream=True)
         chunks = [chunk async for chunk in stream]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -568,7 +557,7 @@ async def test_a_stream_of_it_that_broke_off_is_resumed(mesh: TestMesh) -> None:
         stub: Any = router_pb2_grpc.RouterServiceStub(channel)
         request = router_pb2.GenerateRequest(model="cascade")
         request.prompt.chat.messages.add(role="user", content="hello")
-        request.sampling.temperature, request.sampling.max_output_tokens = 0.0, GREEDY["max_tokens"]
+        request.sampling.temperature, request.sampling.max_tokens = 0.0, GREEDY["max_tokens"]
         request.resume.tier, kept = reply.tier, reply.token_ids[:3]
         request.resume.token_ids.extend(kept)
         events = [event async for event in stub.Generate(request)]
@@ -592,10 +581,7 @@ async def test_a_plan_may_be_set_to_deliver_it_or_not(mesh: TestMesh) -> None:
 
 
 def test_a_mesh_file_says_so_or_is_without_it(tmp_path: Path) -> None:
-    path = tmp_path / "mesh.yaml"
     for planner, best_answer in (({}, False), ({"best_answer": True}, True)):
-        path.write_text(yaml.safe_dump(content() | {"planner": planner}))
-        assert load_mesh_file(path).plan("").best_answer is best_answer
-    path.write_text(yaml.safe_dump(content() | {"planner": {"best_answer": "mostly"}}))
+        assert load_mesh_file(write_mesh_file(tmp_path, planner=planner)).plan("").best_answer is best_answer
     with pytest.raises(SettingsError, match=r"planner\.best_answer"):
-        load_mesh_file(path)
+        load_mesh_file(write_mesh_file(tmp_path, planner={"best_answer": "mostly"}))

@@ -1,12 +1,10 @@
 """Thresholds that give way under a burst: real services, simulated engines, one mesh with two routers."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 
 from penstock import (
     Accepted,
@@ -20,37 +18,25 @@ from penstock import (
     Plan,
 )
 from penstock.client import errors
-from router_service.domain.burst_counts import BurstCounts
-from router_service.siblings.client import counters_from_proto
-from router_service.siblings.counters import ProcessCounters, total
-from router_service.siblings.servicer import counters_to_proto
-from services.domain.bursts import tie_draw
-from services.testing import RedisProcess
+from penstock.router_service.siblings.counters import total
+from penstock.services.acceptance.bursts import tie_draw
+from penstock.types.mesh_status import BurstCounts, ProcessCounters
 from tests.router.test_flagged_answers import metrics_page
 from tests.router.test_request_traces import SERVICES, trace_of
-from tests.support.mesh import TestMesh, running_mesh
+from tests.support.mesh import TestMesh
 
 FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 6}
-CONTENT: dict[str, Any] = {
-    "name": "bursts",
+MESH = {
     "tiers": [
-        {"name": "small", "engine": "simulated", "model": "sim-small", "threshold": 100, "simulated": FAST},
-        {"name": "large", "engine": "simulated", "model": "sim-large", "simulated": FAST},
+        {"name": "small", "model": "sim-small", "threshold": 100, "simulated": FAST},
+        {"name": "large", "model": "sim-large", "simulated": FAST},
     ],
-    "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}]},
     "router": {"grpc_port": 0, "http_port": 0, "replicas": 2, "burst_window_s": 30, "trace_per_s": 100},
 }
+ROUTERS = 2
 CALM_PER_S = 2.0
 SHARE = 0.5
 TIED = "tied"
-
-
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    path = tmp_path_factory.mktemp("mesh") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(CONTENT))
-    async with running_mesh(path, redis.url, routers=2) as mesh:
-        yield mesh
 
 
 def ladder(*steps: tuple[BurstThreshold, float, float], mean: float = 80.0) -> BurstLadder:
@@ -199,8 +185,7 @@ def test_the_processes_of_a_router_add_up() -> None:
     """The step that most requests may take is the highest; the mean is of all requests."""
     one = ProcessCounters(burst=BurstCounts(1, 0.4, False, 3, 10, 850.0))
     two = ProcessCounters(burst=BurstCounts(0, 0.9, True, 1, 30, 2700.0))
-    sent = [counters_from_proto(counters_to_proto(part)) for part in (one, two, ProcessCounters())]
-    both = total(sent).burst
+    both = total([one, two, ProcessCounters()]).burst
     assert both == BurstCounts(1, 0.4, True, 4, 40, 3550.0)
     assert both.window_quality == 88.75
     assert total([ProcessCounters()]).burst is None

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from router_service.domain.events import EscalationReason
-from router_service.generation import cascade
-from router_service.generation.cascade import Accept, Escalate
-from services.domain import JudgeUnavailable, NotFound, Plan, TierPlan
-from services.domain.bursts import BurstStep, BurstThreshold
-from services.domain.long_answers import LongAnswers
+from penstock.router_service.generation import cascade
+from penstock.router_service.generation.cascade import Accept, Escalate
+from penstock.services.acceptance.long_answers import counted_tokens
+from penstock.services.acceptance.pipeline import lowest_accepted
+from penstock.services.domain import JudgeUnavailable, NotFound, Plan, TierPlan
+from penstock.types.events import EscalationReason
+from penstock.types.rules import BurstStep, BurstThreshold, LongAnswers
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))
 
@@ -75,15 +76,15 @@ def test_a_long_answer_is_accepted_from_its_own_score_on(
 
 def test_what_a_guard_has_refused_is_not_long() -> None:
     """An answer that was cut off or repeats itself is long for that reason."""
-    assert cascade.counted_tokens(500, "") == 500
-    assert cascade.counted_tokens(500, "truncated") == 0
+    assert counted_tokens(500, "") == 500
+    assert counted_tokens(500, "truncated") == 0
 
 
 def test_the_threshold_that_clients_see_is_the_one_that_held() -> None:
-    assert cascade.lowest_accepted(LONG[0], 99) == 60.0
-    assert cascade.lowest_accepted(LONG[0], 100) == 20.0
+    assert lowest_accepted(LONG[0], 99) == 60.0
+    assert lowest_accepted(LONG[0], 100) == 20.0
     higher = replace(LONG[0], long_answers=LongAnswers(100, 90.0))
-    assert cascade.lowest_accepted(higher, 100) == 60.0
+    assert lowest_accepted(higher, 100) == 60.0
 
 
 def test_a_burst_step_keeps_the_rule_for_long_answers() -> None:
@@ -100,12 +101,6 @@ def test_a_tier_alone_is_never_judged() -> None:
 def test_without_a_judge_the_plan_may_let_answers_stand() -> None:
     plan = Plan(1, PLAN.tiers, judge_unavailable=JudgeUnavailable.ACCEPT)
     assert cascade.decide(plan, plan.tiers, 0, None) == Accept("judge_unavailable")
-
-
-def test_a_tier_that_cannot_answer_hands_on_unless_it_is_the_last() -> None:
-    reason = EscalationReason.TIER_UNAVAILABLE
-    assert cascade.unable(PLAN.tiers, 1, reason) == Escalate(2, reason)
-    assert cascade.unable(PLAN.tiers, 2, reason) is None
 
 
 def test_a_burst_step_has_its_own_thresholds_and_changes_nothing_else() -> None:
@@ -138,4 +133,5 @@ def test_a_tier_is_passed_over_for_a_predicted_score_below_its_limit_unless_it_i
 ) -> None:
     small, medium, large = PLAN.tiers
     tiers = (replace(small, skip_below=30.0), medium, replace(large, skip_below=30.0))
-    assert cascade.passed_over(tiers, at, predicted) == expected
+    low = EscalationReason.PREDICTED_SCORE_LOW
+    assert cascade.passed_over(tiers, at, predicted) == (None if expected is None else Escalate(at + 1, low, expected))

@@ -9,14 +9,15 @@ import pytest
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer
 
-from router_service.clients.judge_client import JudgeClient, JudgeLimits
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.domain.events import RouterEvent, RouterRequest
-from router_service.generation.cascade_generation import CascadeGeneration
-from router_service.generation.tier_answer import TierAnswer
-from services.channels import ChannelPool
-from services.domain import Plan, SamplingParams, TierPlan, TokenFrame
-from services.domain.requests import ChatMessage, ChatPrompt
+from penstock.router_service.clients.judge_client import JudgeClient
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.domain.events import RouterEvent, RouterRequest
+from penstock.router_service.generation.cascade_generation import CascadeGeneration
+from penstock.router_service.generation.tier_answer import TierAnswer
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import Plan, SamplingParams, TierPlan, TokenFrame
+from penstock.services.mesh_schema import MeshRouter
+from penstock.types.prompts import ChatMessage, ChatPrompt
 from tests.router.test_generation import TOKENS, Scene
 
 LIMIT_S = 60.0
@@ -52,9 +53,15 @@ async def scene() -> AsyncIterator[Scene]:
 
 async def answer_of(scene: Scene) -> TierAnswer:
     """The answer to a request, after all of its tokens have come."""
-    judge = JudgeClient(scene._channels, scene.pool, NoOpTracer(), NoOpMeter("t"), JudgeLimits(1.0, 1, 1.0))
+    judge = JudgeClient(
+        scene._channels,
+        scene.pool,
+        NoOpTracer(),
+        NoOpMeter("t"),
+        MeshRouter(judge_timeout_s=1.0, judge_concurrency=1, judge_open_s=1.0),
+    )
     cascade = CascadeGeneration(scene.view, scene.tier(), judge, NoOpTracer())
-    sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
+    sampling = SamplingParams(seed=1, max_tokens=TOKENS)
     deadline_s = asyncio.get_running_loop().time() + LIMIT_S
     output, answers = Output(), list[TierAnswer]()
     answer = await cascade.generate(RouterRequest("r", "cascade", PROMPT, sampling, deadline_s), output, answers)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
+from penstock.router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
 
 LIMITS = BreakerLimits(failures=3, open_s=1.0, max_open_s=5.0)
 

@@ -13,9 +13,9 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from penstock import TierStarted
-from router_service.admission.admission_queue import AdmissionQueue
-from services.domain.errors import Overloaded
-from services.testing import RedisProcess
+from penstock.router_service.admission.admission_queue import AdmissionQueue
+from penstock.services.domain.errors import Overloaded
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
@@ -83,16 +83,12 @@ async def test_nothing_is_refused_early_that_the_queue_would_take() -> None:
             if places <= queue._admission.max_active:
                 tasks.append(asyncio.create_task(_hold(queue, rng.randint(-1, 1), places)))
         await asyncio.sleep(0)
-        rejected = queue.rejected
         if (error := queue.refusal()) is not None:
             early += 1
-            assert queue.rejected == rejected + 1
             assert error.retry_after_s > 0
             with pytest.raises(Overloaded):
                 async with queue.entered(100, LATER):
                     pass
-        else:
-            assert queue.rejected == rejected
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import openai
 import pytest
-import yaml
 from grpc import aio
 from rich.console import Console
 
 from penstock import AsyncClient, Finished, Reply
 from penstock.cli import ask, top
 from penstock.client.errors import InvalidRequestError, NotFoundError
-from penstock.client.mesh_status import Trace
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.generation.attempt import _draft_for
-from services.channels import ChannelPool
-from services.domain import GenerationRequest, SamplingParams, TextPrompt
-from services.domain.errors import InvalidRequest
-from services.domain.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft
-from services.errors import from_rpc
-from services.testing import RedisProcess
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.generation.attempt import _draft_for
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import GenerationRequest, SamplingParams, TextPrompt
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.errors import from_rpc
+from penstock.services.testing import RedisProcess
+from penstock.types.mesh_status import Trace
+from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft
+from tests.conftest import write_mesh_file
 from tests.router.test_flagged_answers import metrics_page
 from tests.router.test_generation import TOKENS, Scene
 from tests.support.mesh import TestMesh, running_mesh
@@ -56,15 +56,8 @@ TIERS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
     """Tiers whose answers are never accepted, but for the last; the middle one gets no rejected answers."""
-    content = {
-        "name": "escalation-drafts",
-        "tiers": [{"engine": "simulated"} | tier for tier in TIERS],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0, "judge_timeout_s": 60},
-    }
-    path = tmp_path_factory.mktemp("mesh") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    async with running_mesh(path, redis.url) as mesh:
+    router = {"grpc_port": 0, "http_port": 0, "trace_share": 1.0, "judge_timeout_s": 60}
+    async with running_mesh(write_mesh_file(tmp_path_factory.mktemp("mesh"), TIERS, router=router), redis.url) as mesh:
         yield mesh
 
 
@@ -274,8 +267,8 @@ class TestWorker:
         async with aio.insecure_channel(mesh.parts["worker-large-0"].address) as channel:
             yield worker_pb2_grpc.WorkerServiceStub(channel)
 
-    async def finished(self, stub: Stub, draft: worker_pb2.Draft) -> worker_pb2.Finished:
-        sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=20, ignore_eos=True)
+    async def finished(self, stub: Stub, draft: worker_pb2.Draft) -> worker_pb2.EngineFinished:
+        sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
         prompt = common_pb2.Prompt(
             chat=common_pb2.ChatPrompt(messages=[common_pb2.ChatMessage(role="user", content=PROMPT)])
         )

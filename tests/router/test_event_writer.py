@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager, closing
 import pytest
 from aiohttp import web
 
-from router_service.openai_gateway.event_writer import EventWriter
-from services.domain.errors import PeerNotReading
-from services.write_timeouts import WriteTimeouts
+from penstock.router_service.openai_gateway.event_writer import EventWriter
+from penstock.services.domain.errors import PeerNotReading
+from penstock.services.write_timeouts import WriteTimeouts
+from tests.support.present import present
 
 FOREVER_S = 3600.0
 LARGE = b"x" * 100_000
@@ -35,8 +36,7 @@ async def served(
                 await writer.sent()
         except BaseException as error:
             ended.set_result(error)
-            assert request.transport is not None
-            request.transport.abort()
+            present(request.transport).abort()
             raise
         ended.set_result(None)
         return response
@@ -187,8 +187,7 @@ async def test_the_last_events_and_the_end_of_the_response_are_one_write(version
     async def handle(writer: EventWriter) -> None:
         writer.send(b"data: 1\n\n")
         await writer.sent()
-        transport = writer._request.transport
-        assert transport is not None
+        transport = present(writer._request.transport)
         usual = transport.write
 
         def counted(data: bytes) -> None:

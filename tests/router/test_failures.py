@@ -2,7 +2,7 @@
 
 import pytest
 
-from router_service.domain.failures import (
+from penstock.router_service.domain.failures import (
     MAX_EJECTIONS,
     RULES,
     ClientError,
@@ -14,7 +14,7 @@ from router_service.domain.failures import (
     TryBudget,
     classify,
 )
-from services.domain.errors import (
+from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
     InstanceDraining,
@@ -31,7 +31,7 @@ from services.domain.errors import (
     Unavailable,
     invalid,
 )
-from services.domain.requests import PROGRESS_TOKENS
+from penstock.types.requests import PROGRESS_TOKENS
 
 NEVER, REPEATED, BOUNDED, ALWAYS = Ejection.NEVER, Ejection.REPEATED, Ejection.BOUNDED, Ejection.ALWAYS
 ATTEMPT, REFUSAL, END = Cost.ATTEMPT, Cost.REFUSAL, Cost.END

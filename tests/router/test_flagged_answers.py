@@ -8,10 +8,10 @@ import aiohttp
 import pytest
 
 from penstock import Finished, Judged, Tokens
-from router_service.generation.cascade import flagged
-from services.field_problems import SettingsError
-from services.mesh_file import load_mesh_file
-from services.testing import RedisProcess
+from penstock.router_service.generation.cascade import flagged
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 

@@ -18,22 +18,20 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from router_service.clients.bid_client import BidClient
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.clients.worker_client import WorkerClient
-from router_service.domain.events import InstanceChanged, TierStarted
-from router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
-from router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls, TierDone
-from router_service.generation.reply_assembler import TierEvent
-from router_service.generation.tier_generation import MAX_TRACED_CALLS, RetryPolicy, TierGeneration
-from router_service.migration.bidding import BidLimits, MoveAgent
-from router_service.migration.movable_reply import Moved, NotMoved
-from router_service.routing.instance_pool import InstancePool
-from services import errors, telemetry
-from services.background import end
-from services.channels import ChannelPool
-from services.domain import GenerationRequest, MeshView, SamplingParams, TextPrompt, TokenFrame
-from services.domain.errors import (
+from penstock.router_service.clients.bid_client import BidClient
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
+from penstock.router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls, TierDone
+from penstock.router_service.generation.reply_assembler import TierEvent
+from penstock.router_service.generation.tier_generation import MAX_TRACED_CALLS, TierGeneration
+from penstock.router_service.migration.bidding import MoveAgent
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.services import errors, telemetry
+from penstock.services.background import end
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import GenerationRequest, MeshView, SamplingParams, TextPrompt, TokenFrame
+from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
     InstanceDraining,
@@ -49,8 +47,12 @@ from services.domain.errors import (
     Unavailable,
     invalid,
 )
-from services.domain.requests import PROGRESS_TOKENS, Draft, FinishReason
-from services.domain.stages.advice import MoveAdvice
+from penstock.services.mesh_schema import MeshRouter, MeshStages
+from penstock.types.events import InstanceChanged, TierStarted
+from penstock.types.mesh_status import ReplyMoved
+from penstock.types.replies import FinishReason
+from penstock.types.requests import PROGRESS_TOKENS, Draft
+from penstock.types.workers import MoveAdvice, NotMoved
 from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
 
@@ -75,7 +77,7 @@ class Scene:
         self.view = MeshView()
         self.view.connect([], None, LONG_AGO)
         self.pool = InstancePool(self.view, ejection_s=1000.0)
-        self.policy = RetryPolicy(tier_wait_s=0.0, max_attempts=4, max_refusals=4, max_deaths=2)
+        self.policy = MeshRouter(tier_wait_s=0.0, max_attempts=4, max_refusals=4, max_deaths=2)
         self.workers: dict[str, ScriptedWorker] = {}
         self._version = 0
 
@@ -95,7 +97,13 @@ class Scene:
 
     def tier(self, silence_s: float = 30.0, tracer: Tracer | None = None) -> TierGeneration:
         client = WorkerClient(self._channels, self._sessions, silence_s)
-        agent = MoveAgent(self.view, BidClient(self._channels), NoOpTracer(), NoOpMeter("t"), BidLimits(1.0, 1.0))
+        agent = MoveAgent(
+            self.view,
+            BidClient(self._channels),
+            NoOpTracer(),
+            NoOpMeter("t"),
+            MeshStages(bid_timeout_s=1.0, turn_timeout_s=1.0),
+        )
         return TierGeneration(self.pool, client, agent, tracer or NoOpTracer(), self.policy, NoOpMeter("t"))
 
     async def reply(
@@ -113,7 +121,7 @@ class Scene:
     ) -> Seen:
         """A whole reply, each of its tokens once."""
         token_ids, instances, reasons = list[int](), list[str](), list[str]()
-        sampling = SamplingParams(seed=1, max_output_tokens=TOKENS)
+        sampling = SamplingParams(seed=1, max_tokens=TOKENS)
         # no prompt is known anywhere
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling, draft=draft)
         deadline_s = asyncio.get_running_loop().time() + within_s
@@ -171,7 +179,7 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
     source = await scene.start("a", [20, Act.HAND_OVER])
     target = await scene.start("b", [5])
     tier = scene.tier()
-    request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1, max_output_tokens=TOKENS))
+    request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1, max_tokens=TOKENS))
     deadline_s = asyncio.get_running_loop().time() + 300
     token_ids, instances, moving, history = list[int](), list[str](), None, FailureHistory()
 
@@ -199,7 +207,7 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
                 if event.moved:
                     await target.server.stop(None)
     assert moving is not None
-    assert isinstance(await moving, Moved)
+    assert isinstance(await moving, ReplyMoved)
     assert token_ids == list(range(TOKENS))
     assert instances == ["b", "a"]
     assert scene.ejected == {"b"}
@@ -248,7 +256,7 @@ async def test_a_request_that_two_instances_died_of_is_not_tried_on_a_third(scen
 
 
 async def test_how_many_may_die_of_a_request_is_a_setting(scene: Scene) -> None:
-    scene.policy = replace(scene.policy, max_deaths=3)
+    scene.policy = scene.policy.model_copy(update={"max_deaths": 3})
     for name in "abcd":
         await scene.start(name, [Act.DIE])
     with pytest.raises(PoisonRequest) as caught:
@@ -317,7 +325,7 @@ async def test_nobody_there_costs_an_attempt_and_ejects_and_is_no_death(scene: S
 async def test_an_instance_that_is_full_is_left_alone_for_as_long_as_it_says(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
+    monkeypatch.setattr("penstock.router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
     await scene.start("a", [Overloaded("full", 3600.0)])
     await scene.start("b")
     assert [(await scene.reply(f"r{i}")).instances for i in range(3)] == [["b"]] * 3
@@ -325,7 +333,7 @@ async def test_an_instance_that_is_full_is_left_alone_for_as_long_as_it_says(
 
 
 async def test_being_full_costs_no_attempt_and_ejects_nobody(scene: Scene) -> None:
-    scene.policy = replace(scene.policy, max_attempts=1)
+    scene.policy = scene.policy.model_copy(update={"max_attempts": 1})
     await scene.start("a", *[[Overloaded("full", 0.0)]] * 3)
     await scene.reply()
     assert scene.tried == {"a": 4}
@@ -341,7 +349,7 @@ async def test_a_tier_that_stays_full_says_so_after_so_many_refusals(scene: Scen
 
 
 async def test_a_draining_instance_is_left_and_costs_no_attempt(scene: Scene) -> None:
-    scene.policy = replace(scene.policy, max_attempts=1)
+    scene.policy = scene.policy.model_copy(update={"max_attempts": 1})
     for name in "abc":
         await scene.start(name, [InstanceDraining("draining")])
     await scene.start("d")
@@ -400,7 +408,7 @@ async def test_a_reply_that_the_worker_aborts_goes_on_elsewhere_and_ejects_nobod
 )
 async def test_a_break_of_the_shared_call_is_nobodys_death(scene: Scene, status: grpc.Status) -> None:
     """One reply's step breaks the call of nine, twice: the others complete, and the worker is not ejected."""
-    scene.policy = replace(scene.policy, max_attempts=1)
+    scene.policy = scene.policy.model_copy(update={"max_attempts": 1})
     worker = await scene.start("a", *[[1]] * 8, [1, Act.BREAK_CALL], *[[1]] * 8, [Act.BREAK_CALL])
     worker.broken_by = status
     histories = [FailureHistory() for _ in range(9)]
@@ -451,7 +459,7 @@ async def test_what_is_the_requests_own_ends_it_at_once_and_ejects_nobody(scene:
 
 async def test_a_tier_without_instances_is_given_up_at_once_or_waited_for(scene: Scene) -> None:
     """may_give_up: at once, however long `tier_wait_s`; otherwise an instance that comes meanwhile gets the request."""
-    scene.policy = replace(scene.policy, tier_wait_s=600.0)
+    scene.policy = scene.policy.model_copy(update={"tier_wait_s": 600.0})
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(Unavailable, match="no instance"):
@@ -461,16 +469,37 @@ async def test_a_tier_without_instances_is_given_up_at_once_or_waited_for(scene:
     await asyncio.sleep(0)
     await scene.start("late")
     assert (await waiting).instances == ["late"]
-    scene.policy = replace(scene.policy, tier_wait_s=0.05)
     scene.hear(scene.workers["late"], draining=True)
+    scene.policy = scene.policy.model_copy(update={"tier_wait_s": 0.05})
     began = loop.time()
     with pytest.raises(Unavailable, match="no instance"):
         await scene.reply()
     assert loop.time() - began >= 0.05
 
 
+async def test_a_tier_whose_worker_loads_is_waited_for_up_to_the_deadline(scene: Scene) -> None:
+    """However short `tier_wait_s`, which begins when no worker loads any more."""
+    scene.policy = scene.policy.model_copy(update={"tier_wait_s": 0.05})
+    await scene.start("a", [3, Act.DIE])
+    scene.hear(scene.workers["a"], instance_id="loading-b", model=None, tier="only")
+    waiting = asyncio.create_task(scene.reply())
+    while not scene.ejected:
+        await asyncio.sleep(0)
+    scene.view.forget("a")
+    await scene.pool.change(0.2)  # four times as long
+    assert not waiting.done()
+    await scene.start("b")
+    assert (await waiting).instances == ["a", "b"]
+    scene.view.forget("b")
+    with pytest.raises(DeadlineExceeded):
+        await scene.reply("late", within_s=0.2)
+    scene.view.forget("loading-b")
+    with pytest.raises(Unavailable, match="no instance"):
+        await scene.reply("never")
+
+
 async def test_a_reply_that_has_begun_waits_for_an_instance_also_in_a_tier_that_may_be_given_up(scene: Scene) -> None:
-    scene.policy = replace(scene.policy, tier_wait_s=600.0)
+    scene.policy = scene.policy.model_copy(update={"tier_wait_s": 600.0})
     await scene.start("a", [3, Act.DIE])
     waiting = asyncio.create_task(scene.reply(may_give_up=True))
     while not scene.ejected:
@@ -493,7 +522,7 @@ async def test_a_full_tier_is_waited_for_however_short_the_patience(scene: Scene
 async def test_the_spans_of_a_reply_are_bounded(scene: Scene) -> None:
     """Attempts beyond the limit leave no span, and the reply completes."""
     attempts = MAX_TRACED_CALLS + 3
-    scene.policy = replace(scene.policy, max_attempts=attempts + 1)
+    scene.policy = scene.policy.model_copy(update={"max_attempts": attempts + 1})
     await scene.start("a", *[[AlreadyRunning("r")]] * attempts)
     exporter, tracers = InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
@@ -534,7 +563,7 @@ async def test_the_client_is_told_why_the_last_instance_was_left_that_had_tokens
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not that others were full meanwhile, unless it was full itself."""
-    monkeypatch.setattr("router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
+    monkeypatch.setattr("penstock.router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
     await scene.start("a", [5, Act.DIE])
     await scene.start("b", [Overloaded("no", 3600.0)])
     await scene.start("c", [1000, Act.FINISH], [5, Overloaded("no", 0.0)])
@@ -598,9 +627,9 @@ async def test_how_long_a_move_by_advice_has_stalled_its_reply_is_known_to_the_n
     proceed = asyncio.Event()
     await scene.start("a", [3, Act.ADVISE_MOVE, proceed, 1000, Act.FINISH])
 
-    async def follow(*_: object) -> Moved:
+    async def follow(*_: object) -> ReplyMoved:
         proceed.set()
-        return Moved(5, 7.0, 10)
+        return ReplyMoved(5, 7.0, 10)
 
     monkeypatch.setattr(MoveAgent, "follow", follow)
     generation = scene.tier()
@@ -622,7 +651,7 @@ def test_the_expected_stall_of_a_move_is_that_of_the_worst_but_few() -> None:
     stalls.add(NotMoved("no"))
     assert stalls.expected_s == FIRST_STALL_S
     for _ in range(19):
-        stalls.add(Moved(5, 2.0, 10))
-    stalls.add(Moved(5, 7.0, 10))
+        stalls.add(ReplyMoved(5, 2.0, 10))
+    stalls.add(ReplyMoved(5, 7.0, 10))
     assert 2.0 <= stalls.expected_s <= 7.0
     assert stalls.expected_s > FIRST_STALL_S

@@ -12,11 +12,12 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import Tokens
-from router_service.routing.readiness import TierState, readiness
-from router_service.servicer import ROUTER_SERVICE
-from services.domain import InstanceRecord, MeshView, ModelCard, Plan, Role, TierPlan
-from services.runtime import Chassis
-from services.testing import RedisProcess
+from penstock.router_service.routing.readiness import TierState, readiness
+from penstock.router_service.servicer import ROUTER_SERVICE
+from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
+from penstock.services.runtime import Chassis
+from penstock.services.testing import RedisProcess
+from penstock.types.mesh_status import Loading
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
@@ -48,6 +49,10 @@ def test_a_router_is_ready_with_a_plan_and_an_instance_until_it_drains() -> None
     assert (state.problem, state.tiers["small"]) == ("", TierState(0, 1, 2))
     view.hear(dataclasses.replace(WORKER, sequence=2, draining=True), 8.0)
     assert readiness(view, draining=False).problem == "no tier has an instance"
+    loads = Load(loading=Loading(0.4, 30.0))
+    view.hear(dataclasses.replace(WORKER, instance_id="loading-v", model=None, load=loads, tier="large"), 8.0)
+    problem = "no tier has an instance; large is loading: 40%, about 30 s left"
+    assert readiness(view, draining=False).problem == problem
 
 
 async def answers(router: Chassis) -> dict[str, tuple[int, Mapping[str, Any]]]:
@@ -113,6 +118,8 @@ async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, m
             "draining": False,
             "plan_revision": 1,
             "state_connected": True,
+            "unreadable": "",
+            "loading": {},
             "tiers": {
                 "small": {"live": 1, "without_lease": 0, "planned": 1},
                 "large": {"live": 0, "without_lease": 0, "planned": 1},

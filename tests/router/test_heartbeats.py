@@ -10,13 +10,14 @@ import pytest
 from grpc import aio
 
 from penstock import Options
-from penstock.client.messages import generation
+from penstock.client import messages
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.domain.events import Answer, Heartbeat, RequestOutput, RouterEvent, TierStarted
-from router_service.heartbeats import MAX_JOINED_TOKENS, MAX_UNREAD_EVENTS, with_heartbeats
-from services.domain import TokenFrame
-from services.testing import RedisProcess
+from penstock.router_service.domain.events import Answer, RequestOutput, RouterEvent
+from penstock.router_service.heartbeats import MAX_JOINED_TOKENS, MAX_UNREAD_EVENTS, with_heartbeats
+from penstock.services.domain import TokenFrame
+from penstock.services.testing import RedisProcess
+from penstock.types.events import Heartbeat, TierStarted
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
@@ -152,7 +153,7 @@ async def test_a_router_says_that_it_is_alive_while_it_has_nothing_to_send(slow_
         stub = router_pb2_grpc.RouterServiceStub(channel)
 
         async def ask() -> list[pb.GenerateResponse]:
-            request = generation.request_to_proto("hello", Options(temperature=0))
+            request = messages.request_to_proto("hello", Options(temperature=0))
             return [response async for response in stub.Generate(request, timeout=60)]
 
         replies = await asyncio.gather(ask(), ask())
@@ -163,7 +164,7 @@ async def test_a_router_says_that_it_is_alive_while_it_has_nothing_to_send(slow_
         in_queue.append(first)
         assert set(kinds[:first]) <= {"heartbeat"}
         assert kinds.count("heartbeat") - first >= 3
-        announced = {generation.heartbeat_interval_s(response) for response in responses} - {None}
+        announced = {messages.heartbeat_interval_s(response) for response in responses} - {None}
         assert announced == {0.05}
     assert min(in_queue) == 0
     assert max(in_queue) >= 3

@@ -15,13 +15,13 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
-from router_service.generation.attempt import attempt_id
-from router_service.generation.live_requests import LiveRequests
-from services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
-from services.domain import Role
-from services.domain.errors import AlreadyRunning
-from services.domain.requests import MAX_REQUEST_ID_CHARS
-from services.testing import RedisProcess
+from penstock.router_service.generation.attempt import attempt_id
+from penstock.router_service.generation.live_requests import LiveRequests
+from penstock.services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
+from penstock.services.domain import Role
+from penstock.services.domain.errors import AlreadyRunning
+from penstock.services.testing import RedisProcess
+from penstock.types.requests import MAX_REQUEST_ID_CHARS
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
@@ -40,7 +40,7 @@ async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[T
 
 
 def asked(request_id: str, tokens: int = 2000, **more: object) -> pb.GenerateRequest:
-    sampling = common_pb2.SamplingParams(temperature=0, max_output_tokens=tokens, ignore_eos=True, seed=1)
+    sampling = common_pb2.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=1)
     prompt = common_pb2.Prompt(text="hello")
     fields: dict[str, object] = {"model": "large", "prompt": prompt, "sampling": sampling, "request_id": request_id}
     return pb.GenerateRequest(**(fields | more))  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ async def test_a_tier_that_refuses_more_often_than_the_setting_allows_is_told_as
 
 
 def _worker_request(request_id: str) -> worker_pb2.GenerateRequest:
-    sampling = common_pb2.SamplingParams(temperature=0, max_output_tokens=2000, ignore_eos=True)
+    sampling = common_pb2.SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
     prompt = common_pb2.Prompt(text="hello")
     return worker_pb2.GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling)
 

@@ -2,44 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 import yarl
 
-from services.testing import RedisProcess
 from tests.support.held_engine import held_engines
-from tests.support.mesh import TestMesh, running_mesh
 
 HELLO = [{"role": "user", "content": "hello"}]
 ORIGIN = "https://chat.example"
 FAST = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    content = {
-        "name": "test-headers",
-        "tiers": [
-            {"name": "small", "model": "sim-s", "threshold": 50, "engine": "simulated", "simulated": FAST},
-            {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": FAST},
-        ],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1, "cors_origins": [ORIGIN]},
-    }
-    path = tmp_path_factory.mktemp("headers") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    async with running_mesh(path, redis.url) as running:
-        yield running
-
-
-@pytest.fixture
-async def session(mesh: TestMesh) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(mesh.http, timeout=aiohttp.ClientTimeout(total=60)) as opened:
-        yield opened
+MESH = {"router": {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1, "cors_origins": [ORIGIN]}}
 
 
 def body(**fields: Any) -> dict[str, Any]:

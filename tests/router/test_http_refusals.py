@@ -5,39 +5,26 @@ import gzip
 import json
 import re
 import threading
+import zlib
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 from aiohttp import web
 
-from router_service.openai_gateway import schema
-from router_service.openai_gateway.bodies import INLINE_BYTES, MAX_BODY_BYTES, RequestBodies
-from router_service.openai_gateway.json_values import MAX_NODES, read_object
-from services.domain.errors import InvalidRequest, PenstockError
-from services.testing import RedisProcess
-from tests.support.mesh import TestMesh, running_mesh
+from penstock.router_service.openai_gateway import bodies, schema
+from penstock.router_service.openai_gateway.bodies import INLINE_BYTES, MAX_BODY_BYTES, RequestBodies
+from penstock.router_service.openai_gateway.json_values import MAX_NODES, json_bytes, read_object
+from penstock.services.domain.errors import InvalidRequest, PenstockError
+from tests.support.mesh import TestMesh
+from tests.support.present import present
 from tests.support.raw_http import exchange, request_bytes
 
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 SOUND = json.dumps(CHAT).encode()
-
-
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    fast = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
-    content = {
-        "name": "test-refusals",
-        "tiers": [{"name": "small", "model": "sim-s", "engine": "simulated", "simulated": fast}],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-    path = tmp_path_factory.mktemp("refusals") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    async with running_mesh(path, redis.url) as running:
-        yield running
+MESH = {"tiers": [{"name": "small", "model": "sim-s"}]}
 
 
 def chunked(*chunks: bytes, head: str = "") -> bytes:
@@ -115,8 +102,7 @@ BROKEN: dict[str, tuple[bytes, int]] = {
 async def test_a_broken_request_gets_a_4xx_in_openais_shape(mesh: TestMesh, name: str) -> None:
     """In full, before the connection is closed; nothing is answered in plain text, and nothing waits for ever."""
     data, status = BROKEN[name]
-    response = await exchange(mesh.router.http_address, data)
-    assert response is not None
+    response = present(await exchange(mesh.router.http_address, data))
     assert response.status == status, response
     error = response.error()
     assert len(response.body) < 1_000
@@ -127,8 +113,7 @@ async def test_a_broken_request_gets_a_4xx_in_openais_shape(mesh: TestMesh, name
 @pytest.mark.parametrize("sent", [0, 1, len(SOUND) - 1])
 async def test_a_body_that_ends_too_early_is_refused(mesh: TestMesh, sent: int) -> None:
     cut = request_bytes(SOUND).removesuffix(SOUND) + SOUND[:sent]
-    response = await exchange(mesh.router.http_address, cut, end_after_s=0.2)
-    assert response is not None
+    response = present(await exchange(mesh.router.http_address, cut, end_after_s=0.2))
     assert response.status == 400
     assert response.error()["param"] == "body"
 
@@ -160,6 +145,33 @@ async def test_requests_one_behind_the_other_are_answered_in_order(mesh: TestMes
     ]  # fmt: skip
 
 
+def test_no_more_is_decompressed_than_the_limit_and_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much would come out: a body of 16 MB can hold 16 GB."""
+    made = list[int]()
+
+    class Watched:
+        def __init__(self, bits: int) -> None:
+            self._inflater = zlib.decompressobj(bits)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            result = self._inflater.decompress(data, most)
+            made.append(len(result))
+            return result
+
+    monkeypatch.setattr(bodies, "zlib", SimpleNamespace(**{**vars(zlib), "decompressobj": Watched}))
+    honest = gzip.compress(bytes(5_000_000))
+    lying = honest[:-4] + bytes(4)
+    bodies.check_declared(lying, "gzip", most_bytes=1000)
+    with pytest.raises(web.HTTPRequestEntityTooLarge):
+        bodies.check_declared(honest, "gzip", most_bytes=1000)
+    assert not made
+    for encoding, body in (("gzip", lying), ("deflate", zlib.compress(bytes(5_000_000)))):
+        made.clear()
+        with pytest.raises(web.HTTPRequestEntityTooLarge):
+            bodies.decompressed(body, encoding, most_bytes=1000)
+        assert made == [1001]
+
+
 async def test_a_sound_request_is_served_however_it_is_sent(mesh: TestMesh) -> None:
     """HTTP/1.0, chunks, gzip, deflate, a type with a charset, no type."""
     compressed = request_bytes(gzip.compress(SOUND), "/v1/chat/completions", "Content-Encoding: gzip")
@@ -168,17 +180,21 @@ async def test_a_sound_request_is_served_however_it_is_sent(mesh: TestMesh) -> N
         request_bytes(SOUND, version="HTTP/1.0"),
         request_bytes(SOUND, "/v1/chat/completions", "Content-Type: application/json; charset=UTF-8"),
         compressed,
+        request_bytes(zlib.compress(SOUND), "/v1/chat/completions", "Content-Encoding: deflate"),
+        request_bytes(zlib.compress(SOUND)[2:-4], "/v1/chat/completions", "Content-Encoding: deflate"),  # no header
+        request_bytes(
+            gzip.compress(SOUND[:9]) + gzip.compress(SOUND[9:]), "/v1/chat/completions", "Content-Encoding: gzip"
+        ),
         chunked(f"{len(SOUND):x}\r\n".encode() + SOUND + b"\r\n0\r\n\r\n"),
     ):
-        response = await exchange(mesh.router.http_address, data)
-        assert response is not None
+        response = present(await exchange(mesh.router.http_address, data))
         assert response.status == 200, response
 
 
 def refused(content: object | bytes) -> InvalidRequest:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     with pytest.raises(InvalidRequest) as caught:
-        schema.parse_chat(body)
+        schema.checked(schema.ChatRequest, body)
     return caught.value
 
 
@@ -219,12 +235,12 @@ def test_text_full_of_brackets_is_no_structure() -> None:
     text = '[{":\\"' * MAX_NODES + "\\" * 101 + '"' + "," * 1_200_000
     content = CHAT | {"messages": [{"role": "user", "content": text}]}
     assert read_object(json.dumps(content).encode()) == content
-    assert schema.parse_chat(json.dumps(content).encode()).messages[0].content == text
+    assert schema.checked(schema.ChatRequest, json.dumps(content).encode()).messages[0].content == text
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
     body = b'{"model":"a","messages":[{"role":"user","content":"x"}],"model":"b"}'
-    assert schema.parse_chat(body).model == "b"
+    assert schema.checked(schema.ChatRequest, body).model == "b"
 
 
 async def parsing_app(bodies: RequestBodies, parse: Any) -> web.Application:
@@ -263,7 +279,7 @@ async def test_large_bodies_are_parsed_off_the_event_loop(parsed_by: Any) -> Non
     bodies = RequestBodies(60.0)
     url = await parsed_by(bodies, lambda _: threading.current_thread().name)
     async with aiohttp.ClientSession() as session:
-        for size, name in ((INLINE_BYTES, "MainThread"), (INLINE_BYTES + 1, "parse_0"), (MAX_BODY_BYTES, "parse_0")):
+        for size, name in ((INLINE_BYTES, "MainThread"), (INLINE_BYTES + 1, "json_0"), (MAX_BODY_BYTES, "json_0")):
             async with session.post(url, data=b" " * size) as response:
                 assert await response.text() == name
     bodies.close()
@@ -291,3 +307,9 @@ async def test_the_bytes_of_all_bodies_together_are_bounded(parsed_by: Any) -> N
         async with session.post(url, data=b" " * 600_000) as third:
             assert third.status == 200
     bodies.close()
+
+
+def test_half_a_surrogate_pair_is_written_as_an_escape() -> None:
+    """The compiled encoder refuses it; no reply fails for it."""
+    assert json.loads(json_bytes({"text": "a\ud83d", "score": 0.5})) == {"text": "a\ud83d", "score": 0.5}
+    assert json_bytes({"text": "é"}) == '{"text":"é"}'.encode()

@@ -13,14 +13,16 @@ from opentelemetry.trace import NoOpTracer
 
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from router_service.clients.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgeLimits, Verdict
-from router_service.routing.instance_pool import InstancePool
-from services.channels import ChannelPool
-from services.domain import FinishReason, Overloaded, Role, TextPrompt, Unavailable, invalid
-from services.domain.instances import InstanceRecord
-from services.domain.mesh_view import MeshView
-from services.errors import to_status
-from services.grpc_types import Context
+from penstock.router_service.clients.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgedScore
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import FinishReason, Overloaded, Role, TextPrompt, Unavailable, invalid
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.errors import to_status
+from penstock.services.grpc_types import Context
+from penstock.services.mesh_schema import MeshRouter
+from penstock.types.judging import JudgedAnswer
 
 Behaviour = Callable[[], Awaitable[float]]
 
@@ -49,7 +51,10 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
         if not self.lists:
             await context.abort_with_status(to_status(Unavailable("away")))
         return pb.ListScorersResponse(
-            scorers=[pb.Scorer(name="s", needs_logprobs=True), pb.Scorer(name="plain", scores_unfinished=True)],
+            scorers=[
+                pb.ScorerInfo(name="s", needs_logprobs=True, tiers=["large"]),
+                pb.ScorerInfo(name="plain", scores_unfinished=True),
+            ],
             default_scorer="s",
         )
 
@@ -57,12 +62,12 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
 class Setup:
     """Judges, and one client to them."""
 
-    def __init__(self, judges: list[Judge], client: JudgeClient, reader: InMemoryMetricReader) -> None:
-        self.judges, self.client, self._reader = judges, client, reader
+    def __init__(self, judges: list[Judge], client: JudgeClient, reader: InMemoryMetricReader, view: MeshView) -> None:
+        self.judges, self.client, self._reader, self.view = judges, client, reader, view
 
-    async def score(self, within_s: float = 60.0) -> Verdict | None:
+    async def score(self, within_s: float = 60.0) -> JudgedScore | None:
         deadline_s = asyncio.get_running_loop().time() + within_s
-        return await self.client.score("s", TextPrompt("p"), "a", "small", FinishReason.STOP, (), deadline_s)
+        return await self.client.score("s", JudgedAnswer(TextPrompt("p"), "a", "small", FinishReason.STOP), deadline_s)
 
     def failures(self) -> dict[str, int]:
         """By reason."""
@@ -98,9 +103,9 @@ async def start() -> AsyncIterator[Start]:
             channels = await stack.enter_async_context(ChannelPool())
             reader = InMemoryMetricReader()
             meter: Meter = MeterProvider([reader]).get_meter("test")
-            limits = JudgeLimits(timeout_s, concurrency, open_s=3600.0)
+            limits = MeshRouter(judge_timeout_s=timeout_s, judge_concurrency=concurrency, judge_open_s=3600.0)
             client = JudgeClient(channels, InstancePool(view, 2.0), NoOpTracer(), meter, limits)
-            return Setup(judges, client, reader)
+            return Setup(judges, client, reader, view)
 
         yield make
 
@@ -135,7 +140,7 @@ async def test_a_judge_that_is_full_is_asked_once_and_then_left_alone(start: Sta
 
 async def test_another_judge_takes_what_one_refuses(start: Start) -> None:
     mesh = await start(full, scores)
-    assert [await mesh.score() for _ in range(3)] == [Verdict(70.0, "s")] * 3
+    assert [await mesh.score() for _ in range(3)] == [JudgedScore(70.0, "s")] * 3
     assert mesh.judges[0].asked == 1
     assert mesh.failures() == {}
 
@@ -162,7 +167,7 @@ async def test_callers_in_a_hurry_open_nothing(start: Start) -> None:
     mesh.judges[0].behaviour = full
     assert await mesh.score(within_s=0.5) is None  # refused: it could not have been judged in so little time
     mesh.judges[0].behaviour = scores
-    assert await mesh.score() == Verdict(70.0, "s")
+    assert await mesh.score() == JudgedScore(70.0, "s")
 
 
 async def test_judgements_under_way_are_limited(start: Start) -> None:
@@ -173,7 +178,7 @@ async def test_judgements_under_way_are_limited(start: Start) -> None:
     assert mesh.judges[0].most == mesh.judges[0].asked == 4
     assert mesh.failures() == {"timeout": 32}
     mesh.judges[0].behaviour = scores
-    assert await mesh.score() == Verdict(70.0, "s")
+    assert await mesh.score() == JudgedScore(70.0, "s")
 
 
 async def test_a_judge_that_cannot_be_reached_is_tried_again_for_a_moment(start: Start) -> None:
@@ -182,7 +187,7 @@ async def test_a_judge_that_cannot_be_reached_is_tried_again_for_a_moment(start:
     assert await mesh.score() is None
     assert mesh.judges[0].asked == ROUNDS
     mesh.judges[0].behaviour = scores
-    assert await mesh.score() == Verdict(70.0, "s")
+    assert await mesh.score() == JudgedScore(70.0, "s")
     assert mesh.failures() == {"unavailable": 1}
 
 
@@ -192,7 +197,24 @@ async def test_an_answer_that_cannot_be_judged_is_its_own_fault(start: Start) ->
         assert await mesh.score() is None
     assert mesh.failures() == {"invalid": TIMEOUTS_TO_OPEN * 2}
     mesh.judges[0].behaviour = scores
-    assert await mesh.score() == Verdict(70.0, "s")
+    assert await mesh.score() == JudgedScore(70.0, "s")
+
+
+async def test_a_tier_that_grades_has_the_time_to_read_that_it_needs(start: Start) -> None:
+    """In addition to the usual time, by the speed that its workers have measured."""
+
+    async def reads() -> float:
+        await asyncio.sleep(0.4)
+        return 70.0
+
+    mesh = await start(reads, timeout_s=0.2)
+    assert await mesh.client.needs_logprobs("s")
+    assert await mesh.score() is None
+    card = ModelCard("large", "m", "d", "e", 8192, 1, 16, 8)
+    slow = Load(prompt_tokens_per_s=0.5)  # a token for prompt and answer
+    worker = InstanceRecord("w", Role.WORKER, "host:1", 1.0, 1, 3600.0, model=card, load=slow)
+    mesh.view.hear(worker, 0.0)
+    assert await mesh.score() == JudgedScore(70.0, "s")
 
 
 async def test_without_a_judge_there_is_no_score(start: Start) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from router_service.routing.instance_pool import SAMPLE_OF_STAGE, STAGES_COMPARED, InstancePool
-from router_service.routing.placement import Candidate, Placed, place
-from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
-from services.domain.stages.places import StagePlace
+from penstock.router_service.routing.instance_pool import SAMPLE_OF_STAGE, STAGES_COMPARED, InstancePool
+from penstock.router_service.routing.placement import Placed, PlacementCandidate, place
+from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from penstock.types.mesh_status import StagePlace
 
 CARD = ModelCard("small", "m", "d", "sim", 10_000, 1000, 16, 8)
 INSTANCES = 400
@@ -36,11 +36,11 @@ def where(pool: InstancePool, request_id: str, tokens: int = 8, prefix_holder: s
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many candidates each choice compared."""
-    import router_service.routing.instance_pool as module
+    import penstock.router_service.routing.instance_pool as module
 
     counts = list[int]()
 
-    def counted(candidates: list[Candidate], **options: object) -> object:
+    def counted(candidates: list[PlacementCandidate], **options: object) -> object:
         counts.append(len(candidates))
         return place(candidates, **options)  # type: ignore[arg-type]
 

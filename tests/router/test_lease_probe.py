@@ -8,20 +8,23 @@ from contextlib import asynccontextmanager
 import pytest
 from grpc import aio
 
-from router_service import compose
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.clients.worker_client import WorkerClient
-from router_service.routing import lease_probe
-from router_service.routing.instance_pool import InstancePool
-from router_service.routing.lease_probe import LeaseProbe
-from router_service.routing.placement import NotPlaced, Placed
-from services.background import end
-from services.channels import ChannelPool
-from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
-from services.domain.requests import GenerationRequest, SamplingParams, TextPrompt, TokenFrame
-from services.health import Health, is_serving
-from services.processes import free_port
-from services.testing import RedisProcess, serving
+from penstock.router_service import compose
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.routing import lease_probe
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.router_service.routing.lease_probe import LeaseProbe
+from penstock.router_service.routing.placement import NotPlaced, Placed
+from penstock.services.background import end
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from penstock.services.health import Health, is_serving
+from penstock.services.processes import free_port
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 
@@ -81,7 +84,7 @@ async def test_who_answers_stays_the_last_resort_until_it_drains(monkeypatch: py
             checks += 1
             return result
 
-        monkeypatch.setattr("services.health.is_serving", counted)
+        monkeypatch.setattr("penstock.services.health.is_serving", counted)
         await until(lambda: checks >= 3)
         placed = pool.place("only", "r", 10)
         assert isinstance(placed, Placed)
@@ -112,7 +115,7 @@ async def test_a_channel_with_replies_is_not_swept_though_the_view_has_forgotten
     monkeypatch.setattr(compose, "CHANNEL_SWEEP_S", 0.01)
     simulated = {"overhead_ms": 10.0, "reply_tokens": 1000}
     file = mesh_file([{"name": "only", "model": "sim", "engine": "simulated", "simulated": simulated}])
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=50, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)
     async with (
         serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as worker,
         ChannelPool() as channels,

@@ -13,8 +13,9 @@ import pytest
 
 from models.training import tasks
 from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, NotFoundError, Span, Stage, Tokens
-from services.domain import Role
-from services.testing import RedisProcess
+from penstock.services.domain import Role
+from penstock.services.testing import RedisProcess
+from penstock.types.plans import QoeModel
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
@@ -42,7 +43,7 @@ async def lay_out(mesh: TestMesh, stages: tuple[Stage, ...]) -> None:
     """Publish stages, and return once every worker has its place."""
     async with AsyncPlannerClient(mesh.parts["planner-0"].admin_address) as planner:
         plan = await planner.get_plan()
-        tier = dataclasses.replace(plan.tiers[0], stages=stages, qoe=QOE if stages else ())
+        tier = dataclasses.replace(plan.tiers[0], stages=stages, qoe=QoeModel(*QOE) if stages else None)
         await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))
     wanted = sorted(i for i, stage in enumerate(stages) for _ in range(stage.instances))
     await mesh.until(lambda s: sorted(i.place.stage for i in s.instances if i.place is not None) == wanted)

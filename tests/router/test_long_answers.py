@@ -1,49 +1,34 @@
 """Long answers that are accepted from a lower score on: real services, simulated engines."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from penstock import AsyncClient, AsyncPlannerClient, Finished, InvalidRequestError, Judged, LongAnswers
-from services.field_problems import SettingsError
-from services.mesh_check import mesh_file_problems
-from services.mesh_file import load_mesh_file
-from services.testing import RedisProcess
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.testing import RedisProcess
+from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
 
 FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0}
 RULE = {"from_tokens": 40, "threshold": 0.0}
-
-
-def content(*guards: str) -> dict[str, Any]:
-    """Two tiers; the small one accepts no answer by its score, and long ones always."""
-    tiers: list[dict[str, Any]] = [
-        {"name": "small", "threshold": 100, "long_answers": RULE, "simulated": FAST | {"reply_tokens": 1_000_000}},
-        {"name": "large", "simulated": FAST},
-    ]
-    return {
-        "name": "long-answers",
-        "tiers": [{"engine": "simulated", "model": f"sim-{tier['name']}"} | tier for tier in tiers],
-        "judge": {"guards": list(guards)},
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-
-
-def written(folder: Path, *guards: str) -> Path:
-    path = folder / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content(*guards)))
-    return path
-
-
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    async with running_mesh(written(tmp_path_factory.mktemp("mesh")), redis.url) as mesh:
-        yield mesh
+TIERS: list[dict[str, Any]] = [
+    {
+        "name": "small",
+        "model": "s",
+        "threshold": 100,
+        "long_answers": RULE,
+        "simulated": FAST | {"reply_tokens": 1_000_000},
+    },
+    {"name": "large", "model": "l", "simulated": FAST},
+]
+MESH = {"tiers": TIERS, "judge": {"guards": []}}
+"""The small tier accepts no answer by its score, and long ones always."""
 
 
 async def judged(client: AsyncClient, tokens: int) -> tuple[Judged, list[str]]:
@@ -86,13 +71,13 @@ async def test_the_planner_publishes_the_rule_and_refuses_one_that_is_none(mesh:
 
 async def test_an_answer_that_was_cut_off_is_not_a_long_one(redis: RedisProcess, tmp_path: Path) -> None:
     """It has as many tokens as it may have, which says nothing of its worth: the judge's guard refuses it."""
-    async with running_mesh(written(tmp_path, "truncated"), redis.url) as mesh, mesh.client() as client:
+    file = write_mesh_file(tmp_path, TIERS, judge={"guards": ["truncated"]})
+    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
         verdict, tiers = await judged(client, 80)
         assert (verdict.accepted, verdict.reason, tiers) == (False, "truncated_answer", ["small", "large"])
 
 
 def test_the_last_tier_has_no_rule_and_a_rule_has_bounds(tmp_path: Path) -> None:
-    path = tmp_path / "mesh.yaml"
     for tier, rule, field in (
         (1, RULE, "tiers[1].long_answers"),
         (0, RULE | {"from_tokens": 0}, "tiers[0].long_answers.from_tokens"),
@@ -100,9 +85,8 @@ def test_the_last_tier_has_no_rule_and_a_rule_has_bounds(tmp_path: Path) -> None
         (0, RULE | {"threshold": -1}, "tiers[0].long_answers.threshold"),
         (0, {"from_tokens": 5}, "tiers[0].long_answers.threshold"),
     ):
-        mesh = content()
-        mesh["tiers"][tier]["long_answers"] = rule
-        path.write_text(yaml.safe_dump(mesh))
-        assert field in {problem.field for problem in mesh_file_problems(path)}
+        tiers = [each | ({"long_answers": rule} if i == tier else {}) for i, each in enumerate(TIERS)]
+        path = write_mesh_file(tmp_path, tiers)
+        assert field in {problem.field for problem in check_mesh_file(path).problems}
         with pytest.raises(SettingsError, match="long_answers"):
             load_mesh_file(path)

@@ -7,24 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from router_service.clients.worker_client import (
-    MoveReport,
-    OnWorkerEvent,
-    RoundCopied,
-    WorkerAdmitted,
-    WorkerAlive,
-    WorkerClient,
-    WorkerEnd,
-    WorkerEvent,
-    WorkerFinished,
-    WorkerHandedOver,
-    WorkerNotMoved,
-)
-from router_service.migration import movable_reply
-from router_service.migration.movable_reply import MovableReply, NotMoved, WorkerChanged
-from router_service.migration.moves import Reading
-from services.background import end
-from services.domain import (
+from penstock.router_service.clients.worker_client import OnWorkerEvent, WorkerClient
+from penstock.router_service.migration import movable_reply
+from penstock.router_service.migration.movable_reply import MovableReply, WorkerChanged
+from penstock.router_service.migration.moves import Reading
+from penstock.services.background import end
+from penstock.services.domain import (
     FinishReason,
     GenerationRequest,
     InstanceRecord,
@@ -33,10 +21,21 @@ from services.domain import (
     SamplingParams,
     TextPrompt,
     TokenFrame,
-    TokenUsage,
     Unavailable,
+    Usage,
 )
-from services.event_streams import OnTokens
+from penstock.services.event_streams import OnTokens
+from penstock.types.workers import (
+    Admitted,
+    Alive,
+    EngineFinished,
+    HandedOver,
+    MoveReport,
+    NotMoved,
+    RoundCopied,
+    WorkerEnd,
+    WorkerEvent,
+)
 from tests.support.called_events import called
 
 Said = WorkerEvent | TokenFrame | WorkerEnd | Unavailable
@@ -62,7 +61,7 @@ class Script:
                     raise event
                 case TokenFrame():
                     on_tokens(event)
-                case WorkerFinished() | WorkerHandedOver():
+                case EngineFinished() | HandedOver():
                     return event
                 case _:
                     on_event(event)
@@ -96,7 +95,7 @@ def read(
         **options,
     )
 
-    async def run(call: Callable[[Any], None]) -> WorkerFinished:
+    async def run(call: Callable[[Any], None]) -> EngineFinished:
         calls.append(call)
         return await reply.run()
 
@@ -107,25 +106,25 @@ async def test_a_second_move_whose_source_dies_goes_on_at_its_target() -> None:
     script, loop = Script(), asyncio.get_running_loop()
     request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
     reply, events = read(script, request, loop.time() + 60)
-    admitted = WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9)
+    admitted = Admitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9)
     async with asyncio.timeout(60):
         script.say("a", admitted, token(0))
         assert [await anext(events), await anext(events)] == [admitted, token(0)]
 
         first = asyncio.create_task(reply.move(record("b"), "asked"))
-        script.say("b", WorkerAlive(), admitted, token(1))
-        script.reports["a"].put_nowait(WorkerHandedOver(1))
+        script.say("b", Alive(), admitted, token(1))
+        script.reports["a"].put_nowait(HandedOver(1))
         await first
-        script.say("a", WorkerHandedOver(1))
+        script.say("a", HandedOver(1))
         assert [await anext(events) for _ in range(3)] == [WorkerChanged(record("b"), "asked"), admitted, token(1)]
 
         started = asyncio.Event()
         second = asyncio.create_task(reply.move(record("c"), "asked", on_started=_set(started)))
-        script.say("c", WorkerAlive())
-        script.reports["b"].put_nowait(RoundCopied(1, 1))
+        script.say("c", Alive())
+        script.reports["b"].put_nowait(RoundCopied(1, 1, 1))
         await started.wait()
         script.say("b", Unavailable("it died"))
-        script.say("c", admitted, token(2), WorkerFinished(FinishReason.STOP, TokenUsage(1, 0, 3), None))
+        script.say("c", admitted, token(2), EngineFinished(FinishReason.STOP, Usage(1, 0, 3), None))
         rest = [event async for event in events]
         assert rest[:3] == [WorkerChanged(record("c"), "asked"), admitted, token(2)]
         second.cancel()
@@ -150,8 +149,8 @@ async def moving(script: Script, failed: Failed) -> tuple[MovableReply, AsyncGen
     await anext(events)
     started = asyncio.Event()
     task = asyncio.create_task(reply.move(record("b"), "asked", on_started=_set(started)))
-    script.say("b", WorkerAlive())
-    script.reports["a"].put_nowait(RoundCopied(1, 1))
+    script.say("b", Alive())
+    script.reports["a"].put_nowait(RoundCopied(1, 1, 1))
     await started.wait()
     return reply, events, task
 
@@ -161,7 +160,7 @@ async def test_a_source_that_dies_is_told_though_the_reply_goes_on_at_its_target
     async with asyncio.timeout(60):
         _, events, task = await moving(script, failed)
         script.say("a", Unavailable("it died"))
-        script.say("b", WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9), token(1))
+        script.say("b", Admitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9), token(1))
         assert await anext(events) == WorkerChanged(record("b"), "asked")
         assert failed.instances == ["a"]
         await end(task)
@@ -174,10 +173,10 @@ async def test_a_reply_that_its_source_ends_does_not_wait_for_a_move_that_the_so
     async with asyncio.timeout(60):
         reply, events, task = await moving(script, failed)
         rest = asyncio.ensure_future(anext(events))
-        script.say("a", WorkerFinished(FinishReason.ABORTED, TokenUsage(1, 0, 1), None))
+        script.say("a", EngineFinished(FinishReason.ABORTED, Usage(1, 0, 1), None))
         while reply._reading is not Reading.ORPHANED:
             await asyncio.sleep(0)
-        script.reports["a"].put_nowait(WorkerNotMoved("it has ended"))
+        script.reports["a"].put_nowait(NotMoved("it has ended"))
         assert await task == NotMoved("it has ended")
         with pytest.raises(Unavailable, match="ended the reply"):
             await rest
@@ -213,8 +212,8 @@ async def test_a_target_that_is_read_already_is_told_once_by_its_own_error() -> 
     script, failed = Script(), Failed()
     async with asyncio.timeout(60):
         _, events, task = await moving(script, failed)
-        script.say("a", WorkerHandedOver(1))
-        script.say("b", WorkerAdmitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9))
+        script.say("a", HandedOver(1))
+        script.say("b", Admitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9))
         assert await anext(events) == WorkerChanged(record("b"), "asked")
         await anext(events)
         script.say("b", Unavailable("it died"))

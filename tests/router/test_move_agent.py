@@ -1,34 +1,58 @@
 """The router's agent against real workers: who is late is left out, and who waits too long for a turn stays."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from grpc import aio
 from opentelemetry.context import Context
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer
 
-from router_service.clients.bid_client import BidClient
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.clients.worker_client import WorkerClient
-from router_service.migration.bidding import BidLimits, MoveAgent
-from router_service.migration.movable_reply import MovableReply, Moved, NotMoved
-from services.channels import ChannelPool
-from services.domain import GenerationRequest, InstanceRecord, MeshView, Role, SamplingParams, TextPrompt
-from services.domain.stages.advice import MoveAdvice, MoveReason
-from services.domain.stages.bidding import Ask
-from services.domain.stages.places import StagePlace
-from services.testing import RedisProcess, serving
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.proto.worker.v1 import worker_pb2_grpc
+from penstock.router_service.clients.bid_client import BidClient
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.migration.bidding import MoveAgent, candidates
+from penstock.router_service.migration.movable_reply import MovableReply
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import (
+    GenerationRequest,
+    InstanceRecord,
+    MeshView,
+    ModelCard,
+    Role,
+    SamplingParams,
+    TextPrompt,
+)
+from penstock.services.domain.stages.bidding import Ask
+from penstock.services.mesh_schema import MeshStages
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.mesh_status import ReplyMoved, StagePlace
+from penstock.types.workers import MoveAdvice, MoveReason, NotMoved
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.present import present
 
 Reply = TypeVar("Reply", bound=MovableReply)
 ADVICE = MoveAdvice(MoveReason.RANGE_CROSSED, 100, 100)
 REQUEST = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
+
+
+class Mute(worker_pb2_grpc.WorkerServiceServicer):
+    """A worker that takes calls for bids and never answers them."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def PlaceBid(self, request: pb.PlaceBidRequest, context: Any) -> pb.PlaceBidResponse:  # noqa: N802 - as in the contract
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 @dataclass
@@ -42,7 +66,7 @@ class Scene:
     digest: str
 
     def agent(self, bid_s: float = 60.0, turn_s: float = 60.0) -> MoveAgent:
-        limits = BidLimits(bid_s, turn_s)
+        limits = MeshStages(bid_timeout_s=bid_s, turn_timeout_s=turn_s)
         return MoveAgent(self.view, BidClient(self.channels), NoOpTracer(), NoOpMeter("test"), limits)
 
     def hear(self, name: str, address: str, stage: int) -> InstanceRecord:
@@ -70,28 +94,28 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
         )
         channels = await stack.enter_async_context(ChannelPool())
         sessions = await stack.enter_async_context(MultiplexerPool(channels))
-        assert worker.model is not None
         sender = InstanceRecord(
-            "sender", Role.WORKER, "127.0.0.1:1", 1.0, 1, 9.0, model=worker.model, place=StagePlace(0, 0, 50)
+            "sender", Role.WORKER, "127.0.0.1:1", 1.0, 1, 9.0, model=present(worker.model), place=StagePlace(0, 0, 50)
         )
         view = MeshView(keep_expired={Role.WORKER})
         view.connect([sender], None, 0.0)
-        made = Scene(channels, sessions, view, sender, worker.model.digest)
+        made = Scene(channels, sessions, view, sender, present(worker.model).digest)
         made.hear("receiver", worker.address, 1)
         yield made
 
 
 async def test_who_does_not_answer_holds_up_nobody(scene: Scene) -> None:
     """The first bid decides when the others are too late, not `bid_timeout_s`."""
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections and says nothing
-        scene.hear("mute", f"127.0.0.1:{mute.getsockname()[1]}", 1)
-        async with (
-            asyncio.timeout(40),
-            scene.agent(bid_s=60.0)._arranged("only", "sender", "r", ADVICE, Context()) as grant,
-        ):
-            assert grant is not None
-            assert grant.target.instance_id == "receiver"
-            assert not await grant.confirmation.turn()
+    mute, server = Mute(), aio.server()  # type: ignore[abstract] # nothing else is called
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(mute, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    scene.hear("mute", f"127.0.0.1:{port}", 1)
+    async with scene.agent(bid_s=3600.0)._arranged("only", "sender", "r", ADVICE, Context()) as grant:
+        assert present(grant).target.instance_id == "receiver"
+        assert not await present(grant).confirmation.turn()
+        await mute.asked.wait()
+    await server.stop(None)
 
 
 async def test_replies_leave_a_sender_without_a_lease_for_receivers_that_have_one(scene: Scene) -> None:
@@ -100,12 +124,10 @@ async def test_replies_leave_a_sender_without_a_lease_for_receivers_that_have_on
     assert scene.view.expire() == ["receiver", "sender"]
     async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as grant:
         assert grant is None
-    receiver = scene.view.find("receiver")
-    assert receiver is not None
+    receiver = present(scene.view.find("receiver"))
     scene.view.hear(replace(receiver, sequence=2), 9.2)
     async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as grant:
-        assert grant is not None
-        assert grant.target.instance_id == "receiver"
+        assert present(grant).target.instance_id == "receiver"
 
 
 async def test_nobody_to_ask_or_nobody_who_takes_it(scene: Scene) -> None:
@@ -148,11 +170,10 @@ class SlowReply(MovableReply):
         *,
         starving: bool = False,
         on_started: Callable[[], Awaitable[None]] | None = None,
-    ) -> Moved | NotMoved:
-        assert on_started is not None
-        await on_started()
+    ) -> ReplyMoved | NotMoved:
+        await present(on_started)()
         await self.arrived.wait()
-        return Moved(1, 0.0, 0)
+        return ReplyMoved(1, 0.0, 0)
 
 
 async def test_a_transfer_keeps_its_slot_however_long_it_takes(scene: Scene) -> None:
@@ -160,8 +181,7 @@ async def test_a_transfer_keeps_its_slot_however_long_it_takes(scene: Scene) -> 
     turn_s = 1.0
     agent, client, reply = scene.agent(turn_s=turn_s), BidClient(scene.channels), scene.reply_of(SlowReply)
     reply.arrived = asyncio.Event()
-    receiver = scene.view.find("receiver")
-    assert receiver is not None
+    receiver = present(scene.view.find("receiver"))
     following = asyncio.create_task(agent.follow("only", reply, "r", ADVICE, Context()))
     again = Ask("r", "sender", 100, 100)
 
@@ -176,7 +196,7 @@ async def test_a_transfer_keeps_its_slot_however_long_it_takes(scene: Scene) -> 
         assert await known()
         assert not following.done()
         reply.arrived.set()
-        assert isinstance(await following, Moved)
+        assert isinstance(await following, ReplyMoved)
         while await known():
             await asyncio.sleep(0.01)
 
@@ -184,3 +204,42 @@ async def test_a_transfer_keeps_its_slot_however_long_it_takes(scene: Scene) -> 
 async def test_a_sender_that_is_gone_moves_nothing(scene: Scene) -> None:
     outcome = await scene.agent().follow("only", scene.reply(), "r", ADVICE, Context())
     assert isinstance(outcome, NotMoved), "MigrateOut cannot reach the sender: the reply is the stream's business"
+
+
+CARD = ModelCard("only", "m", "d", "torch", 1000, 10, 16, 4)
+
+
+def worker(name: str, stage: int | None, to: int = 0) -> InstanceRecord:
+    place = StagePlace(stage, 0, to) if stage is not None else None
+    return InstanceRecord(name, Role.WORKER, "h:1", 1.0, 1, 3.0, model=CARD, place=place)
+
+
+A, B, C, D = worker("a", 0, 100), worker("b", 0, 100), worker("c", 1, 300), worker("d", 2, 900)
+NOWHERE = worker("n", None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "sender", "asked"),
+    [
+        (MoveReason.RANGE_CROSSED, 120, A, [C]),
+        (MoveReason.RANGE_CROSSED, 400, A, [D]),
+        (MoveReason.RANGE_CROSSED, 5000, C, [D]),
+        (MoveReason.RANGE_CROSSED, 5000, D, []),
+        (MoveReason.OVERLOADED, 50, A, [B]),
+        (MoveReason.OVERLOADED, 50, C, []),
+        (MoveReason.DRAINING, 50, A, [B]),
+        (MoveReason.DRAINING, 250, C, [D]),
+        (MoveReason.DRAINING, 2000, D, [C]),
+    ],
+)
+def test_an_agent_asks_those_whom_the_advice_concerns(
+    reason: MoveReason, tokens: int, sender: InstanceRecord, asked: list[InstanceRecord]
+) -> None:
+    assert candidates([A, B, C, D], sender, MoveAdvice(reason, tokens, tokens)) == asked
+
+
+def test_without_stages_only_a_drain_has_candidates() -> None:
+    others = [NOWHERE, worker("o", None)]
+    assert candidates(others, NOWHERE, MoveAdvice(MoveReason.DRAINING, 50, 50)) == [others[1]]
+    assert candidates(others, NOWHERE, MoveAdvice(MoveReason.OVERLOADED, 50, 50)) == []
+    assert candidates(others, NOWHERE, MoveAdvice(MoveReason.RANGE_CROSSED, 50, 50)) == []

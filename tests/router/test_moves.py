@@ -13,11 +13,11 @@ import pytest
 
 from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, NotFoundError, TierStarted, Tokens
-from services.testing import RedisProcess
+from penstock.services.testing import RedisProcess
+from penstock.worker_service.engine.torch.runner import TorchRunner
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
-from worker_service.engine.torch.runner import TorchRunner
 
 STEP_S = 0.02
 LONG: Any = {"temperature": 0.9, "max_tokens": 300, "ignore_eos": True}
@@ -35,7 +35,9 @@ async def mesh(
 ) -> AsyncIterator[TestMesh]:
     model = str(FAMILY / "small") if request.param == "torch" else "sim"
     slow = {"overhead_ms": 3.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
-    tier = {"name": "only", "model": model, "engine": request.param, "workers": 2, "simulated": slow}
+    tier = {"name": "only", "model": model, "engine": request.param, "workers": 2}
+    if request.param == "simulated":
+        tier["simulated"] = slow
     async with running_mesh(mesh_file([tier]), redis.url) as running:
         yield running
 

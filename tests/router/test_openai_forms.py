@@ -4,7 +4,6 @@ calls and forms of them."""
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,42 +18,21 @@ from penstock.cli.main import app
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from services.testing import RedisProcess
-from tests.conftest import FAMILY
+from penstock.services.testing import RedisProcess
+from tests.conftest import FAMILY, write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
-
-
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    import yaml
-
-    fast = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
-    content = {
-        "name": "test-forms",
-        "tiers": [
-            {"name": "small", "model": "sim-s", "threshold": 50, "engine": "simulated", "simulated": fast},
-            {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": fast},
-        ],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-    path = tmp_path_factory.mktemp("forms") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    async with running_mesh(path, redis.url) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(mesh: TestMesh) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="unused", max_retries=0) as made:
-        yield made
-
 
 NO_TOOLS = (  # a chat template
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+FAST = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
+FORMS: list[dict[str, Any]] = [
+    {"name": "small", "model": "sim-s", "threshold": 50, "simulated": FAST},
+    {"name": "large", "model": "sim-l", "simulated": FAST},
+]
+MESH = {"tiers": FORMS}
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ARGUMENTS = {
     "type": "object",
@@ -283,8 +261,8 @@ async def test_a_resumed_reply_still_tells_its_calls(mesh: TestMesh) -> None:
     """A client that goes on behind a broken stream hands in the text so far; the calls are read from the whole."""
     message = pb.GenerateRequest(model="large")
     message.prompt.chat.messages.add(role="user", content="hello")
-    message.prompt.chat.tools.add(name="clock")
-    message.prompt.chat.tool_choice.mode = common_pb2.TOOL_MODE_REQUIRED
+    message.prompt.chat.tool_use.tools.add(name="clock")
+    message.prompt.chat.tool_use.choice.mode = common_pb2.TOOL_MODE_REQUIRED
     message.sampling.temperature = 0.0
     async with aio.insecure_channel(mesh.router.address) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
@@ -295,8 +273,8 @@ async def test_a_resumed_reply_still_tells_its_calls(mesh: TestMesh) -> None:
         message.resume.CopyFrom(pb.Resume(tier="large", token_ids=tokens[:half], text=text[:half]))  # a byte is a token
         rest = [event async for event in stub.Generate(message)]
     assert whole[-1].finished.tool_calls[0].name == "clock"
-    assert [(c.name, c.arguments_json) for c in rest[-1].finished.tool_calls] == [
-        (c.name, c.arguments_json) for c in whole[-1].finished.tool_calls
+    assert [(c.name, c.arguments) for c in rest[-1].finished.tool_calls] == [
+        (c.name, c.arguments) for c in whole[-1].finished.tool_calls
     ]
     assert text[half:] == "".join(event.tokens.frame.text for event in rest if event.HasField("tokens"))
 
@@ -308,7 +286,7 @@ async def test_the_cli_asks_for_forms_and_shows_calls(mesh: TestMesh, tmp_path: 
 
     async def ask(*options: str) -> Result:
         arguments = ["ask", "hello", "-t", mesh.router.address, *options]
-        return await asyncio.to_thread(lambda: CliRunner().invoke(app, arguments))
+        return await asyncio.to_thread(lambda: CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments))
 
     for options, texts in (
         (("--regex", "x[yz]"), ["xy", "xz"]),
@@ -335,20 +313,10 @@ async def test_the_cli_asks_for_forms_and_shows_calls(mesh: TestMesh, tmp_path: 
 
 async def test_a_tier_that_takes_no_tools_is_passed_over(redis: RedisProcess, tmp_path: Path) -> None:
     """The cascade goes on, and the tier alone says why it does not."""
-    import yaml
-
     folder = shutil.copytree(FAMILY / "small", tmp_path / "takes-no-tools")
     (folder / "chat_template.jinja").write_text(NO_TOOLS)
-    fast = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
-    small = {"name": "small", "model": str(folder), "threshold": 50, "kv_tokens": 4096}
-    content = {
-        "name": "test-no-tools",
-        "tiers": [small, {"name": "large", "model": "sim-l", "engine": "simulated", "simulated": fast}],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-    path = tmp_path / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
+    small = {"name": "small", "model": str(folder), "threshold": 50, "kv_tokens": 4096, "engine": "torch"}
+    path = write_mesh_file(tmp_path, [small, FORMS[1]])
     tools = [Tool("clock")]
     async with running_mesh(path, redis.url) as mesh, mesh.client() as client:
         events = [event async for event in client.stream("hello", tools=tools, tool_choice="required")]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from router_service.routing.instance_pool import InstancePool
-from router_service.routing.place_queue import PlaceQueue
-from router_service.routing.placement import NotPlaced, Placed
-from services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from penstock.router_service.routing.instance_pool import InstancePool
+from penstock.router_service.routing.place_queue import PlaceQueue
+from penstock.router_service.routing.placement import NotPlaced, Placed
+from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
 
 SOON = 0.01
 NEVER = 1e9

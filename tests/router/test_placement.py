@@ -1,4 +1,4 @@
-"""Which instance takes a request: pure."""
+"""Which instance takes a request, and how long its prompt is: pure."""
 
 import zlib
 from collections import Counter
@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from router_service.routing.placement import Candidate, NotPlaced, Placed, free_places, place
-from router_service.routing.prefix_affinity import MAX_CHARACTERS, MAX_PARTS, PrefixAffinity, _parts, prefixes_of
-from services.domain import (
+from penstock.router_service.routing.placement import NotPlaced, Placed, PlacementCandidate, free_places, place
+from penstock.router_service.routing.prefix_affinity import (
+    MAX_CHARACTERS,
+    MAX_PARTS,
+    PrefixAffinity,
+    _parts,
+    prefixes_of,
+)
+from penstock.router_service.routing.prompt_length import PromptLengths
+from penstock.services.domain import (
     ChatMessage,
     ChatPrompt,
     InstanceRecord,
@@ -21,8 +28,8 @@ from services.domain import (
     TextPrompt,
     TokenPrompt,
 )
-from services.domain.dispatch import CONTEXT_SHARE, NOTHING_SENT, REQUEST_TOKENS, SPILL_S, Sent
-from services.domain.stages.places import StagePlace
+from penstock.services.domain.dispatch import CONTEXT_SHARE, NOTHING_SENT, REQUEST_TOKENS, SPILL_S, Sent
+from penstock.types.mesh_status import StagePlace
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
 ROOMY = replace(CARD, max_requests=16)
@@ -41,7 +48,7 @@ def chosen(candidates: list[InstanceRecord], **more: object) -> str:
         "full": set(),
         "ejected": set(),
     } | more
-    found = place([*map(Candidate.of, candidates)], **options)  # type: ignore[arg-type]
+    found = place([*map(PlacementCandidate.of, candidates)], **options)  # type: ignore[arg-type]
     assert isinstance(found, Placed)
     return found.record.instance_id
 
@@ -96,14 +103,16 @@ def test_the_ejected_and_the_full_are_passed_over() -> None:
     records = [worker("a"), worker("b", 3)]
     assert chosen(records, ejected={"a"}) == "b"
     assert chosen(records, full={"a"}) == "b"
-    pair = [*map(Candidate.of, records)]
+    pair = [*map(PlacementCandidate.of, records)]
     assert place(pair, request_id="r", tokens=8, in_flight={}, full={"a", "b"}, ejected=set()) == NotPlaced(full=True)
     assert place(pair, request_id="r", tokens=8, in_flight={}, full=set(), ejected={"a", "b"}) == NotPlaced(full=False)
     assert place([], request_id="r", tokens=8, in_flight={}, full=set(), ejected=set()) == NotPlaced(full=False)
 
 
 def test_an_instance_without_a_free_place_is_full() -> None:
-    found = place([Candidate.of(worker("a", 4))], request_id="r", tokens=8, in_flight={}, full=set(), ejected=set())
+    found = place(
+        [PlacementCandidate.of(worker("a", 4))], request_id="r", tokens=8, in_flight={}, full=set(), ejected=set()
+    )
     assert found == NotPlaced(full=True)
     assert chosen([worker("a", 4), worker("b", 3)]) == "b"
 
@@ -181,7 +190,7 @@ def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
         in_flight = {name: Sent(sent := rng.randint(1, 3), 8 * sent) for name in names if rng.random() < 0.4}
         full, ejected = ({name for name in names if rng.random() < share} for share in (0.2, 0.1))
         holder = rng.choice([*names, ""])
-        candidates = [*map(Candidate.of, records)]
+        candidates = [*map(PlacementCandidate.of, records)]
         found = place(
             candidates,
             request_id=f"r{case}",
@@ -199,7 +208,7 @@ def test_the_choice_is_the_one_that_its_rule_says_whatever_the_mesh() -> None:
 
 
 def test_free_places_are_how_many_requests_can_be_placed_one_after_the_other() -> None:
-    candidates = [*map(Candidate.of, [worker("a", 1), worker("b", 4), worker("c"), worker("d"), worker("e")])]
+    candidates = [*map(PlacementCandidate.of, [worker("a", 1), worker("b", 4), worker("c"), worker("d"), worker("e")])]
     state: dict[str, Any] = {"full": {"d"}, "ejected": {"e"}}
     in_flight, placed = {"c": Sent(2, 16)}, 0
     room = free_places(candidates, in_flight=in_flight, **state)
@@ -278,3 +287,20 @@ def test_only_the_beginning_of_a_long_prompt_is_looked_at(prompt: Prompt) -> Non
         case _:
             longer = TokenPrompt((*prompt.token_ids, 2))
     assert prefix_holder.where("t", prefixes_of(longer)) == "a"
+
+
+def test_each_tier_learns_its_own_tokens_per_character() -> None:
+    lengths = PromptLengths()
+    assert lengths.estimate("small", TextPrompt("x" * 400)) == 100, "four characters to a token, until told otherwise"
+    lengths.learn("small", TextPrompt("x" * 100), 120)
+    assert lengths.estimate("small", TextPrompt("x" * 400)) == 480
+    assert lengths.estimate("large", TextPrompt("x" * 400)) == 100
+    for _ in range(100):
+        lengths.learn("small", ChatPrompt((ChatMessage("user", "x" * 100),)), 50)
+    assert lengths.estimate("small", TextPrompt("x" * 400)) == 200
+    lengths.learn("small", TextPrompt(""), 7)
+    assert lengths.estimate("small", TextPrompt("x" * 400)) == 200, "an empty prompt tells nothing"
+
+
+def test_token_ids_are_counted() -> None:
+    assert PromptLengths().estimate("small", TokenPrompt((1, 2, 3))) == 3

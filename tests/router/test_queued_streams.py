@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from penstock import Event, Tokens
-from services.testing import RedisProcess
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
@@ -26,12 +26,6 @@ async def mesh(
     path = mesh_file([{"name": "only", "model": "s"}], judge={"replicas": 0}, router=router)
     async with running_mesh(path, redis.url) as running:
         yield running
-
-
-@pytest.fixture
-async def session(mesh: TestMesh) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(mesh.http, timeout=aiohttp.ClientTimeout(total=120)) as opened:
-        yield opened
 
 
 def body(**fields: Any) -> dict[str, Any]:

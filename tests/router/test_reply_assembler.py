@@ -2,10 +2,10 @@
 
 import pytest
 
-from router_service.domain.events import InstanceChanged, TierAdmitted, TierStarted
-from router_service.domain.failures import Failure, InstanceFailed
-from router_service.generation.reply_assembler import ReplyAssembler, TierEvent
-from services.domain.requests import TokenFrame
+from penstock.router_service.domain.failures import Failure, InstanceFailed
+from penstock.router_service.generation.reply_assembler import ReplyAssembler, TierEvent
+from penstock.types.events import InstanceChanged, TierAdmitted, TierStarted
+from penstock.types.replies import TokenFrame
 
 RESUMED = (7, 8)
 

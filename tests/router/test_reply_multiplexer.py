@@ -15,16 +15,31 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from router_service.clients.reply_multiplexer import MAX_JOINED_BYTES, MAX_STEP_BYTES, MultiplexerPool, ReplyMultiplexer
-from router_service.clients.worker_client import WorkerClient, WorkerEnd, WorkerFinished
-from router_service.domain.failures import Failure, InstanceFailed
-from services.channels import ChannelPool, server_options
-from services.domain import Role
-from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Unavailable
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams, TextPrompt, TokenFrame
-from services.processes import free_port
-from services.runtime import Chassis
-from services.testing import RedisProcess, serving
+from penstock.router_service.clients.reply_multiplexer import (
+    MAX_JOINED_BYTES,
+    MAX_STEP_BYTES,
+    MultiplexerPool,
+    ReplyMultiplexer,
+)
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.domain.failures import Failure, InstanceFailed
+from penstock.services.channels import ChannelPool, server_options
+from penstock.services.domain import Role
+from penstock.services.domain.errors import (
+    AlreadyRunning,
+    DeadlineExceeded,
+    InvalidRequest,
+    MessageTooLarge,
+    Unavailable,
+)
+from penstock.services.processes import free_port
+from penstock.services.runtime import Chassis
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import EngineFinished, WorkerEnd
 from tests.conftest import MeshFileMaker
 from tests.support.called_events import called
 from tests.support.mesh import COMPOSE
@@ -61,13 +76,13 @@ class Scene:
 
         return called(start)
 
-    async def reply(self, request: GenerationRequest, timeout_s: float = 60.0) -> tuple[list[int], WorkerFinished]:
+    async def reply(self, request: GenerationRequest, timeout_s: float = 60.0) -> tuple[list[int], EngineFinished]:
         tokens: list[int] = []
         async for event in self.events(request, timeout_s):
             if isinstance(event, TokenFrame):
                 assert event.offset == len(tokens)
                 tokens += event.token_ids
-            elif isinstance(event, WorkerFinished):
+            elif isinstance(event, EngineFinished):
                 return tokens, event
         raise EOFError
 
@@ -87,7 +102,7 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
 
 
 def asked(name: str, tokens: int = 20, temperature: float = 0.0) -> GenerationRequest:
-    sampling = SamplingParams(temperature=temperature, max_output_tokens=tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
     return GenerationRequest(name, TextPrompt("hello"), sampling)
 
 
@@ -250,7 +265,7 @@ async def echoing(*before: pb.ReplyEvent) -> AsyncIterator[tuple[ReplyMultiplexe
         async for message in asked:
             numbers = [step.reply_id for step in message.steps]
             messages.append(numbers)
-            end = pb.GenerateResponse(finished=pb.Finished())
+            end = pb.GenerateResponse(finished=pb.EngineFinished())
             ends = [pb.ReplyEvent(reply_id=number, event=end) for number in numbers]
             yield pb.GenerateManyResponse(events=[*before, *ends])
 

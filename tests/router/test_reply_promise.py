@@ -2,11 +2,12 @@
 
 import math
 
-from router_service.domain.reply_promise import ReplyPromise
-from router_service.generation.tier_times import MAX_AGE_S, TierTimes
-from services.domain import Slo, SloPhase, TierPlan, TokenFrame
-from services.domain.slo import Promise, SloClass
-from services.domain.slo.promises import MIN_REMAINDER_S
+from penstock.router_service.domain.reply_promise import ReplyPromise
+from penstock.router_service.generation.tier_times import MAX_AGE_S, TierTimes
+from penstock.services.domain import Slo, SloPhase, TierPlan, TokenFrame
+from penstock.services.domain.slo.promises import MIN_REMAINDER_S, Promise
+from penstock.types.slo import SloClass
+from tests.support.present import present
 
 ROUTE = (TierPlan("small", "s", 50.0, 1), TierPlan("large", "l", None, 1))
 
@@ -18,8 +19,7 @@ def frame(offset: int, count: int = 1, text: str = "") -> TokenFrame:
 def test_the_deadline_is_absolute_and_the_remainder_shrinks() -> None:
     promise = ReplyPromise(Promise.received(Slo(2.0, (SloPhase(0, 0.1),)), 100.0))
     assert promise.remainder(100.5) == Slo(1.5, (SloPhase(0, 0.1),))
-    first_hop = promise.remainder(100.5)
-    assert first_hop is not None
+    first_hop = present(promise.remainder(100.5))
     second = ReplyPromise(Promise.received(first_hop, 7.0))  # another process, another clock
     assert second.remainder(7.25) == Slo(1.25, (SloPhase(0, 0.1),))
     assert promise.remainder(101.5) == Slo(0.5, (SloPhase(0, 0.1),))
@@ -43,12 +43,10 @@ def test_phases_behind_a_marker_and_those_that_have_passed_travel_as_what_they_a
     phases = (SloPhase(0, 0.5), SloPhase(0, 0.1, "</think>"), SloPhase(100, 0.2))
     promise = ReplyPromise(Promise(None, phases))
     promise.take(frame(0, 5, "some thoughts"), 1.0)
-    remainder = promise.remainder(1.0)
-    assert remainder is not None
+    remainder = present(promise.remainder(1.0))
     assert remainder.phases == phases
     promise.take(frame(5, 2, " </think> so"), 1.2)
-    remainder = promise.remainder(1.2)
-    assert remainder is not None
+    remainder = present(promise.remainder(1.2))
     assert remainder.phases == (SloPhase(0, 0.1), SloPhase(100, 0.2))
     assert not [*remainder.problems("slo")], "a worker accepts it"
 

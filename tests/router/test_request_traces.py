@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from penstock import NotFoundError, Trace, UnavailableError
-from services.state import TraceStore
-from services.state.traces import SpanRecord
-from services.testing import RedisProcess
+from penstock.services.state import TraceStore
+from penstock.services.state.traces import SpanRecord
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 

@@ -20,14 +20,14 @@ from penstock import AsyncPlannerClient
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service.siblings.client import COUNTERS_AGE_S, Siblings, counters_from_proto
-from router_service.siblings.counters import ProcessCounters, total
-from router_service.siblings.servicer import counters_to_proto
-from services.domain import Role
-from services.health import is_serving
-from services.process_slot import ProcessSlot
-from services.shared_port import SharedPort
-from services.testing import RedisProcess
+from penstock.router_service.siblings.client import COUNTERS_AGE_S, Siblings
+from penstock.router_service.siblings.counters import total
+from penstock.services.domain import Role
+from penstock.services.health import is_serving
+from penstock.services.process_slot import ProcessSlot
+from penstock.services.shared_port import SharedPort
+from penstock.services.testing import RedisProcess
+from penstock.types.mesh_status import ProcessCounters
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
 
@@ -79,7 +79,7 @@ def name(index: int) -> str:
 
 
 def request(request_id: str, tokens: int = 100, model: str = "only") -> pb.GenerateRequest:
-    sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=tokens)
+    sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=tokens)
     return pb.GenerateRequest(
         model=model, prompt=common_pb2.Prompt(text="hello"), sampling=sampling, request_id=request_id
     )
@@ -158,18 +158,15 @@ async def test_what_the_processes_count_adds_up_and_the_mesh_has_one_router(grou
         status = await group.status_of(asked)
         assert status.router_id == "router"
         assert [(p.instance_id, p.answering) for p in status.processes] == [("router.0", True), ("router.1", True)]
-        more = [
-            now.finished_count - then.finished_count
-            for now, then in zip(status.processes, before.processes, strict=True)
-        ]
+        more = [now.finished - then.finished for now, then in zip(status.processes, before.processes, strict=True)]
         assert more == [3, 5]
-        assert status.router.finished_count == before.router.finished_count + sum(counts)
-        assert status.tiers[0].answered_count == status.router.finished_count
-        assert status.router.active_count == 0
-        assert status.router.time_to_first_token_p95.ToTimedelta().total_seconds() > 0
+        assert status.finished == before.finished + sum(counts)
+        assert status.tiers[0].answered == status.finished
+        assert status.active == 0
+        assert status.ttft_p95.ToTimedelta().total_seconds() > 0
         routers = [instance for instance in status.instances if instance.role == "router"]
-        assert [(r.instance_id, r.process_count, r.state) for r in routers] == [("router", 2, pb.INSTANCE_STATE_READY)]
-        assert {i.process_count for i in status.instances if i.role != "router"} == {1}
+        assert [(r.instance_id, r.processes, r.state) for r in routers] == [("router", 2, pb.INSTANCE_STATE_READY)]
+        assert not any(i.HasField("processes") for i in status.instances if i.role != "router")
 
 
 async def test_a_new_plan_reaches_all_processes(group: Group) -> None:
@@ -186,7 +183,7 @@ async def test_however_many_ask_for_the_status_the_processes_ask_each_other_ten_
     """Counters are read again once they are COUNTERS_AGE_S old, a tenth of a second; here by the test's own clock."""
 
     def set_age_limit(limit_s: float) -> None:
-        monkeypatch.setattr("router_service.siblings.client.COUNTERS_AGE_S", limit_s)
+        monkeypatch.setattr("penstock.router_service.siblings.client.COUNTERS_AGE_S", limit_s)
 
     assert COUNTERS_AGE_S == 0.1
     async with Siblings(group.slots[0]) as siblings:
@@ -211,13 +208,11 @@ async def test_the_limits_of_the_processes_add_up_to_the_routers(group: Group) -
 
 async def test_both_faces_of_each_process_answer(group: Group) -> None:
     """HTTP connections reach all processes, and each answers; so does gRPC."""
-    before = [process.finished_count for process in (await group.status_of(0)).processes]
+    before = [process.finished for process in (await group.status_of(0)).processes]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         for _ in range(MAX_TRIES):
             assert (await ask(group.http, session))["choices"][0]["message"]["content"]
-            if all(
-                p.finished_count > count for p, count in zip((await group.status_of(0)).processes, before, strict=True)
-            ):
+            if all(p.finished > count for p, count in zip((await group.status_of(0)).processes, before, strict=True)):
                 break
         else:
             pytest.fail("all HTTP connections reached one process")
@@ -254,12 +249,12 @@ async def test_a_move_is_carried_out_by_the_process_that_streams_the_reply(group
 
 async def test_while_one_process_drains_the_others_get_all_new_connections(group: Group) -> None:
     """It ends its streams; nothing is refused, though it is not gone yet; the sums say that it does not count."""
-    before = (await group.status_of(1)).processes[1].finished_count
+    before = (await group.status_of(1)).processes[1].finished
     with held_engines(HELD) as proceed:
         await _drain_while_others_serve(group, proceed)
     status = await group.status_of(1)
     assert [process.answering for process in status.processes] == [False, True]
-    assert status.router.finished_count == status.processes[1].finished_count == before + 17
+    assert status.finished == status.processes[1].finished == before + 17
     await group.start(0)
     assert [process.answering for process in (await group.status_of(0)).processes] == [True, True]
 
@@ -317,7 +312,7 @@ def test_a_total_is_of_all_parts_and_its_percentiles_of_all_their_requests() -> 
     two = ProcessCounters(waiting=4, failed=1, ttft_s=(0.9,), answered={"b": 5}, escalated={"a": 1}, requests_per_s=1.0)
     one = replace(one, accepted_draft_tokens={"b": 7}, rejected_draft_tokens={"b": 2})
     two = replace(two, accepted_draft_tokens={"b": 1, "c": 4})
-    both = total([counters_from_proto(counters_to_proto(part)) for part in (one, two)])  # as processes send them
+    both = total([one, two])
     assert (both.accepted_draft_tokens, both.rejected_draft_tokens) == ({"b": 8, "c": 4}, {"b": 2})
     assert (both.active, both.waiting, both.finished, both.failed, both.requests_per_s) == (1, 4, 3, 1, 1.5)
     assert (both.answered, both.escalated) == ({"a": 2, "b": 6}, {"a": 1})

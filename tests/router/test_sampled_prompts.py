@@ -16,33 +16,27 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
-from router_service.domain.events import Finished, RouterRequest, TierSummary
-from router_service.telemetry.prompt_sampler import HELD_PROMPTS, PromptSampler
-from services.access.api_keys import KeyFile, new_key
-from services.domain.errors import InvalidRequest
-from services.domain.prompt_samples import MAX_SAMPLE_BYTES, PromptSample
-from services.domain.requests import (
-    ChatMessage,
-    ChatPrompt,
-    FinishReason,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-    TokenUsage,
-)
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import Tool, ToolUse
-from services.mesh_schema import MeshFile
-from services.state import PromptSampleStore, StateUnavailable, connect
-from services.state.keys import Keys
-from services.testing import RedisProcess
+from penstock.router_service.domain.events import RouterRequest
+from penstock.router_service.telemetry.prompt_sampler import HELD_PROMPTS, PromptSampler
+from penstock.services.access.api_keys import KeyFile, new_key
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.prompt_samples import MAX_SAMPLE_BYTES, PromptSample
+from penstock.services.mesh_schema import MeshFile
+from penstock.services.state import PromptSampleStore, StateUnavailable, connect
+from penstock.services.state.keys import Keys
+from penstock.services.testing import RedisProcess
+from penstock.types.events import Finished, TierSummary
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from penstock.types.replies import FinishReason, Usage
+from penstock.types.sampling import SamplingParams
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import Tool, ToolUse
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 
 SECRET = "a secret of nobody"
 ALL: dict[str, Any] = {"share": 1.0}
-USAGE = TokenUsage(3, 0, 7)
+USAGE = Usage(3, 0, 7)
 DONE = Finished(
     FinishReason.STOP, "small", USAGE, (TierSummary("small", "m", "i", 80.0, 50.0, True, USAGE, 0.1),), 0.1, 2.0, "t"
 )
@@ -225,7 +219,7 @@ async def test_a_share_is_sampled_and_few_are_held() -> None:
         (ChatPrompt(()), SamplingParams()),
         (ChatPrompt((ChatMessage("user", "x"),), ToolUse((Tool("f", "", "{}"),))), SamplingParams()),
         (ChatPrompt((ChatMessage("tool", "x", (), "call"),)), SamplingParams()),
-        (chat("x"), SamplingParams(structured_output=StructuredOutput(StructureKind.JSON_OBJECT))),
+        (chat("x"), SamplingParams(structured_output=StructuredOutput(json_object=True))),
         (chat("x" * MAX_SAMPLE_BYTES), SamplingParams()),
         (chat("\u4f60" * (MAX_SAMPLE_BYTES // 3)), SamplingParams()),  # few characters, many bytes
     ],

@@ -6,13 +6,12 @@ from typing import Any
 
 import openai
 import pytest
-import yaml
 
 from penstock import Options
-from services.testing import RedisProcess
-from tests.conftest import FAMILY
+from penstock.services.testing import RedisProcess
+from penstock.worker_service.text.hf import HfTokenizer
+from tests.conftest import FAMILY, write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
-from worker_service.text.hf import HfTokenizer
 
 HELLO: Any = [{"role": "user", "content": "Count from 3 to 31 by 4."}]
 REASONING = (
@@ -29,25 +28,10 @@ async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) ->
     template = reasons / "chat_template.jinja"
     template.write_text(template.read_text() + REASONING)
     engine = {"engine": "torch", "kv_tokens": 2048}
-    content = {
-        "name": "test-sampling",
-        "tiers": [
-            {"name": "plain", "model": str(FAMILY / "small"), "threshold": 0, **engine},
-            {"name": "reasons", "model": str(reasons), **engine},
-        ],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-    path = folder / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    async with running_mesh(path, redis.url) as running:
+    plain = {"name": "plain", "model": str(FAMILY / "small"), "threshold": 0, **engine}
+    tiers = [plain, {"name": "reasons", "model": str(reasons), **engine}]
+    async with running_mesh(write_mesh_file(folder, tiers), redis.url) as running:
         yield running
-
-
-@pytest.fixture
-async def client(mesh: TestMesh) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="unused", max_retries=0) as made:
-        yield made
 
 
 TOKENIZER = HfTokenizer(FAMILY / "small")

@@ -13,15 +13,17 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
-from planner_service.files import read_trace
-from router_service.domain.events import Finished, RouterRequest, TierSummary
-from router_service.telemetry.request_recorder import HELD_REQUESTS, RequestRecorder
-from services.clock import VirtualClock
-from services.domain.errors import InvalidRequest
-from services.domain.requests import FinishReason, TextPrompt, TokenUsage
-from services.domain.workload import ServedRequest
-from services.state import ServedRequestStore, StateUnavailable
-from services.testing import RedisProcess
+from penstock.planner_service.files import read_trace
+from penstock.router_service.domain.events import RouterRequest
+from penstock.router_service.telemetry.request_recorder import HELD_REQUESTS, RequestRecorder
+from penstock.services.clock import VirtualClock
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.state import ServedRequestStore, StateUnavailable
+from penstock.services.testing import RedisProcess
+from penstock.types.events import Finished, TierSummary
+from penstock.types.mesh_status import ServedRequest
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason, Usage
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
 
@@ -96,7 +98,7 @@ async def test_the_store_is_capped_and_read_in_pages(redis: RedisProcess, mesh_f
             assert len(page) <= 64
             found, pages = found + page, pages + 1
         assert 500 <= len(found) < 700  # whole nodes of 100 entries
-        assert [each.input_tokens for each in found] == list(range(3000, 3000 - len(found), -1))
+        assert [each.prompt_tokens for each in found] == list(range(3000, 3000 - len(found), -1))
         for token in ("x", "1", "-", "1-1 ", f"{2**64}-0", "\u0661-\u0661"):
             with pytest.raises(InvalidRequest, match="page_token"):
                 await store.page(token, 10)
@@ -109,7 +111,7 @@ async def test_versions_of_routers_read_each_others_requests(redis: RedisProcess
         store, kept = ServedRequestStore(client, mesh.router.keys, 500), ServedRequest(2.5, 100, 9, "large", 75)
         await store.append([kept])
         written: Any = await client.xrange(key)
-        assert ServedRequest(*json.loads(written[0][1][b"r"])) == replace(kept, cached_tokens=0)
+        assert ServedRequest(*json.loads(written[0][1][b"r"])) == replace(kept, cached_prompt_tokens=0)
         entries: tuple[dict[Any, Any], ...] = (
             {"r": '[1.5, 10, 3, "small"]'},
             {"r": '[1.5, 10, 3, "small", 4, "later"]', "cached": "6", "unknown": "x"},
@@ -120,7 +122,7 @@ async def test_versions_of_routers_read_each_others_requests(redis: RedisProcess
             await client.xadd(key, entry)
         found, token = await store.page("", 10)
         small = ServedRequest(1.5, 10, 3, "small")
-        assert (found, token) == ([replace(small, cached_tokens=6), small, kept], "")
+        assert (found, token) == ([replace(small, cached_prompt_tokens=6), small, kept], "")
 
 
 class _Unreachable(ServedRequestStore):
@@ -138,7 +140,7 @@ class _Unreachable(ServedRequestStore):
 
 async def test_cached_tokens_are_a_share_of_the_first_tiers_prompt() -> None:
     """The tier that answers counts other tokens than the first one; entries of an earlier version have none."""
-    store, first, answering = _Unreachable(), TokenUsage(100, 0, 7), TokenUsage(60, 45, 9)
+    store, first, answering = _Unreachable(), Usage(100, 0, 7), Usage(60, 45, 9)
     store.up = True
     tiers = (
         TierSummary("small", "m", "i", 10.0, 50.0, False, first, 0.1),
@@ -148,12 +150,12 @@ async def test_cached_tokens_are_a_share_of_the_first_tiers_prompt() -> None:
     async with RequestRecorder(store, VirtualClock(100.0)) as recorder:
         recorder.finished(RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0), done)  # type: ignore[arg-type]
     assert store.written == [ServedRequest(98.0, 100, 9, "large", 75)]
-    assert ServedRequest(98.0, 100, 9, "large").cached_tokens == 0
+    assert ServedRequest(98.0, 100, 9, "large").cached_prompt_tokens == 0
 
 
 async def test_what_redis_cannot_take_yet_is_held_up_to_a_limit() -> None:
     """The newest are held, in order, each written once, at the end at the latest; other requests are not recorded."""
-    store, usage = _Unreachable(), TokenUsage(3, 0, 7)
+    store, usage = _Unreachable(), Usage(3, 0, 7)
     tier = TierSummary("small", "m", "i", 80.0, 50.0, True, usage, 0.1)
     done = Finished(FinishReason.STOP, "small", usage, (tier,), 0.1, 2.0, "t")
     cascade = RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0)  # type: ignore[arg-type]

@@ -11,14 +11,14 @@ import yaml
 
 from penstock import AsyncClient, AsyncPlannerClient, Escalated
 from penstock.client.plans import EarlyCheck
-from router_service.generation.cascade_generation import UNSTREAMED_INTERVAL_S
-from router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter
-from router_service.generation.tier_generation import TierGeneration
-from services.domain import GenerationRequest
-from services.domain.score_prediction import ScorePredictor, features
-from services.field_problems import SettingsError
-from services.mesh_check import mesh_file_problems
-from services.testing import RedisProcess
+from penstock.router_service.generation.cascade_generation import UNSTREAMED_INTERVAL_S
+from penstock.router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter
+from penstock.router_service.generation.tier_generation import TierGeneration
+from penstock.services.domain import GenerationRequest
+from penstock.services.domain.score_prediction import ScorePredictor, features
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.testing import RedisProcess
 from tests.router.test_flagged_answers import metrics_page
 from tests.support.mesh import TestMesh, running_mesh
 
@@ -174,7 +174,7 @@ async def test_a_predictor_that_is_missing_or_corrupt_is_named_at_the_start(
     file, path = tmp_path / "predictor.json", tmp_path / "mesh.yaml"
     file.unlink() if written is None else file.write_text(written)
     path.write_text(yaml.safe_dump(mesh_content))
-    assert "router.score_predictor" in [problem.field for problem in mesh_file_problems(path)]
+    assert "router.score_predictor" in [problem.field for problem in check_mesh_file(path).problems]
     with pytest.raises(SettingsError, match=message):
         async with running_mesh(path, redis.url):
             pass
@@ -186,5 +186,5 @@ def test_a_limit_needs_a_predictor_and_the_last_tier_has_neither(tmp_path: Path)
     mesh_content["router"]["score_predictor"] = ""
     mesh_content["tiers"][2] |= {"skip_below": 10, "early_checks": [{"after_tokens": 5, "reject_below": 5}]}
     path.write_text(yaml.safe_dump(mesh_content))
-    fields = [problem.field for problem in mesh_file_problems(path)]
+    fields = [problem.field for problem in check_mesh_file(path).problems]
     assert {"tiers[0].skip_below", "tiers[2].skip_below", "tiers[2].early_checks"} <= set(fields)

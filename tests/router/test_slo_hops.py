@@ -10,28 +10,31 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer
 
-from router_service.clients.bid_client import BidClient
-from router_service.clients.reply_multiplexer import MultiplexerPool
-from router_service.clients.worker_client import WorkerClient
-from router_service.domain.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
-from router_service.domain.reply_promise import ReplyPromise
-from router_service.generation.attempt import TierDone
-from router_service.generation.reply_assembler import TierEvent
-from router_service.generation.slo_hops import HopLimits, SloHops
-from router_service.generation.tier_generation import TierGeneration
-from router_service.migration.bidding import BidLimits, MoveAgent
-from router_service.migration.movable_reply import Moved
-from services.channels import ChannelPool
-from services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt
-from services.domain.instances import SloHeadroom
-from services.domain.requests import FinishReason, SloFallback
-from services.domain.slo import Promise, SloClass
+from penstock.router_service.clients.bid_client import BidClient
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.domain.reply_promise import ReplyPromise
+from penstock.router_service.generation.attempt import TierDone
+from penstock.router_service.generation.reply_assembler import TierEvent
+from penstock.router_service.generation.slo_hops import SloHops
+from penstock.router_service.generation.tier_generation import TierGeneration
+from penstock.router_service.migration.bidding import MoveAgent
+from penstock.services.channels import ChannelPool
+from penstock.services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt
+from penstock.services.domain.instances import SloHeadroom
+from penstock.services.domain.slo.promises import Promise
+from penstock.services.mesh_schema import MeshSlo, MeshStages
+from penstock.types.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
+from penstock.types.mesh_status import ReplyMoved
+from penstock.types.replies import FinishReason
+from penstock.types.slo import SloClass, SloFallback
 from tests.router.test_generation import TOKENS, Scene
+from tests.support.present import present
 from tests.support.scripted_worker_servicer import Act, Script
 
 DECLINES: Script = [Act.DECLINE]
 LIMIT_S = 60.0
-THREE_HOPS = HopLimits(3, LIMIT_S)
+THREE_HOPS = MeshSlo(max_hops=3, hop_time_s=LIMIT_S)
 
 
 @dataclass
@@ -65,8 +68,14 @@ def promise_of(
     return ReplyPromise(Promise.received(slo, asyncio.get_running_loop().time()), produced)
 
 
-def generation_of(scene: Scene, hops: HopLimits = THREE_HOPS) -> TierGeneration:
-    agent = MoveAgent(scene.view, BidClient(scene._channels), NoOpTracer(), NoOpMeter("t"), BidLimits(1.0, 1.0))
+def generation_of(scene: Scene, hops: MeshSlo = THREE_HOPS) -> TierGeneration:
+    agent = MoveAgent(
+        scene.view,
+        BidClient(scene._channels),
+        NoOpTracer(),
+        NoOpMeter("t"),
+        MeshStages(bid_timeout_s=1.0, turn_timeout_s=1.0),
+    )
     client = WorkerClient(scene._channels, scene._sessions, LIMIT_S)
     return TierGeneration(scene.pool, client, agent, NoOpTracer(), scene.policy, NoOpMeter("t"), hops)
 
@@ -74,7 +83,7 @@ def generation_of(scene: Scene, hops: HopLimits = THREE_HOPS) -> TierGeneration:
 async def reply(
     scene: Scene,
     promise: ReplyPromise,
-    hops: HopLimits = THREE_HOPS,
+    hops: MeshSlo = THREE_HOPS,
     resumed: tuple[int, ...] = (),
     *,
     generation: TierGeneration | None = None,
@@ -91,7 +100,7 @@ async def reply(
 
     outcome.done = await (generation or generation_of(scene, hops)).generate(
         "only",
-        GenerationRequest("r", TextPrompt("r"), SamplingParams(seed=1, max_output_tokens=TOKENS), resumed),
+        GenerationRequest("r", TextPrompt("r"), SamplingParams(seed=1, max_tokens=TOKENS), resumed),
         loop.time() + LIMIT_S,
         Context(),
         on_event=outcome.events.append,
@@ -137,8 +146,7 @@ async def test_or_it_is_declined_where_that_is_asked_for(scene: Scene) -> None:
     for name in "ab":
         await scene.start(name, DECLINES, DECLINES)
     outcome = await reply(scene, promise_of(SloFallback.DECLINE))
-    assert outcome.done is not None
-    assert outcome.done.reason is FinishReason.DECLINED
+    assert present(outcome.done).reason is FinishReason.DECLINED
     assert outcome.token_ids == []
     assert outcome.of(TierStarted) == []
     assert scene.tried == {"a": 1, "b": 1}, "each once"
@@ -146,15 +154,19 @@ async def test_or_it_is_declined_where_that_is_asked_for(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("limits", "tried"),
-    [(HopLimits(0, LIMIT_S), 1), (HopLimits(1, LIMIT_S), 2), (HopLimits(9, LIMIT_S), 4), (HopLimits(9, -1.0), 1)],
+    [
+        (MeshSlo(max_hops=0, hop_time_s=LIMIT_S), 1),
+        (MeshSlo(max_hops=1, hop_time_s=LIMIT_S), 2),
+        (MeshSlo(max_hops=9, hop_time_s=LIMIT_S), 4),
+        (MeshSlo(max_hops=9, hop_time_s=0.0), 1),
+    ],
     ids=["none", "one", "all", "no time"],
 )
-async def test_hops_and_their_time_are_bounded(scene: Scene, limits: HopLimits, tried: int) -> None:
+async def test_hops_and_their_time_are_bounded(scene: Scene, limits: MeshSlo, tried: int) -> None:
     for name in "abcd":
         await scene.start(name, DECLINES)
     outcome = await reply(scene, promise_of(SloFallback.DECLINE), limits)
-    assert outcome.done is not None
-    assert outcome.done.reason is FinishReason.DECLINED
+    assert present(outcome.done).reason is FinishReason.DECLINED
     assert sum(scene.tried.values()) == tried
 
 
@@ -194,7 +206,7 @@ async def test_a_resumed_reply_is_never_declined(scene: Scene) -> None:
 async def test_a_worker_that_declines_unasked_has_failed(scene: Scene) -> None:
     await scene.start("a", DECLINES)
     await scene.start("b")
-    outcome = await reply(scene, promise_of(), HopLimits(0, LIMIT_S))
+    outcome = await reply(scene, promise_of(), MeshSlo(max_hops=0, hop_time_s=LIMIT_S))
     assert outcome.token_ids == list(range(TOKENS))
     assert declines(scene) == {"a": [False], "b": [False]}
 
@@ -215,14 +227,14 @@ async def test_the_instance_with_headroom_is_tried_first(scene: Scene) -> None:
 
 
 def test_hops_end_by_number_or_by_time() -> None:
-    hops = SloHops(HopLimits(1, 2.0), SloFallback.BEST_EFFORT, now_s=10.0)
+    hops = SloHops(MeshSlo(max_hops=1, hop_time_s=2.0), SloFallback.BEST_EFFORT, now_s=10.0)
     assert hops.asks_to_decline(1, 10.0, begun=False)
     assert not hops.asks_to_decline(0, 10.0, begun=False), "there is no other instance"
     assert not hops.asks_to_decline(1, 12.1, begun=False), "there is no time"
     hops.declined.add("a")
     assert not hops.asks_to_decline(1, 10.0, begun=False), "this is the last hop"
     assert not hops.is_declined("a", 10.0, begun=False), "it is served as best effort"
-    strict = SloHops(HopLimits(1, 2.0), SloFallback.DECLINE, now_s=10.0)
+    strict = SloHops(MeshSlo(max_hops=1, hop_time_s=2.0), SloFallback.DECLINE, now_s=10.0)
     assert strict.asks_to_decline(0, 99.0, begun=False)
     assert not strict.asks_to_decline(0, 99.0, begun=True)
     strict.declined.add("a")
@@ -243,7 +255,7 @@ async def test_the_target_of_a_move_shall_decline_only_what_was_promised(scene: 
     reading = asyncio.create_task(reply(scene, promise_of(), generation=generation, outcome=outcome))
     while len(outcome.token_ids) < 20:
         await asyncio.sleep(0)
-    assert isinstance(await generation.move("r", target.record, "asked for"), Moved)
+    assert isinstance(await generation.move("r", target.record, "asked for"), ReplyMoved)
     await reading
     (request,) = target.asked
     assert request.HasField("slo")

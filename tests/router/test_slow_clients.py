@@ -13,12 +13,12 @@ import pytest
 from grpc import aio
 
 from penstock import UnavailableError
-from penstock.client.mesh_status import MeshStatus
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
-from services.testing import RedisProcess
+from penstock.services.testing import RedisProcess
+from penstock.types.mesh_status import MeshStatus
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
@@ -88,7 +88,7 @@ async def test_a_grpc_client_that_does_not_read_loses_its_request(mesh: TestMesh
         request = pb.GenerateRequest(
             model="large",
             prompt=common_pb2.Prompt(text="endless"),
-            sampling=common_pb2.SamplingParams(max_output_tokens=MAX_TOKENS, top_logprobs_count=20),
+            sampling=common_pb2.SamplingParams(max_tokens=MAX_TOKENS, top_logprobs=20),
         )
         call = stub.Generate(request, timeout=120)
         assert isinstance(await call.read(), pb.GenerateResponse)
@@ -118,7 +118,7 @@ async def test_no_write_outlasts_the_deadline(redis: RedisProcess, mesh_file: Me
                 request = pb.GenerateRequest(
                     model="large",
                     prompt=common_pb2.Prompt(text="endless"),
-                    sampling=common_pb2.SamplingParams(max_output_tokens=MAX_TOKENS, top_logprobs_count=20),
+                    sampling=common_pb2.SamplingParams(max_tokens=MAX_TOKENS, top_logprobs=20),
                 )
                 call = stub.Generate(request)
                 await call.read()
@@ -134,7 +134,7 @@ async def test_a_router_that_does_not_read_loses_its_call_to_a_worker(mesh: Test
             request=worker_pb2.GenerateRequest(
                 request_id="of-a-stuck-router",
                 prompt=common_pb2.Prompt(text="endless"),
-                sampling=common_pb2.SamplingParams(max_output_tokens=MAX_TOKENS, top_logprobs_count=20, seed=1),
+                sampling=common_pb2.SamplingParams(max_tokens=MAX_TOKENS, top_logprobs=20, seed=1),
             )
         )
         await call.write(worker_pb2.GenerateManyRequest(steps=[worker_pb2.ReplyStep(reply_id=1, start=start)]))

@@ -1,34 +1,20 @@
 """/tokenize, /detokenize, /version and /v1/embeddings."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 
 import penstock
-from services.domain.requests import ChatMessage, ChatPrompt, TextPrompt
-from services.testing import RedisProcess
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
+from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
-from tests.support.mesh import TestMesh, running_mesh
-from worker_service.text.hf import HfTokenizer
+from tests.support.mesh import TestMesh
 
 SHIPPED = HfTokenizer(FAMILY / "small")
+TIER = {"name": "small", "model": str(FAMILY / "small"), "engine": "torch", "kv_tokens": 1024}
+MESH = {"tiers": [TIER], "judge": {"replicas": 0}}
 LONG = "Sort: 9, 3, 40. " * 2_000  # more than a thread is worth, and more than the model's context
-
-
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    content = {
-        "name": "test-tokenization",
-        "tiers": [{"name": "small", "model": str(FAMILY / "small"), "engine": "torch", "kv_tokens": 1024}],
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-    path = tmp_path_factory.mktemp("tokenization") / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content))
-    async with running_mesh(path, redis.url) as running:
-        yield running
 
 
 async def post(mesh: TestMesh, path: str, body: Any) -> tuple[int, Any]:

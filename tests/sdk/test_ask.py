@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 from penstock.cli.main import app
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
-from services.domain.errors import Overloaded
-from services.grpc_types import Context
+from penstock.services.domain.errors import Overloaded
+from penstock.services.grpc_types import Context
 from tests.support.router_servicers import TEXT, accepted, answer, failing, scripted
 
 

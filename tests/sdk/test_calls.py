@@ -13,8 +13,8 @@ from grpc import aio
 from penstock import AsyncClient, Client, Options, RetryPolicy
 from penstock.client.resumable import PROBE_TURNS, Routers
 from penstock.proto.router.v1 import router_pb2 as pb
-from services.grpc_types import Context
-from services.processes import free_port
+from penstock.services.grpc_types import Context
+from penstock.services.processes import free_port
 from tests.support.router_servicers import Step, answer, scripted
 
 QUICK = RetryPolicy(initial_backoff_s=0.001, max_backoff_s=0.01)

@@ -16,7 +16,6 @@ from penstock import (
     ConflictError,
     Event,
     InvalidRequestError,
-    OverloadedError,
     PenstockError,
     RequestFailedError,
     RetryPolicy,
@@ -28,9 +27,9 @@ from penstock.client import errors as errors_of_the_sdk
 from penstock.client.retries import is_retryable
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable, invalid
-from services.domain.errors import PenstockError as DomainError
-from services.grpc_types import Context
+from penstock.services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable, invalid
+from penstock.services.domain.errors import PenstockError as DomainError
+from penstock.services.grpc_types import Context
 from tests.support.router_servicers import (
     TEXT,
     Step,
@@ -164,22 +163,6 @@ async def test_what_another_attempt_cannot_mend_is_asked_once(
         with pytest.raises(raised):
             await stream([one.address, other.address])
         assert (len(one.requests), len(other.requests)) == (1, 0)
-
-
-async def test_a_router_that_refuses_is_left_for_the_other(stream: Stream) -> None:
-    async with scripted(failing(Overloaded("full", 60.0))) as full, scripted(answer) as router:
-        assert_whole(await stream([full.address, router.address]))
-        assert len(full.requests) == 1
-
-
-async def test_refused_until_the_deadline_is_overloaded_with_the_hint(stream: Stream) -> None:
-    """A refusal whose hint is beyond the deadline is the last one."""
-    again, too_late = failing(Overloaded("full", 0.05)), failing(Overloaded("full", 3600.0))
-    async with scripted(again, again, too_late) as router:
-        with pytest.raises(OverloadedError) as caught:
-            await stream(router.address, timeout_s=60)
-        assert caught.value.retry_after_s == 3600.0
-        assert len(router.requests) == 3
 
 
 @pytest.mark.parametrize("tokens", [0, 3], ids=["before the first token", "amid tokens"])

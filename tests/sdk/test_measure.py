@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from judge_service.calibrate import read_samples
 from penstock.cli.main import app
-from planner_service.files import read_quality
-from services.testing import RedisProcess
+from penstock.judge_service.calibrate import read_samples
+from penstock.planner_service.files import read_quality
+from penstock.services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import running_mesh
+from tests.support.present import present
 
 PROMPTS = [
     {"prompt": "What is 12 + 30?", "answer": "42"},
@@ -27,6 +28,7 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path) -> None:
     judge = {"scorers": [{"name": "exact", "kind": "exact"}, {"name": "sure", "kind": "confidence"}]}
     tiers = [{"name": t, "model": str(FAMILY / t), "engine": "torch", "threshold": 50} for t in ("small", "medium")]
@@ -49,22 +51,19 @@ async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: Me
     assert [int(n) for n in sample.input_tokens] == [r.usage.prompt_tokens for r in replies]
     right = [r.text.rsplit("Answer:", 1)[-1].strip() == p["answer"] for r, p in zip(replies, PROMPTS, strict=True)]
     assert [score == 100 for score in sample.scores[:, 1]] == right
-    assert sample.known_quality is not None
-    assert sample.known_quality[:, 1].tolist() == [100 if good else 0 for good in right]
+    assert present(sample.known_quality)[:, 1].tolist() == [100 if good else 0 for good in right]
     samples = read_samples(labelled)
     assert samples.good[len(PROMPTS) :] == right
     last = samples.answers[-1]
     assert (last.answer, last.tier, last.finish_reason.value) == (replies[-1].text, "medium", "stop")
-    assert last.logprobs is not None
-    assert last.logprobs.least < last.logprobs.mean
+    assert present(last.logprobs).least < present(last.logprobs).mean
     assert fitted.exit_code == 0, fitted.output
     checks = json.loads(fitted.stdout)["early_checks"]
     assert checks["medium"] is None, "the last tier's answers always stand"
     assert (checks["small"]["stated_error"], checks["small"].keys() >= {"checks", "held_out_error"}) == (0.5, True)
     assert refused.exit_code == 2
     assert "scorer exact does not score unfinished answers" in " ".join(refused.output.split())
-    parts = read_quality(tmp_path / "q", ("small", "medium")).parts
-    assert parts is not None
+    parts = present(read_quality(tmp_path / "q", ("small", "medium")).parts)
     assert parts.after_tokens == (2, 4)
     assert (np.isnan(parts.scores[:, 1]) == (sample.output_tokens[:, 1:] <= np.array([2, 4]))).all()
     assert sample.parts is None

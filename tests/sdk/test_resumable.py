@@ -6,16 +6,15 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock import Accepted, Finished, InvalidRequestError, Options, RetryPolicy, UnavailableError
-from penstock.client import errors
-from penstock.client.messages import generation, times
-from penstock.client.resumable import ResumableRequest, RouterFailover, Routers
+from penstock import Accepted, Finished, Options, RetryPolicy, UnavailableError
+from penstock.client import errors, messages
+from penstock.client.resumable import ResumableRequest, Routers
 from penstock.client.retries import RetryBudget
 from penstock.client.silence import SilenceWatch
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
-from services.domain import Overloaded, Unavailable, invalid
-from services.errors import to_status
+from penstock.services.domain import Overloaded, Unavailable
+from penstock.services.errors import to_status
 
 
 class Failed(grpc.RpcError, grpc.Call):
@@ -60,7 +59,7 @@ def tokens(offset: int, *ids: int, text: str = "x") -> pb.GenerateResponse:
 
 
 def heartbeat(interval_s: float = 5.0) -> pb.GenerateResponse:
-    return pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=times.duration(interval_s)))
+    return pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=messages.duration(interval_s)))
 
 
 def test_a_break_before_the_first_token_is_tried_again_as_it_was() -> None:
@@ -119,15 +118,6 @@ def test_tokens_that_are_not_the_next_ones_fail_the_attempt() -> None:
     assert list(request.message().resume.token_ids) == [1, 2]
 
 
-def test_what_another_call_cannot_mend_is_raised_at_once() -> None:
-    request = resumable()
-    request.message()
-    with pytest.raises(InvalidRequestError) as caught:
-        request.failed(errors.from_rpc(Failed(to_status(invalid("sampling.seed", "is odd")))), 0.0)
-    assert caught.value.fields == {"sampling.seed": "is odd"}
-    assert caught.value.reason == "INVALID_REQUEST"
-
-
 def test_the_hint_of_a_full_router_is_kept() -> None:
     request = resumable()
     request.message()
@@ -155,7 +145,7 @@ def test_heartbeats_are_no_events_and_tell_when_silence_counts() -> None:
     assert request.take(heartbeat(20.0)) is None
     assert request.silence_s(15.0) == 60.0
     announced = accepted()
-    announced.accepted.heartbeat_interval.CopyFrom(times.duration(1.0))
+    announced.accepted.heartbeat_interval.CopyFrom(messages.duration(1.0))
     request.take(announced)
     assert request.silence_s(15.0) == 15.0
     other = ResumableRequest("x", Options(), request.policy, request.routers, request.budget, 60.0)
@@ -206,28 +196,10 @@ def test_every_event_of_the_contract_has_a_type() -> None:
     for name in names:
         response = pb.GenerateResponse()
         getattr(response, name).SetInParent()
-        event = generation.event_from_proto(response)
+        event = messages.event_from_proto(response)
         assert event is not None, name
         assert type(event) in types.Event.__args__
     assert len(names) == len(types.Event.__args__)
-    assert isinstance(generation.event_from_proto(accepted()), Accepted)
-    assert generation.event_from_proto(pb.GenerateResponse()) is None
+    assert isinstance(messages.event_from_proto(accepted()), Accepted)
+    assert messages.event_from_proto(pb.GenerateResponse()) is None
     assert Finished in types.Event.__args__
-
-
-def test_a_repeatable_call_tries_every_router_once_beginning_with_the_preferred_one() -> None:
-    """Each router that is away is passed over for later calls too; after the last one the failure is final."""
-    routers, away = Routers(3), UnavailableError("away", code=grpc.StatusCode.UNAVAILABLE)
-    routers.failed(0)
-    failover = RouterFailover(routers)
-    tried = [failover.router]
-    while failover.advance(away):
-        tried.append(failover.router)
-    assert tried == [1, 2, 0]
-    assert routers.preferred == 0
-
-
-def test_a_call_that_a_router_refuses_is_not_repeated_at_another() -> None:
-    routers = Routers(2)
-    assert not RouterFailover(routers).advance(errors.from_rpc(Failed(to_status(invalid("prompt", "empty")))))
-    assert routers.preferred == 0

@@ -8,15 +8,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from penstock import AsyncClient, MeshStatus, RetryPolicy, Slo, SloCounts, SloPhase
+from penstock import AsyncClient, MeshStatus, RetryPolicy, Slo, SloCounts
 from penstock.cli.main import app
 from penstock.cli.top import screen
-from penstock.client.messages.generation import slo_to_proto
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
-from services.domain.errors import Unavailable
-from services.grpc_types import Context
-from services.proto_codec import slo_from_proto
+from penstock.services.domain.errors import Unavailable
+from penstock.services.grpc_types import Context
 from tests.support.router_servicers import accepted, answer, failing, scripted
 
 
@@ -30,19 +28,6 @@ async def declined(request: pb.GenerateRequest, context: Context) -> AsyncIterat
 
 async def invoked(*arguments: str) -> Result:
     return await asyncio.to_thread(lambda: CliRunner(env={"COLUMNS": "200"}).invoke(app, ["ask", *arguments]))
-
-
-def test_the_router_reads_what_the_sdk_sends() -> None:
-    phases = (SloPhase(0, 0.1), SloPhase(0, 0.05, "</think>"))
-    read = slo_from_proto(slo_to_proto(Slo(2.0, phases, fallback="decline")))
-    assert read.time_to_first_token_s == 2.0
-    assert [(p.from_output_token, p.time_per_output_token_s, p.after_marker) for p in read.phases] == [
-        (0, 0.1, ""),
-        (0, 0.05, "</think>"),
-    ]
-    assert read.fallback is not None
-    assert read.fallback.value == "decline"
-    assert slo_from_proto(slo_to_proto(Slo(name="interactive"))).name == "interactive"
 
 
 async def test_a_retry_sends_only_what_is_left_of_the_budget() -> None:

@@ -6,11 +6,12 @@ from rich.console import Console
 
 from penstock import BurstChange, BurstStatus, Drafting, InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
 from penstock.cli.top import screen
+from penstock.types.mesh_status import BurstReason, InstanceState
 
 
 def drawn(*places: StagePlace | None) -> str:
     instances = tuple(
-        InstanceStatus(f"w{i}", "worker", "only", "h:1", "torch", "ready", i, 0, 50, 100, 10.0, 0.1, place)
+        InstanceStatus(f"w{i}", "worker", "only", "h:1", "torch", InstanceState.READY, i, 0, 50, 100, 10.0, 0.1, place)
         for i, place in enumerate(places)
     )
     found = MeshStatus("router-0", 3, True, 0.0, (), instances, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 7, 2)
@@ -38,7 +39,7 @@ def test_a_mesh_without_stages_shows_none() -> None:
 def test_workers_show_what_drafts_and_how_much_of_it_is_accepted() -> None:
     drafting = (Drafting(("small", "medium"), 5, 0.834), Drafting(), None)
     instances = tuple(
-        InstanceStatus(f"w{i}", "worker", "t", "h:1", "torch", "ready", 0, 0, 0, 0, 0.0, 0.1, drafting=each)
+        InstanceStatus(f"w{i}", "worker", "t", "h:1", "torch", InstanceState.READY, 0, 0, 0, 0, 0.0, 0.1, drafting=each)
         for i, each in enumerate(drafting)
     )
     console = Console(width=100)
@@ -54,7 +55,7 @@ def test_workers_show_what_drafts_and_how_much_of_it_is_accepted() -> None:
 
 def test_the_step_of_a_burst_ladder_is_shown_with_what_is_left_of_the_budget() -> None:
     head = ("r", 3, True, 0.0, (), (), 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
-    change = BurstChange(1.0, 0, 2, "load")
+    change = BurstChange(1.0, 0, 2, BurstReason.LOAD)
 
     def text(burst: BurstStatus | None) -> str:
         console = Console(width=200)
@@ -70,7 +71,7 @@ def test_the_step_of_a_burst_ladder_is_shown_with_what_is_left_of_the_budget() -
 
 
 def test_a_router_of_several_processes_is_one_line_and_says_how_many_answer() -> None:
-    router = InstanceStatus("router-a", "router", "", "h:1", "", "ready", 0, 0, 0, 0, 0.0, 0.1, processes=2)
+    router = InstanceStatus("router-a", "router", "", "h:1", "", InstanceState.READY, 0, 0, 0, 0, 0.0, 0.1, processes=2)
     processes = tuple(RouterProcessStatus(i, f"router-a.{i}", i == 0, 0, 0, 5) for i in range(2))
     head = ("router-a", 3, True, 0.0, (), (router,), 0, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0)
     console = Console(width=140)

@@ -4,8 +4,8 @@ import grpc
 import pytest
 from google.rpc import code_pb2, status_pb2
 
-from services import errors
-from services.domain.errors import (
+from penstock.services import errors
+from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
     InstanceDraining,

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.domain import TokenFrame
-from services.event_streams import EventStream
+from penstock.services.domain import TokenFrame
+from penstock.services.event_streams import EventStream
 
 
 def token(at: int) -> TokenFrame:

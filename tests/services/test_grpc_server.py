@@ -8,10 +8,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from services import grpc_server
-from services.channels import CHANNEL_OPTIONS, server_options
-from services.domain import Role
-from services.grpc_types import Context
+from penstock.services import grpc_server
+from penstock.services.channels import CHANNEL_OPTIONS, server_options
+from penstock.services.domain import Role
+from penstock.services.grpc_types import Context
 
 BUSY, NEW = 60, 240
 

@@ -13,12 +13,13 @@ from grpc_status import rpc_status
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from router_service import proto_codec
-from services import errors, telemetry
-from services.domain.errors import FieldProblem, InvalidRequest, NotFound, PenstockError
-from services.grpc_types import Context
-from services.health import Health
-from services.interceptors import ChassisInterceptor
+from penstock.router_service import proto_codec
+from penstock.services import errors, telemetry
+from penstock.services.domain.errors import InvalidRequest, NotFound, PenstockError
+from penstock.services.grpc_types import Context
+from penstock.services.health import Health
+from penstock.services.interceptors import ChassisInterceptor
+from penstock.types.problems import FieldProblem
 
 GENERATE = "/penstock.router.v1.RouterService/Generate"
 LIST_MODELS = "/penstock.router.v1.RouterService/ListModels"

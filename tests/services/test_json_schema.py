@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.json_schema import MAX_STEPS, SchemaTooComplex, Steps, fits
+from penstock.services.json_schema import MAX_STEPS, SchemaTooComplex, Steps, fits
 
 TREE = {
     "$ref": "#/$defs/node",

@@ -6,11 +6,11 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from services.field_problems import SettingsError
-from services.model_folder import model_folder
-from services.settings import ServiceSettings
+from penstock.services.field_problems import SettingsError
+from penstock.services.model_folder import model_folder
+from penstock.services.settings import ServiceSettings
+from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
-from worker_service.text.hf import HfTokenizer
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from services.domain.errors import UnsupportedByModel
-from services.domain.requests import ChatMessage, ChatPrompt, SamplingParams, TextPrompt
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import Tool, ToolChoice, ToolMode, ToolUse
-from services.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_parser
+from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.reasoning import REASONING_FORMATS, ReasoningParser, reasoning_parser
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
+from penstock.types.sampling import SamplingParams
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
+from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
-from worker_service.text.hf import HfTokenizer
 
 THINK = REASONING_FORMATS["think"]
 HELLO = (ChatMessage("user", "hello"),)
@@ -123,7 +124,7 @@ def test_the_effort_reaches_a_template_with_levels(tmp_path: Path) -> None:
 def test_replies_with_an_enforced_form_have_no_reasoning() -> None:
     """The form holds from the first token, so that a reply of a model that reasons is the answer alone."""
     chat, free = ChatPrompt(HELLO), SamplingParams()
-    form = SamplingParams(structured_output=StructuredOutput(StructureKind.JSON_OBJECT))
+    form = SamplingParams(structured_output=StructuredOutput(json_object=True))
     required = ToolUse((Tool("f"),), ToolChoice(ToolMode.REQUIRED))
     assert reasoning_parser("think_opened", chat, free) is not None
     assert reasoning_parser("think_opened", chat, form) is None

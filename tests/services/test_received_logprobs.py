@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.proto.common.v1 import common_pb2 as pb
-from services import proto_codec
-from services.domain.requests import EncodedLogprobs, PositionLogprobs, TokenFrame, TokenLogprob
+from penstock.services import proto_codec
+from penstock.types.replies import EncodedLogprobs, PositionLogprobs, TokenFrame, TokenLogprob
 
 
 def sent(offset: int, tokens: int, top: int = 2) -> TokenFrame:

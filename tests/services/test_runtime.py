@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.domain import MeshView, Role
-from services.mesh_file import load_mesh_file
-from services.runtime import Chassis, serve
-from services.settings import ServiceSettings
-from services.state import MeshFeed, connect
-from services.state.keys import Keys
-from services.testing import RedisProcess
+from penstock.services.domain import MeshView, Role
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.runtime import Chassis, serve
+from penstock.services.settings import ServiceSettings
+from penstock.services.state import MeshFeed, connect
+from penstock.services.state.keys import Keys
+from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT, MeshFileMaker
 
 TIMEOUT_S = 120.0
@@ -70,8 +70,8 @@ def test_a_process_does_not_wait_for_a_thread_that_loads_a_model(redis: RedisPro
     """SIGTERM ends it with status 0, though the thread cannot be interrupted and runs on for minutes."""
     code = """
 import asyncio, time
-from services.domain import Role
-from services.runtime import run_service
+from penstock.services.domain import Role
+from penstock.services.runtime import run_service
 
 def load():
     print("loading", flush=True)

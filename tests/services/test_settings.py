@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from services.field_problems import SettingsError
-from services.mesh_file import digest, load_mesh_file
-from services.mesh_schema import (
+from penstock.services.field_problems import SettingsError, joined
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.mesh_file import digest, load_mesh_file
+from penstock.services.mesh_schema import (
     MeshFile,
     MeshJudge,
     MeshPlanner,
@@ -17,10 +18,9 @@ from services.mesh_schema import (
     MeshRouter,
     MeshScorer,
     MeshTier,
-    SglangMeshEngine,
-    SimulatedMeshEngine,
 )
-from services.settings import ServiceSettings
+from penstock.services.settings import ServiceSettings
+from scripts.settings_page import documented
 
 ROOT = Path(__file__).parents[2]
 TIERS: list[dict[str, Any]] = [{"name": "a", "model": "m", "threshold": 50}, {"name": "b", "model": "n"}]
@@ -32,26 +32,42 @@ def write(folder: Path, content: Any) -> Path:
     return path
 
 
-REPLAN = {
-    **dict.fromkeys(("cluster", "models", "trace", "quality"), "file"),
-    "enabled": True,
-    "min_quality": 80,
-}
+REPLAN = {"enabled": True, "question": "question.yaml"}
 
 
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("[", "not YAML"),
+        ("[", "not YAML: line 1, column 2"),
         ("- a", "tiers"),
         ({}, "tiers"),
         ({"tiers": []}, "tiers"),
-        ({"tiers": [{"name": "a"}]}, "tiers[0].model"),
         ({"tiers": [{"name": "A!", "model": "m"}]}, r"tiers[0].name"),
         ({"tiers": [{"name": "a", "model": "m", "threshold": 5}]}, "threshold"),
         ({"tiers": [*TIERS, {"name": "b", "model": "m"}]}, "threshold"),
         ({"tiers": [{**TIERS[0], "workers": -1}, TIERS[1]]}, "tiers[0].workers"),
         ({"tiers": [{**TIERS[0], "color": "red"}, TIERS[1]]}, "tiers[0].color: no such field"),
+        ({"tiers": TIERS, "judge": {"default_scorer": "nobody"}}, "judge.default_scorer"),
+        ({"tiers": TIERS, "judge": {"scorer": []}}, "judge.scorer: no such field: did you mean 'scorers'?"),
+        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "question": ""}}}, "planner.replan.question"),
+        ({"tiers": TIERS, "router": {"grpc_port": 99999}}, "router.grpc_port"),
+        ({"tiers": TIERS, "planner": {"judge_unavailable": "panic"}}, "planner.judge_unavailable"),
+        ({"tiers": TIERS, "planner": {"replan": {"enabled": True}}}, "planner.replan.question"),
+        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "window_s": 0}}}, "planner.replan.window_s"),
+    ],
+)
+def test_a_bad_mesh_file_names_the_file_and_the_field(tmp_path: Path, content: Any, named: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_mesh_file(write(tmp_path, content))
+    assert "mesh.yaml" in str(caught.value)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"tiers": [{"name": "a"}]}, "tiers[0].model"),
+        ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "judge-model"}]}}, "judge.scorers[0].model"),
         (
             {"tiers": [{**TIERS[0], "engine": "sglang", "workers": 2, "sglang": {"tp": 2, "gpus": [0, 1]}}, TIERS[1]]},
             "tiers[0].sglang.gpus: 2 for 2 workers of 2",
@@ -81,63 +97,37 @@ REPLAN = {
             {"tiers": [{**TIERS[0], "engine": "sglang", "batch_policy": "slo", "sglang": {"dp": 2}}, TIERS[1]]},
             "tiers[0].batch_policy: slo needs sglang.dp 1, not 2: each copy of the model has a batch and KV of its own",
         ),
-        ({"tiers": TIERS, "judge": {"default_scorer": "nobody"}}, "judge.default_scorer"),
-        (
-            {"tiers": [{**TIERS[0], "treshold": 50}, TIERS[1]]},
-            "tiers[0].treshold: no such field: did you mean 'threshold'?",
-        ),
-        ({"tiers": TIERS, "judge": {"scorer": []}}, "judge.scorer: no such field: did you mean 'scorers'?"),
-        ({"tiers": TIERS, "judge": {"scorers": []}}, "judge.scorers: at least one is needed"),
-        ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "judge-model"}]}}, "judge.scorers[0].model"),
-        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "cluster": ""}}}, "planner.replan.cluster"),
-        ({"tiers": TIERS, "judge": {"scorers": [{"name": "x", "kind": "vibes"}]}}, "judge.scorers[0].kind"),
-        ({"tiers": TIERS, "router": {"grpc_port": 99999}}, "router.grpc_port"),
-        (
-            {"tiers": TIERS, "router": {"grpc_port": 8000, "http_port": 8001, "replicas": 2}},
-            "router.http_port: ports 8001",
-        ),
-        ({"tiers": TIERS, "router": {"processes": 0}}, "router.processes"),
-        ({"tiers": TIERS, "router": {"processes": 1000}}, "router.processes"),
-        (
-            {"tiers": TIERS, "router": {"processes": 3, "max_active": 2}},
-            "router.processes: 3, but router.max_active is 2",
-        ),
-        ({"tiers": TIERS, "planner": {"judge_unavailable": "panic"}}, "planner.judge_unavailable"),
-        ({"tiers": TIERS, "planner": {"replan": {"enabled": True}}}, "planner.replan.cluster"),
-        (
-            {"tiers": TIERS, "planner": {"replan": {**REPLAN, "max_latency_s": 3}}},
-            "either min_quality or max_latency_s",
-        ),
-        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "window_s": 0}}}, "planner.replan.window_s"),
-        ({"tiers": TIERS, "planner": {"replan": {**REPLAN, "requests": 19}}}, "planner.replan.requests"),
     ],
 )
-def test_a_bad_mesh_file_names_the_file_and_the_field(tmp_path: Path, content: Any, named: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_mesh_file(write(tmp_path, content))
-    assert "mesh.yaml" in str(caught.value)
-    assert named in str(caught.value)
+def test_what_an_engine_or_a_scorer_refuses_is_found_by_the_check(tmp_path: Path, content: Any, named: str) -> None:
+    """Processes that run neither pass the options through."""
+    path = write(tmp_path, content)
+    load_mesh_file(path)
+    assert named in joined(check_mesh_file(path).problems)
 
 
 def test_every_fault_between_fields_is_named(tmp_path: Path) -> None:
     """Not the first one alone: who mends a file wants them all."""
     content = {
         "tiers": [{"name": "a", "model": "m"}, {"name": "b"}],
-        "judge": {"scorers": [{"name": "x", "kind": "llm"}], "default_scorer": "y"},
+        "judge": {"scorers": [{"name": "x", "kind": "llm"}] * 2, "default_scorer": "y"},
     }
     with pytest.raises(SettingsError) as caught:
         load_mesh_file(write(tmp_path, content))
     fields = [problem.field for problem in caught.value.problems]
-    assert fields == ["tiers[0].threshold", "tiers[1].model", "judge.scorers[0]", "judge.default_scorer"]
+    assert fields == ["tiers[0].threshold", "judge.scorers", "judge.default_scorer"]
 
 
 def test_a_mesh_needs_no_judge_section(tmp_path: Path) -> None:
-    """One tier has nothing to judge, so no judge process; several are judged by confidence, which needs no model."""
+    """One tier has nothing to judge, so no judge process; several are judged by scorers that need no model."""
     one = load_mesh_file(write(tmp_path, {"tiers": [TIERS[1]]}))
     assert one.judge.replicas == 0
     assert load_mesh_file(write(tmp_path, {"tiers": [TIERS[1]], "judge": {}})).judge.replicas == 1
     two = load_mesh_file(write(tmp_path, {"tiers": TIERS}))
-    assert (two.judge.replicas, [scorer.kind for scorer in two.judge.scorers]) == (1, ["confidence"])
+    assert (two.judge.replicas, [scorer.kind for scorer in two.judge.scorers]) == (
+        1,
+        ["confidence", "code", "combined"],
+    )
 
 
 def test_a_simulated_tier_needs_no_model(tmp_path: Path) -> None:
@@ -187,12 +177,12 @@ def test_the_plan_of_a_mesh_file_is_what_it_says(tmp_path: Path) -> None:
     plan = load_mesh_file(path).plan(digest(path))
     assert [(t.name, t.model, t.threshold, t.instances) for t in plan.tiers] == [("a", "m", 50, 1), ("b", "n", None, 1)]
     assert plan.judge_unavailable.value == "accept"
-    assert len(plan.provenance.input_digest) == 16
+    assert len(plan.input_digest) == 16
 
 
 def test_every_setting_is_documented_and_read() -> None:
-    """docs/settings.md names every field, and some code besides this module reads it."""
-    page = (ROOT / "docs" / "settings.md").read_text()
+    """docs/reference/settings.md names every field, and some code besides this module reads it."""
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
     code = (
         "\n".join(
             path.read_text()
@@ -213,8 +203,6 @@ def test_every_setting_is_documented_and_read() -> None:
     models: tuple[type[Any], ...] = (
         MeshFile,
         MeshTier,
-        SimulatedMeshEngine,
-        SglangMeshEngine,
         MeshJudge,
         MeshScorer,
         MeshRouter,
@@ -225,8 +213,9 @@ def test_every_setting_is_documented_and_read() -> None:
     for model in models:
         for name, field in model.model_fields.items():
             shown = f"PENSTOCK_{name.upper()}" if model is ServiceSettings else name
-            assert f"`{shown}`" in page, f"{model.__name__}.{name} is not in docs/settings.md"
-            assert field.description or model is ServiceSettings, f"{model.__name__}.{name} has no docstring"
+            assert f"`{shown}`" in page, f"{model.__name__}.{name} is not in docs/reference/settings.md"
+            described = field.description or documented(model).get(name) or model is ServiceSettings
+            assert described, f"{model.__name__}.{name} has no docstring"
             assert re.search(rf"\.{name}\b", code), f"nobody reads {model.__name__}.{name}"
 
 

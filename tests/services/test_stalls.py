@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.stalls import GRACE_S, STALL_S, TICK_S, Listener, SilenceWatch, StallMeter, StallMonitor
+from penstock.services.stalls import GRACE_S, STALL_S, TICK_S, Listener, SilenceWatch, StallMeter, StallMonitor
 
 
 def test_gaps_between_ticks_are_stalls_and_a_busy_loop_is_none() -> None:

@@ -12,10 +12,10 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from penstock import NotFoundError, Span, Trace
-from services import telemetry
-from services.settings import ServiceSettings
-from services.telemetry import set_up_logging
-from services.testing import RedisProcess
+from penstock.services import telemetry
+from penstock.services.settings import ServiceSettings
+from penstock.services.telemetry import set_up_logging
+from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 

@@ -1,12 +1,15 @@
-"""Ticks of one process: periodic work wakes it once for all, never late by more than a period."""
+"""Ticks of one process wake it once for all, never late by more than a period; counters are read with metrics."""
 
 import asyncio
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from services.ticks import next_tick_s, tick
+from penstock.services.counters import LabelledCounter
+from penstock.services.ticks import next_tick_s, tick
 
 
 @given(st.floats(0, 1e7), st.sampled_from([0.05, 0.25, 0.5, 1.0, 3.0]))
@@ -37,3 +40,34 @@ async def test_tasks_of_one_period_wake_together() -> None:
     await asyncio.gather(*tasks)
     assert len(tasks) > 1
     assert len({round(at_s, 6) for at_s in woke_s}) <= 2
+
+
+def collected(reader: InMemoryMetricReader) -> dict[frozenset[tuple[str, object]], float]:
+    data = reader.get_metrics_data()
+    points = [
+        point
+        for resource in (data.resource_metrics if data is not None else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    ]
+    return {frozenset((point.attributes or {}).items()): point.value for point in points}  # type: ignore[union-attr]
+
+
+def test_a_collection_has_the_sums_so_far_by_label_and_an_empty_value_leaves_its_label_out() -> None:
+    reader = InMemoryMetricReader()
+    counter = LabelledCounter(MeterProvider([reader]).get_meter("t"), "c", ("model", "tier"), unit="{request}")
+    assert collected(reader) == {}
+    counter.add(1, "m", "small")
+    counter.add(2, "m", "small")
+    counter.add(5, "m", "")
+    both, model_only = frozenset({("model", "m"), ("tier", "small")}), frozenset({("model", "m")})
+    assert collected(reader) == {both: 3, model_only: 5}
+    counter.add(1, "m", "")
+    assert collected(reader) == {both: 3, model_only: 6}
+
+
+def test_every_label_needs_a_value() -> None:
+    counter = LabelledCounter(MeterProvider().get_meter("t"), "c", ("model",), unit="{request}")
+    with pytest.raises(ValueError, match="2 values"):
+        counter.add(1, "m", "small")

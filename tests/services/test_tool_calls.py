@@ -3,12 +3,10 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import Tool, ToolCall, ToolChoice, ToolMode, ToolUse
-from services.tool_calls import (
+from penstock.services.tool_calls import (
     HERMES,
     LLAMA3_JSON,
     CallDelta,
@@ -20,6 +18,8 @@ from services.tool_calls import (
     parse_reply,
     reply_objection,
 )
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import Tool, ToolCall, ToolChoice, ToolMode, ToolUse
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -30,9 +30,11 @@ _ARGUMENTS = st.dictionaries(st.text(max_size=6), _JSON, max_size=4).map(json.du
 _CALLS = st.lists(st.tuples(st.sampled_from(("add", "look_up", "a.b-c")), _ARGUMENTS), min_size=1, max_size=3)
 
 
-def _streamed(text: str, form: ToolFormat, cuts: list[int]) -> tuple[str, dict[int, tuple[str, str]], bool]:
+def _streamed(
+    text: str, form: ToolFormat, cuts: list[int], offered: frozenset[str] = frozenset()
+) -> tuple[str, dict[int, tuple[str, str]], bool]:
     """(content, calls by index, malformed) of a reply that comes in pieces."""
-    parser, deltas, at = ToolCallParser(form), list[ContentDelta | CallDelta](), 0
+    parser, deltas, at = ToolCallParser(form, offered), list[ContentDelta | CallDelta](), 0
     for size in [*cuts, len(text)]:
         deltas += parser.push(text[at : at + size])
         at += size
@@ -63,7 +65,8 @@ def test_calls_are_read_back_as_they_were_written_however_the_text_is_cut(
 
 @given(st.text(alphabet='<tool_cal>/{}"name: 1,x\\ \n', max_size=60), st.lists(st.integers(1, 5), max_size=60))
 def test_any_text_gives_the_same_reading_however_it_is_cut(text: str, cuts: list[int]) -> None:
-    assert _streamed(text, HERMES, cuts) == _streamed(text, HERMES, [])
+    for offered in (frozenset[str](), frozenset({"a"})):
+        assert _streamed(text, HERMES, cuts, offered) == _streamed(text, HERMES, [], offered)
     assert _streamed(text, LLAMA3_JSON, cuts) == _streamed(text, LLAMA3_JSON, [])
 
 
@@ -77,6 +80,36 @@ def test_text_around_calls_is_content_and_white_space_around_them_is_not() -> No
     assert reply.content == "Let me see."
     assert [(call.name, call.arguments) for call in reply.calls] == [("f", '{"a": "}"}')]
     assert reply.calls[0].id == parse_reply('<tool_call>{"name": "g"}</tool_call>', HERMES, "r").calls[0].id
+
+
+_BARE = '{"name": "f", "arguments": {"n": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f" {_BARE}", "", 1),
+        (f"{_BARE}\n{_BARE}\n", "", 2),
+        ('{"parameters": {"n": 1}, "name": "f"}', "", 1),
+        (f"{_BARE} is the call", "is the call", 1),
+        (f"```json\n{_BARE}\n```", "", 1),
+        (f"```\n{_BARE}\n{_BARE}\n```\nDone", "Done", 2),
+        *((text, text, 0) for text in ("```json\n{}\n```", "```python\nf(1)\n```", "``` {", "``", f"`{_BARE}`")),
+        (f"{_BARE}\n<tool_call>{_BARE}</tool_call>", "", 2),
+        *((text, text, 0) for text in ('{"name": "g", "arguments": {}}', '{"name": "f", "arguments": 1}', "  {no")),
+        *((text, text, 0) for text in (f"Call {_BARE}", '{"name": "f", "arguments": {"n"', '{"name": "f", "age": 3}')),
+        ('{"n": 1}<tool_call>{"name": "f"}</tool_call>', '{"n": 1}', 1),
+    ],
+)
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 5), max_size=40))
+def test_an_object_without_marks_is_a_call_of_an_offered_tool_or_text(
+    text: str, content: str, calls: int, cuts: list[int]
+) -> None:
+    """However it is cut, nothing is handed out as text that becomes a call."""
+    found = _streamed(text, HERMES, cuts, frozenset({"f"}))
+    assert (found[0], len(found[1]), found[2]) == (content, calls, False)
+    assert _streamed(text, HERMES, cuts)[1].keys() == {*range(text.count("<tool_call>"))}, "none without offered names"
 
 
 @pytest.mark.parametrize(
@@ -131,13 +164,13 @@ def test_an_answer_that_is_no_valid_call_is_objected_to(text: str, choice: ToolC
 @pytest.mark.parametrize(
     ("form", "good", "bad"),
     [
-        (StructuredOutput(StructureKind.JSON_OBJECT), '{"a": 1}', "[1]"),
-        (StructuredOutput(StructureKind.JSON_OBJECT), "{}", '{"cut off": '),
-        (StructuredOutput(StructureKind.JSON_SCHEMA, '{"enum": ["a", 2]}'), "2", '"b"'),
-        (StructuredOutput(StructureKind.JSON_SCHEMA, '{"type": "array", "items": {"type": "null"}}'), "[null]", "[1]"),
-        (StructuredOutput(StructureKind.JSON_SCHEMA, '{"type": "integer"}'), "1", "true"),
-        (StructuredOutput(StructureKind.CHOICE, choices=("yes", "no")), "no", "maybe"),
-        (StructuredOutput(StructureKind.JSON_OBJECT), "{}", '{"a":' * 50_000 + "1" + "}" * 50_000),
+        (StructuredOutput(json_object=True), '{"a": 1}', "[1]"),
+        (StructuredOutput(json_object=True), "{}", '{"cut off": '),
+        (StructuredOutput(json_schema='{"enum": ["a", 2]}'), "2", '"b"'),
+        (StructuredOutput(json_schema='{"type": "array", "items": {"type": "null"}}'), "[null]", "[1]"),
+        (StructuredOutput(json_schema='{"type": "integer"}'), "1", "true"),
+        (StructuredOutput(choice=("yes", "no")), "no", "maybe"),
+        (StructuredOutput(json_object=True), "{}", '{"a":' * 50_000 + "1" + "}" * 50_000),
     ],
 )
 def test_an_answer_of_another_form_is_objected_to(form: StructuredOutput, good: str, bad: str) -> None:

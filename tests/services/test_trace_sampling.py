@@ -5,7 +5,15 @@ from random import Random
 
 import pytest
 
-from services.trace_sampling import BURST_S, EVERYTHING, NOTHING, Caller, SamplingLimits, TokenBucket, TraceSampler
+from penstock.services.trace_sampling import (
+    BURST_S,
+    EVERYTHING,
+    NOTHING,
+    Caller,
+    SamplingLimits,
+    TokenBucket,
+    TraceSampler,
+)
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CALLERS = (Caller.SILENT, Caller.SAMPLED)

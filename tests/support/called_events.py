@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from services.background import end
+from penstock.services.background import end
 
 _NOTHING = object()
 

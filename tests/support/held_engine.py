@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from worker_service.engine.runner import Row, RowResult
-from worker_service.engine.simulated.engine import SimulatedRunner
+from penstock.worker_service.engine.runner import Row, RowResult
+from penstock.worker_service.engine.simulated.engine import SimulatedRunner
 
 
 @contextmanager

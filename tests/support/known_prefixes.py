@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
-from worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Sequence
-from worker_service.scheduling.steps import BatchPolicy
+from penstock.worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Sequence
+from penstock.worker_service.scheduling.steps import BatchPolicy
 
 
 class KnowsPrefixes(BatchScheduler):

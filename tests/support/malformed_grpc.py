@@ -14,6 +14,7 @@ from penstock.proto.judge.v1 import judge_pb2
 from penstock.proto.planner.v1 import planner_pb2
 from penstock.proto.router.v1 import router_pb2
 from penstock.proto.worker.v1 import worker_pb2
+from tests.support.malformed_forms import hostile_form
 from tests.support.malformed_http import changed_bytes
 
 ROUTER, MESH = "/penstock.router.v1.RouterService/", "/penstock.router.v1.MeshService/"
@@ -53,10 +54,10 @@ def sound() -> router_pb2.GenerateRequest:
     request = router_pb2.GenerateRequest(model="small", priority=1)
     request.prompt.chat.messages.add(role="user", content="hello")
     request.sampling.temperature = 0.5
-    request.sampling.max_output_tokens = 4
+    request.sampling.max_tokens = 4
     request.sampling.stop.append("xyz")
     request.slo.time_to_first_token.seconds = 60
-    request.slo.phases.add(from_output_token_count=0).time_per_output_token.seconds = 60
+    request.slo.phases.add(from_output_token=0).time_per_output_token.seconds = 60
     return request
 
 
@@ -86,7 +87,7 @@ def junk_request(rng: random.Random) -> router_pb2.GenerateRequest:
         for duration in (request.slo.time_to_first_token, request.slo.phases.add().time_per_output_token):
             duration.seconds = rng.choice((0, -1, 5, 315_576_000_000, 2**62, -(2**62)))
             duration.nanos = rng.choice((0, 1, -1, 2**31 - 1, -(2**31)))
-        request.slo.phases[0].from_output_token_count = rng.choice((0, 2**32 - 1))
+        request.slo.phases[0].from_output_token = rng.choice((0, 2**32 - 1))
     if rng.random() < 0.2:
         request.prediction = rng.choice(("x", "\x00", "é" * 70_000))
     if rng.random() < 0.3:
@@ -130,7 +131,7 @@ def _wrong_field(rng: random.Random) -> GrpcCase:
     )
     fields = {
         "temperature": "sampling.temperature", "top_p": "sampling.top_p", "seed": "sampling.seed", "stop": "sampling.stop",
-        "max": "sampling.max_output_tokens", "role": "prompt.chat.messages[0].role", "id": "request_id",
+        "max": "sampling.max_tokens", "role": "prompt.chat.messages[0].role", "id": "request_id",
         "slo": "slo.time_to_first_token", "tier": "resume.tier",
     }  # fmt: skip
     match name:
@@ -143,7 +144,7 @@ def _wrong_field(rng: random.Random) -> GrpcCase:
         case "seed":
             request.sampling.seed = rng.choice((2**63, 2**64 - 1))
         case "max":
-            request.sampling.max_output_tokens = 0
+            request.sampling.max_tokens = 0
         case "stop":
             request.sampling.stop.extend(["x"] * 20)
         case "role":
@@ -159,6 +160,13 @@ def _wrong_field(rng: random.Random) -> GrpcCase:
         case "tier":
             request.resume.token_ids.append(1)
     return GrpcCase("wrong field", GENERATE, request.SerializeToString(), fields=(fields.get(name, name),))
+
+
+def _form(rng: random.Random) -> GrpcCase:
+    request, form = sound(), hostile_form(rng)
+    setattr(request.sampling.structured_output, form.kind.value, form.text)
+    request.sampling.max_tokens = 40
+    return GrpcCase("form", GENERATE, request.SerializeToString())
 
 
 def _changed(rng: random.Random) -> GrpcCase:
@@ -230,10 +238,8 @@ def _worker(rng: random.Random) -> GrpcCase:
         generate.draft.CopyFrom(worker_pb2.Draft(tokenizer_digest=digest, **form))
     step = worker_pb2.ReplyStep(reply_id=rng.choice((0, 1, 2**64 - 1)), start=worker_pb2.StartReply(request=generate))
     step.start.timeout.seconds = rng.choice((-1, 5, 2**62))
-    verify = worker_pb2.VerifyRequest(request_id=text, sampling=sampling, draft_token_ids=[0, 2**32 - 1])
     choices: tuple[tuple[str, Message], ...] = (
         ("Generate", generate),
-        ("Verify", verify),
         ("Tokenize", worker_pb2.TokenizeRequest(prompt=prompt)),
         ("Detokenize", worker_pb2.DetokenizeRequest(token_ids=[rng.choice((0, 5, 256, 257, 2**32 - 1))])),
         ("PlaceBid", ask),
@@ -241,7 +247,7 @@ def _worker(rng: random.Random) -> GrpcCase:
         ("GetInfo", worker_pb2.GetInfoRequest()),
         ("GenerateMany", worker_pb2.GenerateManyRequest(steps=[step])),
         ("ConfirmBid", worker_pb2.ConfirmBidRequest(confirmed=ask)),
-        ("MigrateIn", worker_pb2.MigrateInRequest(closing=worker_pb2.TransferClosing(token_ids=[2**32 - 1]))),
+        ("MigrateIn", worker_pb2.MigrateInRequest(closing=worker_pb2.TransferClosing(tokens=[2**32 - 1]))),
         ("MigrateOut", worker_pb2.MigrateOutRequest(request_id=text, transfer_id=text, target_instance_id=text)),
     )
     name, message = rng.choice(choices)
@@ -254,15 +260,15 @@ def _judge(rng: random.Random) -> GrpcCase:
     for _ in range(rng.choice((0, 1, 2, 300))):
         item = score.items.add(answer=rng.choice(("", "a", "é" * 50)), finish_reason=rng.choice((0, 1, 77)))
         item.prompt.CopyFrom(junk_request(rng).prompt)
-        item.logprobs.mean_logprob = rng.choice((math.nan, math.inf, -1.0))
+        item.logprobs.mean = rng.choice((math.nan, math.inf, -1.0))
     data = score.SerializeToString()
     return GrpcCase("judge", JUDGE + "Score", changed_bytes(rng, data) if rng.random() < 0.5 else data, "judge")
 
 
 def _planner(rng: random.Random) -> GrpcCase:
     plan = planner_pb2.Plan(scorer="x", judge_unavailable=99)  # type: ignore[arg-type]
-    plan.tiers.add(name=rng.choice(("", "x" * 5_000, "é")), threshold=math.nan, instance_count=2**32 - 1)
-    plan.provenance.created_at.seconds = rng.choice((0, 2**62))
+    plan.tiers.add(name=rng.choice(("", "x" * 5_000, "é")), threshold=math.nan, instances=2**32 - 1)
+    plan.created_at = rng.choice((0.0, math.nan))
     crowded = planner_pb2.Plan(tiers=[planner_pb2.TierPlan()] * 100_000) if rng.random() < 0.1 else plan
     choices: tuple[tuple[str, Message], ...] = (
         ("SetPlan", planner_pb2.SetPlanRequest(plan=plan)),
@@ -297,6 +303,7 @@ _KINDS: dict[Callable[[random.Random], GrpcCase], float] = {
     _junk: 25,
     _wrong_field: 20,
     _changed: 20,
+    _form: 2,
     _noise: 8,
     _method: 4,
     _metadata: 4,

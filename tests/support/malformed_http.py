@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.types.structured import StructureKind
+from tests.support.malformed_forms import hostile_form
 from tests.support.raw_http import request_bytes
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
@@ -160,6 +162,13 @@ def _wrong_field(rng: random.Random) -> HttpCase:
     return HttpCase("wrong field", request_bytes(json.dumps(body).encode(), path), field)
 
 
+def _form(rng: random.Random) -> HttpCase:
+    form = hostile_form(rng)
+    field = {StructureKind.JSON_SCHEMA: "guided_json", StructureKind.REGEX: "regex"}.get(form.kind, "ebnf")
+    body = CHAT | {"model": "small", "max_tokens": 40, field: form.text}
+    return HttpCase("form", request_bytes(json.dumps(body).encode()))
+
+
 def _broken_json(rng: random.Random) -> HttpCase:
     path, body = rng.choice(((CHAT_PATH, CHAT), (TEXT_PATH, TEXT)))
     data = changed_bytes(rng, json.dumps(body).encode())
@@ -263,6 +272,7 @@ _KINDS: dict[Callable[[random.Random], HttpCase], float] = {
     _mutated_json: 25,
     _wrong_field: 20,
     _broken_json: 12,
+    _form: 2,
     _headers: 12,
     _target: 8,
     _chunks: 8,

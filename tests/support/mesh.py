@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from judge_service.compose import compose as judge
 from penstock import AsyncClient, RetryPolicy
-from planner_service.compose import compose as planner
-from router_service.compose import compose as router
-from services.domain import Role
-from services.mesh_file import load_mesh_file
-from services.runtime import Chassis
-from services.testing import serving
-from worker_service.compose import compose as worker
+from penstock.judge_service.compose import compose as judge
+from penstock.planner_service.compose import compose as planner
+from penstock.router_service.compose import compose as router
+from penstock.services.domain import Role
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.runtime import Chassis
+from penstock.services.testing import serving
+from penstock.worker_service.compose import compose as worker
 
 COMPOSE = {Role.WORKER: worker, Role.JUDGE: judge, Role.PLANNER: planner, Role.ROUTER: router}
 

@@ -13,26 +13,29 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from router_service.clients import worker_client
-from router_service.compose import compose as router
-from services.domain import Role
-from services.runtime import run_service
-from worker_service import proto_codec as codec
-from worker_service.compose import compose as worker
+from penstock.router_service.clients import worker_client
+from penstock.router_service.compose import compose as router
+from penstock.services import proto_codec as common
+from penstock.services.domain import Role
+from penstock.services.runtime import run_service
+from penstock.worker_service import proto_codec as codec
+from penstock.worker_service import servicer
+from penstock.worker_service.clients import peer_client
+from penstock.worker_service.compose import compose as worker
 
 PR_SET_PDEATHSIG = 1
 
 seen: set[str] = set()  # kinds that have passed
 
 
-def dying(function: Callable[[Any], Any], way: str, point: str) -> Callable[[Any], Any]:
-    """The codec's `function`, which kills the process at its point."""
+def dying(function: Callable[..., Any], way: str, point: str) -> Callable[..., Any]:
+    """A function that maps values and messages, which kills the process at its point."""
 
-    def call(given: Any) -> Any:
-        found = function(given)
+    def call(given: Any, *kind_of: Any) -> Any:
+        found = function(given, *kind_of)
         kind = type(given if way == "send" else found).__name__
         seen.add(kind)
-        usual = kind == "Admitted" and "Opening" not in seen  # of a reply that did not come by a move
+        usual = kind == "Admitted" and "TransferOpening" not in seen  # of a reply that did not come by a move
         if f"{way}:{kind}" == point and not usual:
             os.kill(os.getpid(), signal.SIGKILL)
         return found
@@ -57,10 +60,13 @@ def serve(name: str, point: str) -> None:
         codec.request_from_proto = poisoned(codec.request_from_proto, point.partition(":")[2])  # type: ignore[assignment]
         run_service(Role.WORKER, worker)
     elif name.startswith("worker"):
-        for function in ("to_target_to_proto", "to_source_to_proto", "event_to_proto", "report_to_proto"):
-            setattr(codec, function, dying(getattr(codec, function), "send", point))
-        for function in ("to_target_from_proto", "to_source_from_proto"):
-            setattr(codec, function, dying(getattr(codec, function), "receive", point))
+        ways = {
+            "send": ((servicer, "to_message"), (peer_client, "to_message"), (codec, "event_to_proto")),
+            "receive": ((common, "received"), (peer_client, "received")),
+        }
+        for way, places in ways.items():
+            for module, function in places:
+                setattr(module, function, dying(getattr(module, function), way, point))
         run_service(Role.WORKER, worker)
     else:
         for function in ("_event", "_report"):

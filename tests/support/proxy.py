@@ -6,7 +6,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
-from services.background import end
+from penstock.services.background import end
+from tests.support.present import present
 
 CHUNK_BYTES = 65_536
 
@@ -35,8 +36,7 @@ class TcpProxy(AbstractAsyncContextManager["TcpProxy"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
+        present(self._server).close()
         self._reset_all()
         if self._connections:
             await end(*self._connections)
@@ -60,8 +60,7 @@ class TcpProxy(AbstractAsyncContextManager["TcpProxy"]):
                 writer.transport.abort()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task = present(asyncio.current_task())
         writers = self._connections[task] = [writer]
         try:
             if self._refusing:

@@ -12,9 +12,9 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from services import errors
-from services.domain.errors import PenstockError
-from services.grpc_types import Context
+from penstock.services import errors
+from penstock.services.domain.errors import PenstockError
+from penstock.services.grpc_types import Context
 
 TEXT = "abcdefgh"
 

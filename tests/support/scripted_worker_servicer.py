@@ -13,12 +13,12 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services import errors
-from services.channels import server_options
-from services.domain import InstanceRecord, Load, ModelCard, Role
-from services.domain.errors import PenstockError, Unavailable
-from services.domain.instances import SloHeadroom
-from services.grpc_types import Context
+from penstock.services import errors
+from penstock.services.channels import server_options
+from penstock.services.domain import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.errors import PenstockError, Unavailable
+from penstock.services.domain.instances import SloHeadroom
+from penstock.services.grpc_types import Context
 
 PLACES = 16
 
@@ -43,6 +43,22 @@ class Act(Enum):
 
 Script = Sequence[int | Act | PenstockError | asyncio.Event]  # an event is waited for
 WHOLE: Script = (1000, Act.FINISH)
+
+
+def _events(act: Act, offset: int) -> list[dict[str, object]]:
+    """What an act says that is nothing but events of the reply."""
+    match act:
+        case Act.ADVISE_MOVE:
+            return [{"move_advice": pb.MoveAdvice(reason=pb.MOVE_REASON_RANGE_CROSSED, tokens=offset + 3)}]
+        case Act.SKIP_A_TOKEN:
+            return [{"tokens": common_pb2.TokenFrame(offset=offset + 1, token_ids=[0], text="?")}]
+        case Act.DECLINE:
+            declined = pb.Declined(reason="the SLO cannot be kept here")
+            finished = pb.EngineFinished(reason=common_pb2.FINISH_REASON_DECLINED)
+            return [{"declined": declined}, {"finished": finished}]
+    reason = common_pb2.FINISH_REASON_ABORTED if act is Act.ABORT else common_pb2.FINISH_REASON_LENGTH
+    usage = common_pb2.Usage(prompt_tokens=3, output_tokens=offset)
+    return [{"finished": pb.EngineFinished(reason=reason, usage=usage)}]
 
 
 @dataclass
@@ -116,15 +132,15 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         def say(**event: object) -> None:
             said.put_nowait(pb.ReplyEvent(reply_id=reply_id, event=pb.GenerateResponse(**event)))  # type: ignore[arg-type]
 
-        most, offset = request.sampling.max_output_tokens, len(request.resume_token_ids)
+        most, offset = request.sampling.max_tokens, len(request.resume_token_ids)
         if request.transfer_id:
-            say(heartbeat=pb.Heartbeat())
+            say(alive=pb.Alive())
             if script[0] is not Act.DIE:
                 offset = await self.transferred
         if isinstance(script[0], int):
             admitted = pb.Admitted(prompt_tokens=3, max_output_tokens=most)
             if request.HasField("slo"):
-                admitted.service_class = pb.SERVICE_CLASS_STANDARD if self.keeps_slos else pb.SERVICE_CLASS_BEST_EFFORT
+                admitted.slo_kept = self.keeps_slos
             say(admitted=admitted)
         for act in script:
             match act:
@@ -138,10 +154,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     failure = errors.to_proto(act).SerializeToString()
                     said.put_nowait(pb.ReplyEvent(reply_id=reply_id, failure=failure))
                 case Act.DIE:
-                    await asyncio.sleep(0)
-                    while not said.empty():  # what it has said before leaves first
-                        await asyncio.sleep(0)
-                    self._death = asyncio.create_task(self.server.stop(None))
+                    await self._die(said)
                 case Act.BREAK_CALL:
                     said.put_nowait(None)
                 case Act.HAND_OVER:
@@ -149,18 +162,15 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     await self._moved.wait()
                     self._handing_over.set()
                     say(handed_over=pb.HandedOver(offset=offset))
-                case Act.ADVISE_MOVE:
-                    advice = pb.MoveAdvice(reason=pb.MOVE_REASON_RANGE_CROSSED, sequence_tokens=offset + 3)
-                    say(move_advice=advice)
-                case Act.SKIP_A_TOKEN:
-                    say(tokens=common_pb2.TokenFrame(offset=offset + 1, token_ids=[0], text="?"))
-                case Act.DECLINE:
-                    say(declined=pb.Declined(reason="the SLO cannot be kept here"))
-                    say(finished=pb.Finished(reason=common_pb2.FINISH_REASON_DECLINED))
-                case Act.ABORT | Act.FINISH:
-                    reason = common_pb2.FINISH_REASON_ABORTED if act is Act.ABORT else common_pb2.FINISH_REASON_LENGTH
-                    usage = common_pb2.TokenUsage(prompt_tokens=3, output_tokens=offset)
-                    say(finished=pb.Finished(reason=reason, usage=usage))
+                case _:
+                    for event in _events(act, offset):
+                        say(**event)
+
+    async def _die(self, said: "asyncio.Queue[pb.ReplyEvent | None]") -> None:
+        await asyncio.sleep(0)
+        while not said.empty():  # what it has said before leaves first
+            await asyncio.sleep(0)
+        self._death = asyncio.create_task(self.server.stop(None))
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedWorker"]:

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.processes import free_port
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
-from worker_service.engine.sglang.client import SglangClient
-from worker_service.engine.sglang.launch import ServerShape, command, environment
+from penstock.services.processes import free_port
+from penstock.worker_service.engine.sglang.client import SglangClient
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment
 
 FOLDER = Path(__file__).with_name("sglang_cpu")
 VENV = Path(os.environ.get("SGLANG_VENV", Path.home() / ".cache" / "penstock-sglang"))

@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping
 
-from services.clock import VirtualClock
-from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, StepLatencyModel, TokenFrame
-from worker_service.engine.simulated import SimulatedEngineOptions, simulated_core
+from penstock.services.clock import VirtualClock
+from penstock.services.domain import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    SamplingParams,
+    StepLatencyModel,
+    TokenFrame,
+)
+from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
 
 ENDLESS = 1_000_000
 """`simulated.reply_tokens` of tiers whose replies end by their `max_tokens`."""
@@ -27,7 +34,7 @@ def simulated_texts(tokens: Mapping[str, int], *, reply_tokens: int = ENDLESS) -
     texts = dict.fromkeys(tokens, "")
     for prompt, most in tokens.items():
         sampling, chat = (
-            SamplingParams(temperature=0.0, max_output_tokens=most),
+            SamplingParams(temperature=0.0, max_tokens=most),
             ChatPrompt((ChatMessage("user", prompt),)),
         )
         core.add(GenerationRequest(prompt, chat, sampling), core.tokenizer.encode(chat))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
-from services.process_heartbeat import clean_up
-from services.process_slot import ProcessSlot
+from penstock.services.process_heartbeat import clean_up
+from penstock.services.process_slot import ProcessSlot
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
-from services.background import end
+from penstock.services.background import end
 
 _Event = TypeVar("_Event")
 _Token = TypeVar("_Token")

@@ -10,10 +10,10 @@ from grpc import aio
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain import Role
-from services.domain.stages.bidding import MAX_TRANSFERS, STARVED_AFTER
-from services.runtime import Chassis
-from services.testing import RedisProcess, serving
+from penstock.services.domain import Role
+from penstock.services.domain.stages.bidding import MAX_TRANSFERS, STARVED_AFTER
+from penstock.services.runtime import Chassis
+from penstock.services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 

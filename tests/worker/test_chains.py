@@ -6,10 +6,9 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from services.domain.requests import SamplingParams
-from services.domain.speculation.choice import (
+from penstock.services.domain.speculation.choice import (
     EXPLORED_SHARE,
-    Candidate,
+    ChainCandidate,
     Estimate,
     best,
     candidates,
@@ -18,10 +17,11 @@ from services.domain.speculation.choice import (
     tokens_per_s,
     windows,
 )
-from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
-from worker_service.speculation.acceptance import matching
-from worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
-from worker_service.speculation.sources import DraftRequest, VerifiedStep
+from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.speculation.acceptance import matching
+from penstock.worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
+from penstock.worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 MAX_WINDOW = 7
 GREEDY = SamplingParams(temperature=0.0)
@@ -70,12 +70,12 @@ def test_the_choice_among_chains_is_the_enumerated_optimum(replies: int, seed: i
     ]
     for lower, upper in itertools.combinations(range(3), 2):
         models[lower].by[upper] = learned(rng.uniform(0.3, 0.99))
-    rates: dict[Candidate | None, float] = {None: replies / target.seconds(replies, replies)}
+    rates: dict[ChainCandidate | None, float] = {None: replies / target.seconds(replies, replies)}
     for size in (1, 2, 3):
         for chain in itertools.combinations(range(3), size):
             for window in windows(MAX_WINDOW):
                 if window + size - 1 <= MAX_WINDOW:
-                    rates[Candidate(chain, window)] = _rate(replies, target, models, chain, window)
+                    rates[ChainCandidate(chain, window)] = _rate(replies, target, models, chain, window)
     candidate, rate = best(replies, target, models, windows(MAX_WINDOW))
     # What is learned of lengths and of conditional shares varies in the last digits.
     assert rates[candidate] == pytest.approx(max(rates.values()), rel=2e-3)
@@ -230,7 +230,9 @@ def test_a_chain_is_found_where_it_is_the_best_and_gives_what_is_predicted() -> 
     chooser = machine.drafter.chooser
     alone = tokens_per_s(1, chooser.target, chooser.models, None)
     single = max(
-        tokens_per_s(1, chooser.target, chooser.models, Candidate((m,), w)) for m in (0, 1) for w in windows(MAX_WINDOW)
+        tokens_per_s(1, chooser.target, chooser.models, ChainCandidate((m,), w))
+        for m in (0, 1)
+        for w in windows(MAX_WINDOW)
     )
     assert rate > 1.03 * single > alone
     assert rate == pytest.approx(tokens_per_s(1, chooser.target, chooser.models, chooser.current), rel=0.1)
@@ -239,7 +241,7 @@ def test_a_chain_is_found_where_it_is_the_best_and_gives_what_is_predicted() -> 
 def test_what_a_model_rejects_the_next_one_never_sees() -> None:
     """Every token that the target verifies is the last model's own, and every one that the last model sees is the first's."""
     machine = Machine(shares=(0.5, 0.9))
-    candidate = Candidate((0, 1), 5)
+    candidate = ChainCandidate((0, 1), 5)
     machine.drafter.chooser.choose = lambda replies, missing: candidate  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter.chooser.explore = lambda replies, missing: None  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter._pays = lambda *_: True  # type: ignore[method-assign]
@@ -285,7 +287,7 @@ def test_exploring_chains_costs_at_most_a_hundredth() -> None:
 def test_time_that_a_chain_takes_is_what_its_models_take() -> None:
     models = [model.estimate for model in Machine().speculating]
     target = target_passes()
-    prediction = predicted(2, target, models, Candidate((0, 1), 4))
+    prediction = predicted(2, target, models, ChainCandidate((0, 1), 4))
     expected = models[0].cost.seconds(2, 8) + costs_of_verifying()[1].seconds(2, 10)
     assert prediction.drafted_s == pytest.approx(expected)
     alone = predicted(2, target, models, None)

@@ -7,26 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.clock import VirtualClock
-from services.domain import (
+from penstock.services.clock import VirtualClock
+from penstock.services.domain import (
     FinishReason,
     GenerationRequest,
     SamplingParams,
     StepLatencyModel,
     TextPrompt,
     TokenFrame,
-    randomness,
 )
-from services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, Overloaded, PromptTooLong
-from worker_service.engine import core as core_module
-from worker_service.engine.busy_share import BusyShare
-from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import DraftDistribution, Finished, LastBlocks, Verification
-from worker_service.engine.simulated import SimulatedEngineOptions
-from worker_service.engine.simulated.engine import simulated_core
+from penstock.services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, Overloaded, PromptTooLong
+from penstock.types.workers import EngineFinished
+from penstock.worker_service.engine.busy_share import BusyShare
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.interface import LastBlocks
+from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
 
 PROMPT = [*b"the first words of a prompt"]
-ENDLESS = SamplingParams(temperature=0.0, max_output_tokens=20, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 BLOCKS, BLOCK_TOKENS, RUNNING = 16, 8, 3
 
 
@@ -182,20 +180,6 @@ def test_a_reply_that_is_complete_when_it_arrives_ends_at_once() -> None:
     assert nothing_held(target)
 
 
-@pytest.mark.parametrize("given", [1, 7, 19])
-def test_a_resumed_reply_continues_where_it_was(given: int) -> None:
-    whole = engine()
-    whole.add(request(), PROMPT)
-    expected = run(whole)["a"]
-    tokens = tokens_of(expected)
-    core = engine()
-    core.add(request(resume_token_ids=tuple(tokens[:given])), PROMPT)
-    rest = run(core)["a"]
-    assert tokens[:given] + tokens_of(rest) == tokens
-    assert text_of(expected).endswith(text_of(rest))
-    assert rest[0].offset == given
-
-
 def test_the_text_held_back_for_a_stop_string_comes_at_the_end() -> None:
     """Its last character might have begun one; when the reply ends, it has not."""
     core = engine()
@@ -232,49 +216,6 @@ def test_every_position_has_random_numbers_of_its_own(monkeypatch: pytest.Monkey
     assert offsets == [*range(7, 20)]
 
 
-@pytest.mark.parametrize("wrong_at", [None, 0, 3, 5])
-def test_a_draft_is_accepted_up_to_the_first_other_token(wrong_at: int | None) -> None:
-    """Whether it comes at once, in chunks, or from the cache; the verification holds nothing afterwards."""
-    core = engine()
-    core.add(request(), PROMPT)
-    tokens = tokens_of(run(core)["a"])
-    draft = tokens[4:10]
-    if wrong_at is not None:
-        draft[wrong_at] = draft[wrong_at] ^ 1
-    for budget in (512, 4):
-        verifier = engine(max_step_tokens=budget)
-        for name in ("cold", "cached"):
-            verifier.add_verification(name, [*PROMPT, *tokens[:4]], draft, ENDLESS, 4, ())
-            (verdict,) = run(verifier)[name]
-            expected = 6 if wrong_at is None else wrong_at
-            assert verdict == Verification(expected, tokens[4 + expected])
-            assert nothing_held(verifier)
-
-
-def test_a_verification_draws_each_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One to accept and one to draw again, for every position of the draft and the one after it."""
-    core, drawn = engine(), list[tuple[int, int, int]]()
-    uniform = randomness.uniform
-
-    def recorded(seed: int, position: int, draw: int) -> float:
-        drawn.append((seed, position, draw))
-        return uniform(seed, position, draw)
-
-    monkeypatch.setattr(core_module, "uniform", recorded)
-    core.add(request(), PROMPT)
-    tokens = tokens_of(run(core)["a"])
-    drawn.clear()
-    sampled = SamplingParams(temperature=1.0, seed=5, max_output_tokens=20, ignore_eos=True)
-    distributions = [DraftDistribution((token,), (1.0,)) for token in tokens[4:7]]
-    core.add_verification("v", [*PROMPT, *tokens[:4]], tokens[4:7], sampled, 4, distributions)
-    (verdict,) = run(core)["v"]
-    assert verdict == Verification(3, tokens[7])
-    assert len(set(drawn)) == len(drawn) == 8
-    assert {seed for seed, _, _ in drawn} == {5}
-    assert {position for _, position, _ in drawn} == {4, 5, 6, 7}
-    assert len({draw for _, _, draw in drawn}) == 2
-
-
 def test_a_full_queue_refuses_with_a_time_and_an_id_in_use_is_refused() -> None:
     core = engine()
     for i in range(RUNNING + 2):
@@ -282,18 +223,14 @@ def test_a_full_queue_refuses_with_a_time_and_an_id_in_use_is_refused() -> None:
     with pytest.raises(Overloaded, match="5 requests are already waiting") as refused:
         core.add(request("more"), PROMPT)
     assert 0.1 <= refused.value.retry_after_s <= 10
-    with pytest.raises(Overloaded):
-        core.add_verification("v", PROMPT, [1], ENDLESS, 0, ())
     with pytest.raises(AlreadyRunning):
         core.add(request("r0"), PROMPT)
-    with pytest.raises(AlreadyRunning):
-        core.add_verification("r0", PROMPT, [1], ENDLESS, 0, ())
     core.step()
     assert len(core.scheduler.running) == RUNNING
     with pytest.raises(Overloaded, match="2 requests are already waiting"):
         core.add(request("more"), PROMPT)
     outputs = run(core)
-    assert all(isinstance(outputs[f"r{i}"][-1], Finished) for i in range(RUNNING + 2))
+    assert all(isinstance(outputs[f"r{i}"][-1], EngineFinished) for i in range(RUNNING + 2))
     assert nothing_held(core)
 
 

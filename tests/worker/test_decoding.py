@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from penstock.worker_service.text import ReplyText
+from penstock.worker_service.text.decoding import MAX_WINDOW_TOKENS
+from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
-from worker_service.text import ReplyText
-from worker_service.text.decoding import MAX_WINDOW_TOKENS
-from worker_service.text.hf import HfTokenizer
 
 SEQUENCES = 4_000
 """Of each kind; 20,000 take under a second more."""

@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from services.domain import (
+from penstock.services.domain import (
     AlreadyRunning,
     ChatMessage,
     ChatPrompt,
@@ -28,27 +29,28 @@ from services.domain import (
     TokenPrompt,
     Unavailable,
 )
-from services.domain.errors import UnsupportedByModel
+from penstock.services.domain.errors import UnsupportedByModel
+from penstock.types.workers import Admitted, EngineFinished, HandedOver
+from penstock.worker_service.engine.interface import Capability, Engine, LastBlocks, Stopped
+from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_engine
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
+from penstock.worker_service.scheduling import BatchScheduler
 from tests.conftest import FAMILY
+from tests.support.held_steps import held
+from tests.support.present import present
 from tests.support.sglang import SglangServers
 from tests.support.token_events import iterated
-from worker_service.engine.interface import (
-    Admitted,
-    Capability,
-    DraftDistribution,
-    Engine,
-    Finished,
-    HandedOver,
-    LastBlocks,
-    Stopped,
-)
-from worker_service.engine.loop import LoopEngine
-from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
-from worker_service.engine.torch import TorchEngineOptions, torch_engine
 
-ENGINES = ("torch", "simulated", pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(400)]))
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=24, ignore_eos=True)
-SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_output_tokens=24, ignore_eos=True)
+ENGINES = (
+    "torch",
+    "llamacpp",
+    "simulated",
+    pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(400)]),
+)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_tokens=24, ignore_eos=True)
 QUESTIONS = ("What is 12 + 30?", "Reverse 'stone'.", "Sort: 9, 3, 40, 8, 77, 2", "Count from 3 to 31 by 4.")
 
 NARROW = {"max_step_tokens": 7, "kv_block_tokens": 3, "max_running": 2}
@@ -61,7 +63,7 @@ def request(name: str, text: str = QUESTIONS[0], sampling: SamplingParams = GREE
 
 
 @pytest.fixture(params=ENGINES)
-async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+async def make(request: pytest.FixtureRequest, gguf_family: Callable[[str], Path]) -> AsyncIterator[Make]:
     """Build and start engines of one kind; options by the names that all kinds share."""
     async with AsyncExitStack() as stack:
 
@@ -70,6 +72,9 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
             engine: Engine
             if request.param == "torch":
                 engine = torch_engine(TorchEngineOptions(FAMILY / "small", "small", **options))
+            elif request.param == "llamacpp":
+                request.getfixturevalue("precise_kv")
+                engine = llamacpp_engine(LlamaCppEngineOptions(gguf_family("small"), "small", **options))
             elif request.param == "simulated":
                 latency = StepLatencyModel.linear(0.0005, 0.0, 0.0)
                 engine = simulated_engine(SimulatedEngineOptions("sim", latency, **options))
@@ -107,7 +112,7 @@ class Got:
     tokens: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[PositionLogprobs, ...] = ()
-    finished: Finished | None = None
+    finished: EngineFinished | None = None
 
 
 async def collect(events: AsyncIterator[Any], first: int = 0) -> Got:
@@ -127,10 +132,9 @@ async def collect(events: AsyncIterator[Any], first: int = 0) -> Got:
                 got.tokens += event.token_ids
                 got.text += event.text
                 got.logprobs += tuple(event.logprobs)
-            case Finished():
+            case EngineFinished():
                 got.finished = event
-    assert got.finished is not None
-    assert got.finished.usage.output_tokens == at
+    assert present(got.finished).usage.output_tokens == at
     return got
 
 
@@ -142,11 +146,9 @@ async def test_a_reply_is_admitted_streamed_and_finished(make: Make) -> None:
     engine = await make()
     got = await answer(engine, request("r"))
     assert len(got.tokens) == 24
-    assert got.finished is not None
-    assert got.finished.reason is FinishReason.LENGTH
-    assert got.admitted is not None
-    assert got.admitted.prompt_tokens == got.finished.usage.prompt_tokens > 0
-    assert got.admitted.max_output_tokens == 24
+    assert present(got.finished).reason is FinishReason.LENGTH
+    assert present(got.admitted).prompt_tokens == present(got.finished).usage.prompt_tokens > 0
+    assert present(got.admitted).max_output_tokens == 24
     assert got.text == engine.tokenizer.decode(got.tokens)
 
 
@@ -164,15 +166,14 @@ async def test_tokens_by_call_are_those_by_iteration(make: Make) -> None:
         parts = (by_call.tokens, by_call.text, by_call.logprobs)
         assert parts == (by_iteration.tokens, by_iteration.text, by_iteration.logprobs)
         iterated_alone = [type(event) async for event in engine.generate(asked, lambda _: None)]
-        assert iterated_alone == [Admitted, Finished]
+        assert iterated_alone == [Admitted, EngineFinished]
 
 
 async def test_the_end_token_ends_a_reply(make: Make) -> None:
     engine = await make()
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=1500)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1500)
     got = await answer(engine, request("r", QUESTIONS[1], sampling))
-    assert got.finished is not None
-    assert got.finished.reason is FinishReason.STOP
+    assert present(got.finished).reason is FinishReason.STOP
     assert got.tokens[-1] in engine.tokenizer.eos_ids
 
 
@@ -202,9 +203,8 @@ async def test_a_stop_string_ends_the_reply_before_it(make: Make) -> None:
     stop = whole[5:7]
     got = await answer(engine, request("b", sampling=replace(GREEDY, stop=("never", stop))))
     assert got.text == whole[: whole.find(stop)]
-    assert got.finished is not None
-    assert got.finished.reason is FinishReason.STOP
-    assert got.finished.stop == stop
+    assert present(got.finished).reason is FinishReason.STOP
+    assert present(got.finished).stop == stop
 
 
 async def test_a_stop_token_ends_the_reply_before_it(make: Make) -> None:
@@ -216,19 +216,18 @@ async def test_a_stop_token_ends_the_reply_before_it(make: Make) -> None:
     got = await answer(engine, request("b", sampling=replace(GREEDY, stop_token_ids=(stop,))))
     assert got.tokens == whole.tokens[: first + 1]
     assert got.text == engine.tokenizer.decode(whole.tokens[:first])
-    assert got.finished is not None
-    assert got.finished.reason is FinishReason.STOP
-    assert got.finished.stop is None
+    assert present(got.finished).reason is FinishReason.STOP
+    assert present(got.finished).stop is None
 
 
 async def test_a_bias_allows_and_forbids_tokens(make: Make) -> None:
     engine = await make()
     whole = await answer(engine, request("a"))
-    forbidden = tuple((token, -100.0) for token in sorted(set(whole.tokens[:4])))
+    forbidden = dict.fromkeys(whole.tokens[:4], -100.0)
     got = await answer(engine, request("b", sampling=replace(GREEDY, logit_bias=forbidden)))
-    assert not set(got.tokens) & {token for token, _ in forbidden}
+    assert not set(got.tokens) & set(forbidden)
     letter = engine.tokenizer.encode_text("q")[0]
-    forced = await answer(engine, request("c", sampling=replace(GREEDY, logit_bias=((letter, 100.0),))))
+    forced = await answer(engine, request("c", sampling=replace(GREEDY, logit_bias={letter: 100.0})))
     assert set(forced.tokens) == {letter}
 
 
@@ -236,7 +235,7 @@ async def test_tokens_that_the_model_does_not_have_are_refused(make: Make) -> No
     engine = await make()
     beyond = engine.tokenizer.vocab_size
     for field, sampling in (
-        ("logit_bias", replace(GREEDY, logit_bias=((beyond, 1.0),))),
+        ("logit_bias", replace(GREEDY, logit_bias={beyond: 1.0})),
         ("stop_token_ids", replace(GREEDY, stop_token_ids=(3, beyond))),
     ):
         with pytest.raises(UnsupportedByModel, match=f"sampling.{field}: token {beyond}"):
@@ -257,7 +256,7 @@ async def test_a_reply_with_penalties_resumes_at_any_token(make: Make, penalties
     for sampling in repeatable(engine):
         plain = await answer(engine, request("plain", QUESTIONS[3], sampling))
         common = max(plain.tokens, key=plain.tokens.count)
-        penalized = replace(sampling, **penalties, logit_bias=((common, -3.0), (common + 1, 2.5)))
+        penalized = replace(sampling, **penalties, logit_bias={common: -3.0, common + 1: 2.5})
         whole = await answer(engine, request("whole", QUESTIONS[3], penalized))
         assert whole.tokens != plain.tokens
         for cut in (1, 9, len(whole.tokens) - 1):
@@ -297,7 +296,7 @@ async def test_unsound_requests_are_refused_by_name(make: Make) -> None:
         await answer(engine, replace(request("b"), prompt=too_large))
     with pytest.raises(InvalidRequest, match="resume_token_ids"):
         await answer(engine, request("c", resume_token_ids=(1,) * 25))
-    got = await answer(engine, replace(request("d", sampling=replace(GREEDY, max_output_tokens=500))))
+    got = await answer(engine, replace(request("d", sampling=replace(GREEDY, max_tokens=500))))
     assert got.admitted is not None
     assert got.admitted.prompt_tokens + got.admitted.max_output_tokens == 64
     assert len(got.tokens) == got.admitted.max_output_tokens
@@ -305,7 +304,7 @@ async def test_unsound_requests_are_refused_by_name(make: Make) -> None:
 
 async def test_one_id_runs_once(make: Make) -> None:
     engine = await make()
-    endless = replace(GREEDY, max_output_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500)
     async with aclosing(engine.generate(request("a", sampling=endless))) as first:
         await anext(first)
         with pytest.raises(AlreadyRunning):
@@ -314,19 +313,18 @@ async def test_one_id_runs_once(make: Make) -> None:
 
 async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
     engine = await make()
-    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_output_tokens=1500))))
+    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500))))
     await until(lambda: bool(engine.load().running_tokens))
     assert await engine.abort("a")
     got = await running
-    assert got.finished is not None
-    assert got.finished.reason is FinishReason.ABORTED
+    assert present(got.finished).reason is FinishReason.ABORTED
     assert not await engine.abort("a")
     await until(lambda: engine.load().free_kv_blocks == engine.info.kv_blocks)
 
 
 async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
     engine = await make()
-    events = engine.generate(request("a", sampling=replace(GREEDY, max_output_tokens=1500)))
+    events = engine.generate(request("a", sampling=replace(GREEDY, max_tokens=1500)))
     async for event in events:
         if isinstance(event, TokenFrame):
             break
@@ -341,7 +339,7 @@ async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
 
 async def test_a_full_queue_refuses_with_a_time_to_come_again(make: Make) -> None:
     engine = await make(**NARROW, max_queued=1)
-    endless = replace(GREEDY, max_output_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500)
     there = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in "abc"]
     await until(lambda: engine.load().requests == 3)
     with pytest.raises(Overloaded) as caught:
@@ -364,7 +362,7 @@ async def test_a_reply_resumes_at_any_token(make: Make) -> None:
 
 async def test_a_reply_that_was_complete_is_finished_at_once(make: Make) -> None:
     engine = await make()
-    ended = await answer(engine, request("a", QUESTIONS[1], SamplingParams(temperature=0.0, max_output_tokens=1500)))
+    ended = await answer(engine, request("a", QUESTIONS[1], SamplingParams(temperature=0.0, max_tokens=1500)))
     for sampling, tokens, reason in (
         (SamplingParams(temperature=0.0), ended.tokens, FinishReason.STOP),
         (GREEDY, (5,) * 24, FinishReason.LENGTH),
@@ -372,8 +370,7 @@ async def test_a_reply_that_was_complete_is_finished_at_once(make: Make) -> None
         steps = engine.steps
         got = await answer(engine, request("b", QUESTIONS[1], sampling, resume_token_ids=tokens))
         assert got.tokens == ()
-        assert got.finished is not None
-        assert got.finished.reason is reason
+        assert present(got.finished).reason is reason
         assert engine.steps == steps
 
 
@@ -382,10 +379,8 @@ async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
     needs(engine, Capability.PREFIX_REUSE)
     first = await answer(engine, request("a", "Sort: " + "7, 3, " * 30))
     again = await answer(engine, request("b", "Sort: " + "7, 3, " * 30))
-    assert first.finished is not None
-    assert again.finished is not None
-    assert first.finished.usage.cached_prompt_tokens == 0
-    assert again.finished.usage.cached_prompt_tokens >= again.finished.usage.prompt_tokens - 16
+    assert present(first.finished).usage.cached_prompt_tokens == 0
+    assert present(again.finished).usage.cached_prompt_tokens >= present(again.finished).usage.prompt_tokens - 16
     assert again.tokens == first.tokens
 
 
@@ -396,21 +391,23 @@ async def test_a_prefix_is_known_to_requests_with_its_salt_only(make: Make) -> N
     cached, tokens = list[int](), set[tuple[int, ...]]()
     for i, salt in enumerate(("", "a", "b", "a", "", "b")):
         got = await answer(engine, request(f"r{i}", "Sort: " + "7, 3, " * 30, cache_salt=salt))
-        assert got.finished is not None
-        cached.append(got.finished.usage.cached_prompt_tokens)
+        cached.append(present(got.finished).usage.cached_prompt_tokens)
         tokens.add(tuple(got.tokens))
     assert cached[:3] == [0, 0, 0]
     assert min(cached[3:]) > 0
     assert len(tokens) == 1
 
 
+def all_have_begun(scheduler: BatchScheduler) -> bool:
+    return all(s.output_tokens for s in (*scheduler.running, *scheduler.waiting))
+
+
 async def one_after_the_other_begins(engine: Any, asked: list[GenerationRequest]) -> list[asyncio.Task[Got]]:
     """Replies under way at once, each asked for when the one before has its first token: none was foreseen by the others.
 
-    An engine that can be held back computes no more than that before all have begun, however slow this process is.
+    An engine of our own is held back until all have begun, however slow this process is.
     """
-    if Capability.TOKEN_ALLOCATION in engine.info.capabilities:
-        engine.allocate_by(only_beginnings)
+    release = held(engine, all_have_begun) if isinstance(engine, LoopEngine) else lambda: None
     tasks = []
     for r in asked:
         begun = asyncio.Event()
@@ -424,21 +421,14 @@ async def one_after_the_other_begins(engine: Any, asked: list[GenerationRequest]
 
         tasks.append(asyncio.create_task(collect(reply())))
         await begun.wait()
-    if Capability.TOKEN_ALLOCATION in engine.info.capabilities:
-        engine.allocate_by(None)
+    release()
     return tasks
-
-
-def only_beginnings(scheduler: Any) -> dict[str, int]:
-    """The prompt of the first request without a token; nothing for the others."""
-    without = [s for s in (*scheduler.running, *scheduler.waiting) if not s.output_tokens]
-    return {s.request_id: s.pending for s in without[:1]}
 
 
 async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     roomy, tight = await make(), await make(kv_tokens=176, kv_block_tokens=4)
     # long replies, of which nobody can say beforehand that they will be; three have room for their prompts
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=100)
+    sampling = SamplingParams(temperature=0.0, max_tokens=100)
     asked = [request(f"r{i}", f"Count from {(2, 3, 5)[i % 3]} to 99 by 2.", sampling) for i in range(12)]
     wanted = [got.tokens for got in await asyncio.gather(*(answer(roomy, r) for r in asked))]
     tasks = await one_after_the_other_begins(tight, asked[:3])
@@ -448,40 +438,6 @@ async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     assert tight.preemptions > 0
     assert sum(got.finished.preemptions for got in found if got.finished is not None) == tight.preemptions
     assert roomy.preemptions == 0
-
-
-async def test_steps_follow_an_explicit_allocation(make: Make) -> None:
-    """An allocator that feeds one request two tokens at a time gets exactly that, and the same text."""
-    engine = await make()
-    needs(engine, Capability.TOKEN_ALLOCATION)
-    wanted = [(await answer(engine, request(f"w{i}", q))).tokens for i, q in enumerate(QUESTIONS)]
-    seen: list[dict[str, int]] = []
-
-    def one_at_a_time(scheduler: Any) -> dict[str, int]:
-        everyone = sorted((*scheduler.running, *scheduler.waiting), key=lambda s: s.order)
-        chosen = {everyone[0].request_id: 2} if everyone else {}
-        seen.append(chosen)
-        return chosen
-
-    engine.allocate_by(one_at_a_time)
-    found = await asyncio.gather(*(answer(engine, request(f"r{i}", q)) for i, q in enumerate(QUESTIONS)))
-    engine.allocate_by(None)
-    assert [got.tokens for got in found] == wanted
-    order = list(dict.fromkeys(name for chosen in seen for name in chosen))
-    assert order == ["r0", "r1", "r2", "r3"]
-
-
-async def test_an_allocator_may_hold_everything_back(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.TOKEN_ALLOCATION)
-    engine.allocate_by(lambda _: {})
-    waiting = asyncio.create_task(answer(engine, request("a")))
-    await until(lambda: bool(engine.load().queued_tokens))
-    steps = engine.steps
-    await engine.abort("nobody")
-    assert engine.steps == steps
-    engine.allocate_by(None)
-    assert len((await waiting).tokens) == 24
 
 
 async def move(
@@ -507,7 +463,7 @@ async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) ->
     source, target = await make(), await make()
     needs(source, Capability.KV_TRANSFER)
     for i, kind in enumerate((GREEDY, SAMPLED)):
-        asked = request("r", QUESTIONS[3], replace(kind, max_output_tokens=200))
+        asked = request("r", QUESTIONS[3], replace(kind, max_tokens=200))
         whole = await answer(source, asked)
         said, nine, left = list[int](), asyncio.Event(), list[int]()
 
@@ -541,7 +497,7 @@ async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) ->
 async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Make) -> None:
     source, target = await make(), await make()
     needs(source, Capability.KV_TRANSFER)
-    asked = request("r", QUESTIONS[3], replace(GREEDY, max_output_tokens=200))
+    asked = request("r", QUESTIONS[3], replace(GREEDY, max_tokens=200))
     whole = await answer(source, asked)
     said, moved = list[int](), False
     async for event in source.generate(asked):
@@ -559,13 +515,13 @@ async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Mak
 async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
     engine = await make()
     needs(engine, Capability.KV_TRANSFER)
-    endless = replace(GREEDY, max_output_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500)
     async for event in engine.generate(request("r", sampling=endless)):
         if isinstance(event, TokenFrame) and event.offset == 20:
             await engine.pause("r", 0)
             assert await engine.abort("r")
         last = event
-    assert isinstance(last, Finished)
+    assert isinstance(last, EngineFinished)
     assert last.reason is FinishReason.ABORTED
     with pytest.raises(NotFound):
         await engine.leave("r")
@@ -577,7 +533,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
     engine = await make()
     needs(engine, Capability.KV_TRANSFER)
     other = await make(kv_block_tokens=8)
-    endless = replace(GREEDY, max_output_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500)
     asked = request("a", sampling=endless)
     async with aclosing(engine.generate(asked)) as events:
         async for event in events:
@@ -633,71 +589,9 @@ async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
     await engine.release("u")
 
 
-async def test_a_greedy_draft_stands_as_far_as_it_is_right(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.VERIFY_GREEDY)
-    own = (await answer(engine, request("a"))).tokens
-    prefix = engine.tokenizer.encode(request("a").prompt)
-    for right in (0, 1, 5, 8):
-        draft = list(own[:8])
-        if right < 8:
-            draft[right] = (draft[right] + 1) % 200
-        found = await engine.verify(f"v{right}", prefix, draft, GREEDY)
-        assert (found.accepted, found.next_token) == (right, own[right])
-    # from the middle of the reply, and longer than a step
-    narrow = await make(**NARROW)
-    found = await narrow.verify("n", [*prefix, *own[:5]], own[5:20], GREEDY, offset=5)
-    assert (found.accepted, found.next_token) == (15, own[20])
-
-
-async def test_a_sampled_draft_stands_where_it_is_the_very_token_drawn(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.VERIFY_SAMPLED)
-    own = (await answer(engine, request("a", sampling=SAMPLED))).tokens
-    prefix = engine.tokenizer.encode(request("a").prompt)
-    found = await engine.verify("v", [*prefix, *own[:4]], [*own[4:10], 0], SAMPLED, offset=4)
-    assert found.accepted == 6
-    assert found.next_token == own[10]
-
-
-@pytest.mark.parametrize("penalties", PENALTIES)
-async def test_a_draft_is_verified_with_the_penalties_of_its_reply(make: Make, penalties: dict[str, Any]) -> None:
-    """The penalties at each token of the draft are those of the reply up to there, so the generated reply is accepted."""
-    engine = await make()
-    needs(engine, Capability.VERIFY_SAMPLED)
-    prefix = engine.tokenizer.encode(request("p", QUESTIONS[3]).prompt)
-    for sampling in (replace(GREEDY, **penalties), replace(SAMPLED, **penalties)):
-        own = list((await answer(engine, request("r", QUESTIONS[3], sampling))).tokens)
-        found = await engine.verify("v", [*prefix, *own[:4]], [*own[4:12], 0], sampling, offset=4)
-        assert (found.accepted, found.next_token) == (8, own[12])
-
-
-async def test_a_draft_with_distributions_is_verified_by_rejection(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.VERIFY_REJECTION)
-    prefix = engine.tokenizer.encode(request("a").prompt)
-    own = (await answer(engine, request("a", sampling=GREEDY))).tokens
-    sure = [DraftDistribution((token,), (1.0,)) for token in own[:4]]
-    found = await engine.verify("v", prefix, own[:4], GREEDY, distributions=sure)
-    assert (found.accepted, found.next_token) == (4, own[4])  # a greedy target is sure of its own tokens
-    with pytest.raises(InvalidRequest, match="draft_distributions"):
-        await engine.verify("w", prefix, own[:4], GREEDY, distributions=sure[:1])
-
-
-@pytest.mark.parametrize(
-    ("prefix", "draft", "field"),
-    [([], [1], "prefix_token_ids"), ([1], [], "draft_token_ids"), ([1], [99_999], "draft_token_ids")],
-)
-async def test_an_unsound_draft_is_refused(make: Make, prefix: list[int], draft: list[int], field: str) -> None:
-    engine = await make()
-    needs(engine, Capability.VERIFY_GREEDY)
-    with pytest.raises(InvalidRequest, match=field):
-        await engine.verify("v", prefix, draft, GREEDY)
-
-
 async def test_the_load_tells_who_runs_and_who_waits(make: Make) -> None:
     engine = await make(**NARROW)
-    endless = replace(GREEDY, max_output_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500)
     tasks = [asyncio.create_task(answer(engine, request(f"r{i}", sampling=endless))) for i in range(3)]
     assert engine.load().output_tokens_per_s == 0.0  # a warm-up is nobody's request
     await until(lambda: len(engine.load().running_tokens) == 2 and engine.load().output_tokens_per_s > 0)
@@ -720,7 +614,7 @@ async def test_the_higher_priority_goes_first(make: Make) -> None:
         await answer(engine, request(name, priority=priority))
         order.append(name)
 
-    endless = replace(GREEDY, max_output_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500)
     blockers = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in ("b0", "b1")]
     await until(lambda: len(engine.load().running_tokens) == 2)
     tasks = []
@@ -738,12 +632,11 @@ async def test_the_higher_priority_goes_first(make: Make) -> None:
 
 async def test_closing_ends_every_stream(make: Make) -> None:
     engine = await make()
-    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_output_tokens=1500))))
+    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500))))
     await until(lambda: bool(engine.load().running_tokens))
     await engine.close()
     got = await running
-    assert got.finished is not None
-    assert got.finished.reason is FinishReason.ABORTED
+    assert present(got.finished).reason is FinishReason.ABORTED
     with pytest.raises(Unavailable):
         await answer(engine, request("b"))
 
@@ -757,7 +650,7 @@ async def test_text_and_token_prompts_are_continued_as_they_stand(make: Make) ->
 
 
 def test_block_bytes_are_the_size_of_exported_blocks() -> None:
-    from worker_service.engine.interface import KvLayout
+    from penstock.types.workers import KvLayout
 
     layout = KvLayout("d", 2, 2, 16, 4, "float32")
     assert layout.block_bytes == np.zeros((1, 2, 2, 4, 2, 16), np.float32).nbytes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker_service.speculation.given_answer import (
+from penstock.worker_service.speculation.given_answer import (
     LONGEST_MATCH,
     LOST,
     MAX_COUNT,
@@ -14,7 +14,7 @@ from worker_service.speculation.given_answer import (
     GivenAnswer,
     RunAcceptance,
 )
-from worker_service.speculation.windows import ROW_SHARE, best_window, row_price
+from penstock.worker_service.speculation.windows import ROW_SHARE, best_window, row_price
 
 TEXT = b"The quick brown fox jumps over the lazy dog; then it sleeps in the warm evening sun until the next day begins."
 

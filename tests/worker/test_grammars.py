@@ -4,36 +4,37 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 
 import pytest
 
-from services.domain.errors import InvalidRequest, PenstockError, RequestFailed, UnsupportedByModel
-from services.domain.latency import StepLatencyModel
-from services.domain.requests import (
-    ChatMessage,
-    ChatPrompt,
-    Draft,
-    FinishReason,
-    GenerationRequest,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-    TokenFrame,
+from penstock.services.domain.errors import (
+    InvalidRequest,
+    PenstockError,
+    RequestFailed,
+    Unavailable,
+    UnsupportedByModel,
 )
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import Tool, ToolChoice, ToolMode, ToolUse
-from services.tool_calls import HERMES, parse_reply
-from worker_service.engine.interface import Finished, LastBlocks
-from worker_service.engine.loop import LoopEngine
-from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
-from worker_service.engine.torch import TorchEngineOptions, torch_engine
-from worker_service.grammar import GrammarCompiler
-from worker_service.grammar.compiler import MAX_COMPILED
-from worker_service.grammar.source import GrammarSource, reply_grammar
-from worker_service.grammar.token_grammar import TokenGrammar, Vocabulary, compiled
-from worker_service.text import ByteTokenizer
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.tool_calls import HERMES, parse_reply
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import Draft, GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
+from penstock.types.workers import EngineFinished
+from penstock.worker_service.engine.interface import LastBlocks
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
+from penstock.worker_service.grammar import GrammarCompiler
+from penstock.worker_service.grammar.compiler import MAX_COMPILED
+from penstock.worker_service.grammar.source import GrammarSource, reply_grammar
+from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary, compiled
+from penstock.worker_service.text import ByteTokenizer
+from tests.support.present import present
 
 FAMILY = Path(__file__).parents[2] / "models" / "family"
 SCHEMA = {
@@ -46,7 +47,7 @@ SCHEMA = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-JSON_FORM = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(SCHEMA))
+JSON_FORM = StructuredOutput(json_schema=json.dumps(SCHEMA))
 HELLO = ChatPrompt((ChatMessage("user", "hello"),))
 
 
@@ -102,7 +103,7 @@ async def _reply(
         if isinstance(event, TokenFrame):
             text += event.text
             tokens += event.token_ids
-        elif isinstance(event, Finished):
+        elif isinstance(event, EngineFinished):
             reason = event.reason
     return text, tokens, reason
 
@@ -125,10 +126,10 @@ async def test_every_reply_fits_its_schema(engine: LoopEngine) -> None:
 @pytest.mark.parametrize(
     ("form", "pattern"),
     [
-        (StructuredOutput(StructureKind.REGEX, r"[0-9]{2}/[a-c]\."), r"[0-9]{2}/[a-c]\."),
-        (StructuredOutput(StructureKind.CHOICE, choices=("yes", 'n"o\n')), 'yes|n"o\n'),
-        (StructuredOutput(StructureKind.GRAMMAR, 'start: "x" /[0-9]{3}/ "y"'), "x[0-9]{3}y"),
-        (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "u" d d\nd ::= [0-9]'), "u[0-9]{2}"),
+        (StructuredOutput(regex=r"[0-9]{2}/[a-c]\."), r"[0-9]{2}/[a-c]\."),
+        (StructuredOutput(choice=("yes", 'n"o\n')), 'yes|n"o\n'),
+        (StructuredOutput(grammar='start: "x" /[0-9]{3}/ "y"'), "x[0-9]{3}y"),
+        (StructuredOutput(grammar='root ::= "u" d d\nd ::= [0-9]'), "u[0-9]{2}"),
     ],
 )
 async def test_every_reply_is_of_its_form(engine: LoopEngine, form: StructuredOutput, pattern: str) -> None:
@@ -139,7 +140,7 @@ async def test_every_reply_is_of_its_form(engine: LoopEngine, form: StructuredOu
 
 
 async def test_a_grammar_that_allows_the_free_reply_leaves_it_as_it_is(engine: LoopEngine) -> None:
-    anything = StructuredOutput(StructureKind.REGEX, r"(.|\n)*")
+    anything = StructuredOutput(regex=r"(.|\n)*")
     for prompt in (HELLO, ChatPrompt((ChatMessage("user", "What is 12 + 30?"),))):
         for seed in (None, 5):
             free = await _reply(engine, None, prompt=prompt, seed=seed, most=40)
@@ -167,7 +168,7 @@ async def test_a_reply_goes_on_elsewhere_with_its_form(engine: LoopEngine, other
 
 async def test_a_reply_moves_with_its_form(engine: LoopEngine, other: LoopEngine) -> None:
     """Its KV goes along; its place in the grammar is found anew from its tokens."""
-    form = StructuredOutput(StructureKind.REGEX, "([a-f][0-9]){60}")
+    form = StructuredOutput(regex="([a-f][0-9]){60}")
     _, whole, _ = await _reply(engine, form, seed=4)
     sampling = SamplingParams(1.0, 1.0, 4, 400, structured_output=form)
     request, seen = GenerationRequest("moves", HELLO, sampling), list[int]()
@@ -193,19 +194,6 @@ async def test_tokens_that_break_the_form_cannot_be_resumed(engine: LoopEngine) 
         await _reply(engine, JSON_FORM, resumed=engine.tokenizer.encode_text("no object"))
 
 
-async def test_drafts_are_verified_under_the_form(engine: LoopEngine) -> None:
-    """A draft of the reply's own tokens stands; one that breaks the form stands up to there."""
-    _, tokens, _ = await _reply(engine, JSON_FORM)
-    prompt = engine.tokenizer.encode(HELLO)
-    sampling = SamplingParams(0.0, structured_output=JSON_FORM)
-    prefix, draft = [*prompt, *tokens[:4]], tokens[4:9]
-    verified = await engine.verify("v", prefix, draft, sampling, offset=4)
-    assert (verified.accepted, verified.next_token) == (5, tokens[9])
-    broken = [*draft[:2], next(iter(engine.tokenizer.eos_ids)), *draft[3:]]
-    verified = await engine.verify("v", prefix, broken, sampling, offset=4)
-    assert (verified.accepted, verified.next_token) == (2, tokens[6])
-
-
 @pytest.mark.parametrize("wrong", [False, True], ids=["the reply", "another text"])
 async def test_a_reply_with_a_form_is_the_same_with_a_draft(engine: LoopEngine, wrong: bool) -> None:
     """Masks follow the proposed tokens: right ones stand, and those that break the form are never taken."""
@@ -217,11 +205,10 @@ async def test_a_reply_with_a_form_is_the_same_with_a_draft(engine: LoopEngine, 
     async for event in engine.generate(request):
         if isinstance(event, TokenFrame):
             found += event.token_ids
-        if isinstance(event, Finished):
+        if isinstance(event, EngineFinished):
             ended = event
     assert found == tokens
-    assert ended is not None
-    assert ended.reason is reason
+    assert present(ended).reason is reason
     after = engine.speculation()
     verified, accepted = (
         getattr(after, name)["given"] - getattr(before, name)["given"] for name in ("verified", "accepted")
@@ -283,38 +270,36 @@ async def test_a_model_without_a_template_for_tools_takes_none(tmp_path: Path) -
 
 
 _HOSTILE = {
-    "unknown keyword": (StructureKind.JSON_SCHEMA, '{"not": {}}'),
-    "endless reference": (StructureKind.JSON_SCHEMA, '{"$ref": "#"}'),
-    "remote reference": (StructureKind.JSON_SCHEMA, '{"$ref": "http://127.0.0.1:9/schema"}'),
-    "no value fits": (StructureKind.JSON_SCHEMA, '{"enum": []}'),
-    "product of alternatives": (
-        StructureKind.JSON_SCHEMA,
-        json.dumps({"allOf": [{"anyOf": [{"properties": {f"k{i}": {"type": t}}} for t in ("string", "null")]}
+    "unknown keyword": StructuredOutput(json_schema='{"not": {}}'),
+    "endless reference": StructuredOutput(json_schema='{"$ref": "#"}'),
+    "remote reference": StructuredOutput(json_schema='{"$ref": "http://127.0.0.1:9/schema"}'),
+    "no value fits": StructuredOutput(json_schema='{"enum": []}'),
+    "product of alternatives": StructuredOutput(json_schema=json.dumps(
+            {"allOf": [{"anyOf": [{"properties": {f"k{i}": {"type": t}}} for t in ("string", "null")]}
                               for i in range(16)]}),
     ),
-    "deep": (StructureKind.JSON_SCHEMA, '{"items":' * 60 + '{"not": {}}' + "}" * 60),
-    "look-ahead": (StructureKind.REGEX, "(?=a)a"),
-    "repetition of repetitions": (StructureKind.REGEX, "(.{1,1000}){1,1000}x"),
-    "huge count": (StructureKind.REGEX, "a{1000000000}"),
-    "ambiguous": (StructureKind.GRAMMAR, 'start: a\na: a a | "x" | '),
-    "endless rule": (StructureKind.GRAMMAR, "start: start"),
-    "open brackets": (StructureKind.GRAMMAR, "root ::= " + "(" * 60_000),
-    "chain of rules": (StructureKind.GRAMMAR, "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(250))),
-    "special tokens": (StructureKind.GRAMMAR, "start: <|end|> <[0-9]>"),
+    "deep": StructuredOutput(json_schema='{"items":' * 60 + '{"not": {}}' + "}" * 60),
+    "look-ahead": StructuredOutput(regex="(?=a)a"),
+    "repetition of repetitions": StructuredOutput(regex="(.{1,1000}){1,1000}x"),
+    "huge count": StructuredOutput(regex="a{1000000000}"),
+    "ambiguous": StructuredOutput(grammar='start: a\na: a a | "x" | '),
+    "endless rule": StructuredOutput(grammar="start: start"),
+    "open brackets": StructuredOutput(grammar="root ::= " + "(" * 60_000),
+    "chain of rules": StructuredOutput(grammar="root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(250))),
+    "special tokens": StructuredOutput(grammar="start: <|end|> <[0-9]>"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", _HOSTILE)
 async def test_a_hostile_grammar_costs_little_and_hurts_only_its_own_request(simulated: LoopEngine, name: str) -> None:
     """It is refused by its field, or ends its own reply. Meanwhile another reply comes out whole."""
-    kind, text = _HOSTILE[name]
     alone = await _reply(simulated, JSON_FORM)
-    hostile = asyncio.create_task(_reply(simulated, StructuredOutput(kind, text), name="hostile", most=300))
+    hostile = asyncio.create_task(_reply(simulated, _HOSTILE[name], name="hostile", most=300))
     assert await _reply(simulated, JSON_FORM) == alone
     await asyncio.wait([hostile])
     if (error := hostile.exception()) is not None:
         assert isinstance(error, (InvalidRequest, RequestFailed))
-        assert isinstance(error, RequestFailed) or f"structured_output.{kind.value}" in str(error)
+        assert isinstance(error, RequestFailed) or f"structured_output.{_HOSTILE[name].kind}" in str(error)
     assert (await _reply(simulated, None, name="hostile"))[0], "its id is free again"
 
 
@@ -327,8 +312,8 @@ async def test_a_hostile_grammar_costs_little_and_hurts_only_its_own_request(sim
 )
 def test_a_grammar_whose_steps_take_longer_and_longer_ends(text: str) -> None:
     """In the middle of a reply, and where one is resumed. A wide schema does not."""
-    vocabulary = Vocabulary(ByteTokenizer())
-    source = reply_grammar(_request(StructuredOutput(StructureKind.GRAMMAR, text)), None)
+    vocabulary = Vocabulary.of(ByteTokenizer())
+    source = reply_grammar(_request(StructuredOutput(grammar=text)), None)
     grammar = compiled(source, vocabulary)
     reply = grammar.begun(())
     with pytest.raises(RequestFailed, match="structured output"):
@@ -339,8 +324,8 @@ def test_a_grammar_whose_steps_take_longer_and_longer_ends(text: str) -> None:
 
 def test_a_wide_schema_does_not_take_too_long() -> None:
     properties = {f"property_{i}": {"type": ["string", "integer", "null"]} for i in range(300)}
-    form = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps({"type": "object", "properties": properties}))
-    reply = compiled(reply_grammar(_request(form), None), Vocabulary(ByteTokenizer())).begun(())
+    form = StructuredOutput(json_schema=json.dumps({"type": "object", "properties": properties}))
+    reply = compiled(reply_grammar(_request(form), None), Vocabulary.of(ByteTokenizer())).begun(())
     _written(reply, json.dumps(dict.fromkeys(properties, 1), separators=(",", ":")).encode())
 
 
@@ -355,9 +340,10 @@ def _request(form: StructuredOutput) -> GenerationRequest:
 
 
 async def test_a_grammar_that_fails_in_the_middle_ends_its_row_alone(engine: LoopEngine) -> None:
-    kind, text = _HOSTILE["repetition of repetitions"]
     alone = await _reply(engine, JSON_FORM, seed=9)
-    hostile = asyncio.create_task(_reply(engine, StructuredOutput(kind, text), seed=1, name="hostile", most=300))
+    hostile = asyncio.create_task(
+        _reply(engine, _HOSTILE["repetition of repetitions"], seed=1, name="hostile", most=300)
+    )
     assert await _reply(engine, JSON_FORM, seed=9) == alone
     with pytest.raises(RequestFailed, match="structured output"):
         await hostile
@@ -367,7 +353,7 @@ async def test_the_event_loop_turns_while_a_grammar_is_compiled(simulated: LoopE
     """The compiler works on a thread of its own and leaves the interpreter to others."""
     slow = {"anyOf": [{"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20)}, "title": str(j)}
                       for j in range(40)]}  # fmt: skip
-    form = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(slow))
+    form = StructuredOutput(json_schema=json.dumps(slow))
     task = asyncio.create_task(_reply(simulated, form, most=1))
     turns = 0
     while not task.done():
@@ -382,7 +368,7 @@ async def test_a_grammar_is_compiled_once(simulated: LoopEngine, monkeypatch: py
     """The second request with the same schema does not wait for it again, and the longest unused are forgotten."""
     compiler = GrammarCompiler(simulated.tokenizer, None)
     properties = {f"field{i}": {"type": "integer"} for i in range(200)}
-    form = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps({"type": "object", "properties": properties}))
+    form = StructuredOutput(json_schema=json.dumps({"type": "object", "properties": properties}))
     request = GenerationRequest("c", TextPrompt("x"), SamplingParams(structured_output=form))
     try:
         made = list[str]()
@@ -391,13 +377,74 @@ async def test_a_grammar_is_compiled_once(simulated: LoopEngine, monkeypatch: py
             made.append(source.text)
             return compiled(source, vocabulary)
 
-        monkeypatch.setattr("worker_service.grammar.token_grammar.compiled", counted)
+        monkeypatch.setattr("penstock.worker_service.grammar.token_grammar.compiled", counted)
         for _ in range(3):
             assert await compiler.compile(request, ()) is not None
         assert len(made) == 1
         for i in range(MAX_COMPILED + 3):
-            one = StructuredOutput(StructureKind.REGEX, f"a{i}")
+            one = StructuredOutput(regex=f"a{i}")
             await compiler.compile(GenerationRequest("c", TextPrompt("x"), SamplingParams(structured_output=one)), ())
         assert len(compiler._compiled) == MAX_COMPILED
     finally:
-        compiler.close()
+        await compiler.close()
+
+
+HANGING = '{"type": "integer", "multipleOf": 1000003}'
+"""Keeps llguidance 1.9 busy for over two minutes."""
+
+
+async def test_a_grammar_without_end_is_refused_by_name_and_holds_nobody_up(simulated: LoopEngine) -> None:
+    """Others are compiled meanwhile; the same one is refused at once the next time, and so is one that takes all memory."""
+    compiler = GrammarCompiler(simulated.tokenizer, None)
+
+    def asked(form: StructuredOutput, salt: str) -> Awaitable[TokenGrammar | None]:
+        sampling = SamplingParams(structured_output=form)
+        return compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling, cache_salt=salt), ())
+
+    try:
+        hanging = asyncio.ensure_future(asked(StructuredOutput(json_schema=HANGING), "attacker"))
+        for i in range(3):
+            assert await asked(StructuredOutput(regex=f"a{i}"), "other") is not None
+        assert not hanging.done(), "others waited for it"
+        with pytest.raises(InvalidRequest, match=r"sampling\.structured_output\.json_schema.*more than 1 s"):
+            await hanging
+        with pytest.raises(InvalidRequest, match="more than 1 s"):
+            await asked(StructuredOutput(json_schema=HANGING), "another")
+        assert await asked(StructuredOutput(json_schema='{"type": "integer"}'), "attacker") is not None
+    finally:
+        await compiler.close()
+
+
+async def test_trials_go_on_after_their_process_was_killed(simulated: LoopEngine) -> None:
+    compiler = GrammarCompiler(simulated.tokenizer, None)
+
+    def asked(text: str) -> Awaitable[TokenGrammar | None]:
+        sampling = SamplingParams(structured_output=StructuredOutput(json_schema=text))
+        return compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling), ())
+
+    try:
+        assert await asked('{"type": "boolean"}') is not None
+        tried = compiler._trials
+        hanging = asyncio.ensure_future(asked(HANGING))
+        while not tried._waiting:
+            await asyncio.sleep(0)
+        present(tried._process).kill()
+        with pytest.raises(Unavailable):
+            await hanging
+        await present(tried._reading)  # nobody reads now, though the exit status may not be known yet
+        assert await asked('{"type": "string"}') is not None
+    finally:
+        await compiler.close()
+
+
+async def test_a_trial_whose_process_ends_at_its_start_is_told_so(
+    simulated: LoopEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    compiler = GrammarCompiler(simulated.tokenizer, None)
+    sampling = SamplingParams(structured_output=StructuredOutput(json_schema="{}"))
+    try:
+        with pytest.raises(Unavailable):
+            await compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling), ())
+    finally:
+        await compiler.close()

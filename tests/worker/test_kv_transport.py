@@ -8,22 +8,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from opentelemetry.metrics import NoOpMeter
 
 from benchmarks.transport import PoolEngine
-from services.domain.errors import Unavailable
-from services.domain.requests import GenerationRequest, SamplingParams, TokenPrompt
-from worker_service import proto_codec as codec
-from worker_service.engine.interface import KvLayout
-from worker_service.migration import bandwidth, outgoing
-from worker_service.migration.bandwidth import LEAST_MOVED_BYTES, BandwidthEstimate
-from worker_service.migration.messages import Chunk, Closing, MovedOut, NotMoved, Opening, Report, ToSource, ToTarget
-from worker_service.migration.receiver import KvReceiver
-from worker_service.migration.segment import NotShared, TargetSegment, supported
-from worker_service.migration.sender import KvSender
-from worker_service.migration.source import Accepted, Failed, Received
+from penstock.mapper import to_message
+from penstock.proto.worker.v1 import worker_pb2 as pb
+from penstock.services.domain.errors import Unavailable
+from penstock.services.proto_codec import received
+from penstock.types.prompts import TokenPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import (
+    HandedOver,
+    KvChunk,
+    KvLayout,
+    MoveReport,
+    NotMoved,
+    ToSource,
+    ToTarget,
+    TransferClosing,
+    TransferOpening,
+)
+from penstock.worker_service.migration import outgoing
+from penstock.worker_service.migration.bandwidth import LEAST_MOVED_BYTES, BandwidthEstimate
+from penstock.worker_service.migration.receiver import KvReceiver
+from penstock.worker_service.migration.segment import NotShared, TargetSegment, supported
+from penstock.worker_service.migration.sender import KvSender
 
 LAYOUT = KvLayout("m", 2, 2, 32, 16, "float32")  # 16 KiB per block
 TOKENS = 16 * 700 + 5  # 11 MB: more than the segment
@@ -44,10 +55,10 @@ class LocalWire:
 
     async def send(self, message: ToTarget) -> None:
         self._seen.append(message)
-        if isinstance(message, Opening) and message.shared is not None:
+        if isinstance(message, TransferOpening) and message.shared is not None:
             message = replace(message, shared=replace(message.shared, **self._changed))
-        proto = codec.to_target_to_proto(message)
-        self._inbox.put_nowait(codec.to_target_from_proto(type(proto).FromString(proto.SerializeToString())))
+        proto = to_message(message, pb.MigrateInRequest)
+        self._inbox.put_nowait(received(pb.MigrateInRequest.FromString(proto.SerializeToString()), ToTarget))
 
     async def _messages(self) -> AsyncIterator[ToTarget]:
         while True:
@@ -55,7 +66,7 @@ class LocalWire:
 
     async def answers(self) -> AsyncIterator[ToSource]:
         async for answer in self._receiver.receive(self._messages()):
-            yield codec.to_source_from_proto(codec.to_source_to_proto(answer))
+            yield received(to_message(answer, pb.MigrateInResponse), ToSource)
 
 
 class Pair:
@@ -72,7 +83,7 @@ class Pair:
     async def _dial(self, _: str) -> AsyncIterator[LocalWire]:
         yield LocalWire(self.receiver, self.seen, self._changed)
 
-    async def move(self, name: str = "t") -> Report:
+    async def move(self, name: str = "t") -> MoveReport:
         self.seen.clear()
         async with self.receiver.expect(name, REQUEST):
             *_, last = [report async for report in self.sender.move(name, name, "there")]
@@ -83,9 +94,9 @@ class Pair:
         return self.source.checksum() == self.target.checksum()
 
     @property
-    def chunks(self) -> list[Chunk]:
-        found = [m for m in self.seen if isinstance(m, Chunk)]
-        return found + [m.last for m in self.seen if isinstance(m, Closing) and m.last is not None]
+    def chunks(self) -> list[KvChunk]:
+        found = [m for m in self.seen if isinstance(m, KvChunk)]
+        return found + [m.last for m in self.seen if isinstance(m, TransferClosing) and m.last is not None]
 
 
 @pytest.mark.skipif(not supported(), reason="needs sealed files in memory, which Linux has")
@@ -93,7 +104,7 @@ async def test_shared_chunks_carry_no_bytes_and_messages_carry_the_same_kv() -> 
     shared, plain = Pair(), Pair(shares=False)
     assert not shared.whole
     for pair in (shared, plain):
-        assert isinstance(await pair.move(), MovedOut)
+        assert isinstance(await pair.move(), HandedOver)
         assert pair.whole
     assert all(c.shared_offset is not None and not c.data for c in shared.chunks)
     assert max(c.blocks for c in shared.chunks) * LAYOUT.block_bytes == outgoing.SHARED_CHUNK_BYTES
@@ -104,25 +115,19 @@ async def test_shared_chunks_carry_no_bytes_and_messages_carry_the_same_kv() -> 
 
 @pytest.mark.parametrize("changed", [{"process_id": 1}, {"descriptor": 9999}, {"size_bytes": 5 << 20}])
 async def test_a_target_that_does_not_find_the_segment_gets_messages(changed: dict[str, int]) -> None:
-    """As a worker of another host or container; it is offered no memory again."""
+    """As a worker of another host or container."""
     pair = Pair(changed=changed)
-    assert isinstance(await pair.move(), MovedOut)
+    assert isinstance(await pair.move(), HandedOver)
     assert pair.whole
     assert all(c.shared_offset is None for c in pair.chunks)
     assert max(len(c.data) for c in pair.chunks) <= outgoing.CHUNK_BYTES
-    pair.target.clear()
-    assert isinstance(await pair.move("again"), MovedOut)
-    opening = pair.seen[0]
-    assert isinstance(opening, Opening)
-    assert opening.shared is None
-    assert pair.whole
 
 
 async def test_little_kv_goes_in_a_message() -> None:
     pair = Pair(tokens=100)
-    assert isinstance(await pair.move(), MovedOut)
+    assert isinstance(await pair.move(), HandedOver)
     assert pair.whole
-    assert isinstance(pair.seen[0], Opening)
+    assert isinstance(pair.seen[0], TransferOpening)
     assert pair.seen[0].shared is None
 
 
@@ -132,7 +137,7 @@ async def test_a_chunk_outside_the_segment_ends_the_transfer() -> None:
     real = LocalWire.send
 
     async def forged(wire: LocalWire, message: ToTarget) -> None:
-        if isinstance(message, Chunk) and message.shared_offset is not None:
+        if isinstance(message, KvChunk) and message.shared_offset is not None:
             message = replace(message, shared_offset=message.shared_offset + (60 << 20))
         await real(wire, message)
 
@@ -142,7 +147,7 @@ async def test_a_chunk_outside_the_segment_ends_the_transfer() -> None:
     assert isinstance(report, NotMoved)
     assert "not within" in report.reason
     assert not pair.whole
-    assert isinstance(await pair.move("again"), MovedOut)
+    assert isinstance(await pair.move("again"), HandedOver)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -182,7 +187,7 @@ async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
 
     async def dies(wire: LocalWire, message: ToTarget) -> None:
         nonlocal sent
-        sent += isinstance(message, Chunk)
+        sent += isinstance(message, KvChunk)
         if sent == 2:
             raise Unavailable("the target is gone")
         await real(wire, message)
@@ -192,7 +197,7 @@ async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
         report = await pair.move()
     assert report == NotMoved("the target is gone")
     opening = pair.seen[0]
-    assert isinstance(opening, Opening)
+    assert isinstance(opening, TransferOpening)
     assert opening.shared is not None
     pair.seen.clear()
     async with asyncio.timeout(60):
@@ -208,7 +213,7 @@ async def test_a_chunk_in_memory_that_was_never_shared_is_refused() -> None:
     real = LocalWire.send
 
     async def forged(wire: LocalWire, message: ToTarget) -> None:
-        await real(wire, replace(message, data=b"", shared_offset=4096) if isinstance(message, Chunk) else message)
+        await real(wire, replace(message, data=b"", shared_offset=4096) if isinstance(message, KvChunk) else message)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalWire, "send", forged)
@@ -217,59 +222,13 @@ async def test_a_chunk_in_memory_that_was_never_shared_is_refused() -> None:
     assert "no memory is shared" in report.reason
 
 
-@pytest.mark.parametrize("shares", [True, False])
-async def test_a_measurement_moves_zeros_and_is_bounded(shares: bool) -> None:
-    pair = Pair(shares=shares)
-    assert not pair.sender.bandwidth.known
-    await pair.sender.measure("there")
-    assert pair.sender.bandwidth.bytes_per_s > 0
-    assert (
-        sum(c.blocks for c in pair.chunks) * LAYOUT.block_bytes
-        <= bandwidth.MEASURED_BYTES + outgoing.SHARED_CHUNK_BYTES
-    )
-    assert all(not any(c.data) for c in pair.chunks), "no user's KV"
-    assert np.all(pair.target.pool_values() == 0), "nothing is written to the target's pool"
-
-
-async def test_one_measurement_at_a_time_and_only_of_chunks_of_the_same_layout() -> None:
-    pair = Pair()
-
-    async def answers(*messages: ToTarget) -> list[ToSource]:
-        async def sent() -> AsyncIterator[ToTarget]:
-            for message in messages:
-                yield message
-
-        return [answer async for answer in pair.receiver.receive(sent())]
-
-    opening = Opening("", LAYOUT, (), None, measurement=True)
-    chunk = Chunk(0, 1, bytes(LAYOUT.block_bytes))
-    assert await answers(opening, chunk) == [Accepted(0), Received(1)]
-    assert await answers(opening, Chunk(0, 2, bytes(10))) == [Accepted(0), Failed("10 bytes for 2 blocks of 16384")]
-    assert (await answers(opening, Closing((1,))))[-1] == Failed("a measurement has only chunks")
-    [other] = await answers(replace(opening, layout=replace(LAYOUT, layers=3)))
-    assert isinstance(other, Failed)
-    endless = [*await answers(opening, *[chunk] * 9000)]
-    assert endless[-1] == Failed(f"a measurement has at most {bandwidth.MAX_ABSORBED_BYTES} bytes")
-
-    async def stuck() -> AsyncIterator[ToTarget]:
-        yield opening
-        await asyncio.Event().wait()
-
-    first = pair.receiver.receive(stuck())
-    assert await anext(first) == Accepted(0)
-    with pytest.raises(Unavailable, match="another measurement"):
-        await pair.sender.measure("there")
-    await first.aclose()
-    await pair.sender.measure("there")
-
-
 def test_an_estimate_follows_moves_unless_it_is_set() -> None:
     estimate, fixed = BandwidthEstimate(), BandwidthEstimate(2e9)
     for each in (estimate, fixed):
         each.moved(LEAST_MOVED_BYTES - 1, 1.0)
-    assert not estimate.known
+    assert not estimate.bytes_per_s
     for each in (estimate, fixed):
-        each.measured(1e9)
+        each.moved(LEAST_MOVED_BYTES, LEAST_MOVED_BYTES / 1e9)
         each.moved(LEAST_MOVED_BYTES, LEAST_MOVED_BYTES / 2e9)
         each.moved(LEAST_MOVED_BYTES, 0.0)
     assert estimate.bytes_per_s == pytest.approx(1.3e9)

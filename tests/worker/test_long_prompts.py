@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from services.domain import (
+from penstock.services.domain import (
     AlreadyRunning,
     ChatMessage,
     ChatPrompt,
@@ -26,17 +26,16 @@ from services.domain import (
     TokenPrompt,
     Unavailable,
 )
-from services.text_threads import INLINE_CHARACTERS, TextThread
+from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
+from penstock.types.workers import EngineFinished, TransferAccepted, TransferOpening
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.migration.receiver import IncomingReply
+from penstock.worker_service.migration.target import SourceLost
+from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
+from tests.support.present import present
 from tests.worker.test_engine_contract import GREEDY, answer
 from tests.worker.test_failing_requests import assert_nothing_is_held, of_nothing, of_torch
-from worker_service.engine.interface import Finished
-from worker_service.engine.loop import LoopEngine
-from worker_service.migration.messages import Opening
-from worker_service.migration.receiver import IncomingReply
-from worker_service.migration.source import Accepted
-from worker_service.migration.target import SourceLost
-from worker_service.text.hf import HfTokenizer
 
 LONG = "Sort: 7, 3, 12. " * 1_000  # 16,000 characters: by its length alone it may fit, by its tokens it does not
 HUGE = "x" * 2_000_000
@@ -182,7 +181,7 @@ async def test_a_request_can_be_aborted_while_it_is_tokenized(
         await answer(engine, asked)
     assert await engine.abort("r")
     (end,) = await events
-    assert isinstance(end, Finished)
+    assert isinstance(end, EngineFinished)
     assert end.reason is FinishReason.ABORTED
     watch.go_on.set()
     assert not await engine.abort("r")
@@ -241,8 +240,8 @@ async def test_the_prompt_of_a_request_that_moves_in_is_tokenized_while_its_kv_i
     watch = Tokenizing(engine, monkeypatch)
     incoming = IncomingReply(engine, "t", text("r", "7 + 5 " * 1_000), None)
     assert incoming.open()
-    driving = asyncio.create_task(incoming.drive(Opening("t", engine.kv_layout, tuple([65] * 40))))
-    assert isinstance(await asyncio.wait_for(incoming.answers.get(), 60), Accepted)
+    driving = asyncio.create_task(incoming.drive(TransferOpening("t", engine.kv_layout, tuple([65] * 40))))
+    assert isinstance(await asyncio.wait_for(incoming.answers.get(), 60), TransferAccepted)
     assert await asyncio.to_thread(watch.begun.wait, 60), "without a closing"
     incoming.put(SourceLost())
     await asyncio.wait_for(driving, 60)
@@ -374,11 +373,10 @@ def _loaded(backend: Tokenizer, folder: Path) -> HfTokenizer:
 @pytest.mark.parametrize("kind", BOUNDED)
 def test_no_text_has_more_characters_than_its_tokens_can_stand_for(kind: str, tmp_path: Path) -> None:
     tokenizer, rng = _loaded(BOUNDED[kind], tmp_path), random.Random(9)
-    assert tokenizer.characters_per_token is not None
     parts = [SPACES, "th", "é", "ᾂ", "\u03b1\u0313\u0300\u0345", "🙂", "<tool_call>", "x", "\n"]
     for _ in range(300):
         content = "".join(rng.choices(parts, k=rng.randint(1, 12)))
-        assert len(content) <= tokenizer.characters_per_token * len(tokenizer.encode(TextPrompt(content)))
+        assert len(content) <= present(tokenizer.characters_per_token) * len(tokenizer.encode(TextPrompt(content)))
 
 
 @pytest.mark.parametrize("kind", UNBOUNDED)
@@ -389,5 +387,4 @@ def test_a_tokenizer_that_drops_text_has_no_such_bound(kind: str, tmp_path: Path
 
 def test_shipped_models_have_the_bound() -> None:
     shipped = HfTokenizer(FAMILY / "large")
-    assert shipped.characters_per_token is not None
-    assert len(LONG) < 2047 * shipped.characters_per_token < len(HUGE)
+    assert len(LONG) < 2047 * present(shipped.characters_per_token) < len(HUGE)

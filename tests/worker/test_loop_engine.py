@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from services.domain import StepLatencyModel, TokenFrame, Unavailable
+from penstock.services.domain import StepLatencyModel, TokenFrame, Unavailable
+from penstock.types.workers import HandedOver
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import GREEDY, SAMPLED, answer, request
-from worker_service.engine.interface import HandedOver
-from worker_service.engine.loop import LoopEngine
-from worker_service.engine.simulated import SimulatedEngineOptions, simulated_engine
-from worker_service.engine.torch import TorchEngineOptions, torch_engine
 
 
 def of_torch() -> LoopEngine:
@@ -64,7 +64,7 @@ async def test_the_reader_of_a_reply_that_has_left_does_not_wait_for_the_step_un
         return run(rows)
 
     engine._core.runner.run = held  # type: ignore[method-assign]
-    endless = replace(GREEDY, max_output_tokens=4000, ignore_eos=True)
+    endless = replace(GREEDY, max_tokens=4000, ignore_eos=True)
     other = asyncio.create_task(answer(engine, request("stays", sampling=endless)))
     try:
         async with aclosing(engine.generate(request("leaves", sampling=endless))) as events:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from router_service.migration import moves
-from router_service.migration.moves import MoveEffect, MoveEvent, Reading
-from worker_service.migration import source as outgoing
-from worker_service.migration import target as incoming
-from worker_service.migration.source import SourcePhase, SourceState
-from worker_service.migration.target import TargetPhase
+from penstock.router_service.migration import moves
+from penstock.router_service.migration.moves import MoveEffect, MoveEvent, Reading
+from penstock.types.workers import ChunkReceived, TransferAccepted, TransferCommitted, TransferFailed
+from penstock.worker_service.migration import source as outgoing
+from penstock.worker_service.migration import target as incoming
+from penstock.worker_service.migration.source import SourcePhase, SourceState
+from penstock.worker_service.migration.target import TargetPhase
 
 CHUNK = 2  # blocks
 WHOLE = 5  # blocks at first, of which PRESENT are at the target; each round finds one more
@@ -59,7 +60,7 @@ def source_does(w: World, event: outgoing.SourceEvent) -> World:
         match effect:
             case outgoing.Measure():
                 if not w.s_has:
-                    w = replace(w, s_inbox=(*w.s_inbox, outgoing.Failed("gone")))
+                    w = replace(w, s_inbox=(*w.s_inbox, TransferFailed("gone")))
                     continue
                 blocks = WHOLE + w.grown
                 w = replace(w, grown=min(w.grown + 1, 3), s_inbox=(*w.s_inbox, outgoing.Measured(blocks)))
@@ -69,7 +70,7 @@ def source_does(w: World, event: outgoing.SourceEvent) -> World:
                 w = replace(w, to_target=add(w.to_target, incoming.ChunkCame(count)))
             case outgoing.StopAndSendRest():
                 if not w.s_has:
-                    w = replace(w, s_inbox=(*w.s_inbox, outgoing.Failed("gone")))
+                    w = replace(w, s_inbox=(*w.s_inbox, TransferFailed("gone")))
                     continue
                 w = replace(w, s_runs=False, to_target=add(w.to_target, incoming.Closed()))
             case outgoing.Delete():
@@ -95,25 +96,25 @@ def target_does(w: World, event: incoming.TargetEvent) -> World:
             case incoming.Reserve():
                 w = replace(w, reserved=True, t_inbox=(incoming.Reserved(w.present), *w.t_inbox))
             case incoming.TellAccepted(present):
-                w = replace(w, to_source=add(w.to_source, outgoing.Accepted(present)))
+                w = replace(w, to_source=add(w.to_source, TransferAccepted(present)))
             case incoming.Write():
                 assert isinstance(event, incoming.ChunkCame)
                 w = replace(w, t_inbox=(incoming.Written(event.blocks), *w.t_inbox))
             case incoming.TellReceived(blocks):
-                w = replace(w, to_source=add(w.to_source, outgoing.Received(blocks)))
+                w = replace(w, to_source=add(w.to_source, ChunkReceived(blocks)))
             case incoming.Enter():
                 assert w.reserved
                 came = incoming.Entered() if w.claim else incoming.RouterLost()
                 w = replace(w, reserved=False, t_runs=True, t_inbox=(came, *w.t_inbox))
             case incoming.TellCommitted():
-                w = replace(w, to_source=add(w.to_source, outgoing.Committed()))
+                w = replace(w, to_source=add(w.to_source, TransferCommitted()))
                 w = replace(w, target_stream=add(w.target_stream, MoveEvent.TARGET_ADMITTED))  # type: ignore[arg-type]
             case incoming.Release():
                 w = replace(w, reserved=False)
             case incoming.Abort():
                 w = replace(w, t_runs=False)
             case incoming.TellRefused(reason):
-                w = replace(w, to_source=add(w.to_source, outgoing.Failed(reason)))
+                w = replace(w, to_source=add(w.to_source, TransferFailed(reason)))
             case incoming.EndReply():
                 w = replace(w, target_stream=add(w.target_stream, MoveEvent.TARGET_LOST))  # type: ignore[arg-type]
     return w
@@ -180,14 +181,14 @@ def steps(w: World, chaos: int) -> list[tuple[World, int]]:
         dead = replace(
             w, t=False, t_runs=False, reserved=False, t_inbox=(), to_target=None, to_source=None, claim=False
         )
-        dead = replace(dead, s_inbox=(*w.s_inbox, outgoing.Failed("the target has gone")))
+        dead = replace(dead, s_inbox=(*w.s_inbox, TransferFailed("the target has gone")))
         found.append((lost(dead, "target_stream"), chaos - 1))
     if chaos and w.r:  # the router dies, or its client leaves: the same to the workers
         dead = claim_ends(source_left(replace(w, r=False)))
         found.append((replace(dead, word=None, s_inbox=(*dead.s_inbox, outgoing.Cancelled())), chaos - 1))
     if chaos and w.s and w.t and w.to_target is not None:  # their connection breaks
         cut = replace(w, to_target=None, to_source=None, t_inbox=(*w.t_inbox, incoming.SourceLost()))
-        found.append((replace(cut, s_inbox=(*w.s_inbox, outgoing.Failed("broken"))), chaos - 1))
+        found.append((replace(cut, s_inbox=(*w.s_inbox, TransferFailed("broken"))), chaos - 1))
     if chaos and w.s and w.r and w.word is not None:  # the source's word on the move breaks off
         cut = lost(replace(w, s_inbox=(*w.s_inbox, outgoing.Cancelled())), "word")
         found.append((cut, chaos - 1))
@@ -258,12 +259,12 @@ def test_a_moving_request_is_read_at_one_place_and_runs_at_one_in_the_end(presen
 def test_rounds_send_every_block_once_in_order_and_come_to_an_end() -> None:
     """However fast the request grows: after MAX_ROUNDS it is stopped."""
     for growth in (0, 1, 3, 10):
-        state, effects = outgoing.advance(SourceState(), outgoing.Accepted(2), CHUNK)
+        state, effects = outgoing.advance(SourceState(), TransferAccepted(2), CHUNK)
         have, next_block, under_way = 9, 2, deque[int]()
         goal = 0
         for _ in range(10_000):
             if not effects and under_way:
-                state, effects = outgoing.advance(state, outgoing.Received(under_way.popleft()), CHUNK)
+                state, effects = outgoing.advance(state, ChunkReceived(under_way.popleft()), CHUNK)
                 continue
             assert effects
             effect, *effects = effects
@@ -288,7 +289,7 @@ def test_rounds_send_every_block_once_in_order_and_come_to_an_end() -> None:
 
 def test_rounds_are_reported_by_number_from_one_and_as_many_as_allowed_are_made() -> None:
     """One new block more than LAST_BLOCKS in each round: only MAX_ROUNDS ends the copying."""
-    state, effects = outgoing.advance(SourceState(), outgoing.Accepted(0), CHUNK)
+    state, effects = outgoing.advance(SourceState(), TransferAccepted(0), CHUNK)
     growth = outgoing.LAST_BLOCKS + 1
     reported: list[outgoing.TellRound] = []
     blocks = 0
@@ -299,7 +300,7 @@ def test_rounds_are_reported_by_number_from_one_and_as_many_as_allowed_are_made(
                 blocks += growth
                 state, more = outgoing.advance(state, outgoing.Measured(blocks), CHUNK)
             case outgoing.SendChunk(_, count):
-                state, more = outgoing.advance(state, outgoing.Received(count), CHUNK)
+                state, more = outgoing.advance(state, ChunkReceived(count), CHUNK)
             case outgoing.TellRound():
                 reported.append(effect)
                 continue

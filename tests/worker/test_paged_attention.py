@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker_service.engine.torch import attention
-from worker_service.engine.torch.attention import KernelThreads, KvPool, PagedBatch
-from worker_service.engine.torch.step_layout import Segment
+from penstock.worker_service.engine.torch import attention
+from penstock.worker_service.engine.torch.attention import KernelThreads, KvPool, PagedBatch
+from penstock.worker_service.engine.torch.step_layout import Segment
 
 HEADS, KV_HEADS, DIM = 6, 2, 10  # groups of three; no multiple of the kernel's unrolling
 

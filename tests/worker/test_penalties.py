@@ -7,12 +7,9 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from services.domain import SamplingParams
-from services.domain.errors import InvalidRequest
-from services.domain.requests import GenerationRequest, TextPrompt
-from worker_service.engine.penalties import logit_changes
-from worker_service.engine.torch.sampling import Position, adjusted, choose, distributions
-from worker_service.speculation.top_k import target_distribution
+from penstock.services.domain import SamplingParams
+from penstock.worker_service.engine.penalties import logit_changes
+from penstock.worker_service.engine.sampling import Position, adjusted, choose
 
 VOCABULARY = 300
 OUTPUT = [5, 7, 5, 299, 5, 7]
@@ -25,7 +22,7 @@ def random_logits(rows: int, seed: int = 3) -> torch.Tensor:
 def test_penalties_are_those_of_openais_formula_and_of_ctrl() -> None:
     """Repetition as transformers computes it, then the counts of OpenAI's formula, then the biases."""
     sampling = SamplingParams(
-        frequency_penalty=0.3, presence_penalty=-0.8, repetition_penalty=1.4, logit_bias=((7, 2.0), (11, -100.0))
+        frequency_penalty=0.3, presence_penalty=-0.8, repetition_penalty=1.4, logit_bias={7: 2.0, 11: -100.0}
     )
     logits = random_logits(1)
     expected = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([OUTPUT]), logits.clone())
@@ -39,7 +36,7 @@ def test_penalties_are_those_of_openais_formula_and_of_ctrl() -> None:
 def test_rows_have_their_own_changes_and_the_logits_are_kept() -> None:
     logits = random_logits(3)
     before = logits.clone()
-    plain, biased = SamplingParams(), SamplingParams(logit_bias=((0, 1.5),))
+    plain, biased = SamplingParams(), SamplingParams(logit_bias={0: 1.5})
     rows = [Position(plain, 6), Position(biased, 6), Position(SamplingParams(presence_penalty=1.0), 6, OUTPUT)]
     result = adjusted(logits, rows)
     assert torch.equal(logits, before)
@@ -50,10 +47,10 @@ def test_rows_have_their_own_changes_and_the_logits_are_kept() -> None:
 
 
 def test_tokens_beyond_the_vocabulary_have_no_logit() -> None:
-    changes = logit_changes(SamplingParams(logit_bias=((1, 1.0), (999, 1.0))), [], VOCABULARY)
+    changes = logit_changes(SamplingParams(logit_bias={1: 1.0, 999: 1.0}), [], VOCABULARY)
     assert changes is not None
     assert changes.token_ids.tolist() == [1]
-    assert logit_changes(SamplingParams(logit_bias=((999, 1.0),)), [], VOCABULARY) is None
+    assert logit_changes(SamplingParams(logit_bias={999: 1.0}), [], VOCABULARY) is None
     assert logit_changes(SamplingParams(presence_penalty=1.0), [], VOCABULARY) is None
 
 
@@ -63,28 +60,11 @@ def test_min_p_cuts_off_what_top_k_and_top_p_leave(top_k: int, top_p: float) -> 
     logits = random_logits(40)
     for min_p in (0.02, 0.3, 1.0):
         with_it = [Position(SamplingParams(1.3, top_p, i, top_k=top_k, min_p=min_p), i) for i in range(40)]
-        without = [Position(SamplingParams(1.3, top_p, i, top_k=top_k), i) for i in range(40)]
-        spread = distributions(logits, without)
-        kept = torch.where(spread >= min_p * spread.amax(-1, keepdim=True) * (1 - 1e-6), spread, 0.0)
-        expected = kept / kept.sum(-1, keepdim=True)
-        torch.testing.assert_close(distributions(logits, with_it), expected)
         tokens = choose(logits, with_it)
-        assert all(expected[row, token] > 0 for row, token in enumerate(tokens))
+        for line, token in zip(torch.softmax(logits / 1.3, -1), tokens, strict=True):
+            assert line[token] >= min_p * line.max() * (1 - 1e-6)
         if min_p == 1.0:
             assert tokens == logits.argmax(-1).tolist()
-
-
-def test_a_server_that_reports_its_most_likely_tokens_suffices_where_min_p_ends_the_set() -> None:
-    """Verification by the reported tokens: the same distribution as from all logits, or none if they do not determine it."""
-    logits = random_logits(1)
-    logprobs = torch.log_softmax(logits, -1)[0]
-    top = logprobs.topk(30)
-    row = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    sampling = SamplingParams(temperature=1.0, min_p=0.1)
-    target = target_distribution([row], VOCABULARY, sampling)
-    assert target is not None
-    np.testing.assert_allclose(target, distributions(logits, [Position(sampling, 0)]).numpy(), atol=1e-6)
-    assert target_distribution([row], VOCABULARY, SamplingParams(temperature=1.0, min_p=1e-6)) is None
 
 
 @pytest.mark.parametrize(
@@ -95,14 +75,13 @@ def test_a_server_that_reports_its_most_likely_tokens_suffices_where_min_p_ends_
         (SamplingParams(repetition_penalty=0.0), "repetition_penalty"),
         (SamplingParams(repetition_penalty=2.5), "repetition_penalty"),
         (SamplingParams(min_p=-0.1), "min_p"),
-        (SamplingParams(logit_bias=((1, 101.0),)), "logit_bias"),
-        (SamplingParams(logit_bias=((1, math.nan),)), "logit_bias"),
-        (SamplingParams(logit_bias=((2**31, 1.0),)), "logit_bias"),
-        (SamplingParams(logit_bias=tuple((i, 1.0) for i in range(1025))), "logit_bias"),
+        (SamplingParams(logit_bias={1: 101.0}), "logit_bias"),
+        (SamplingParams(logit_bias={1: math.nan}), "logit_bias"),
+        (SamplingParams(logit_bias={2**31: 1.0}), "logit_bias"),
+        (SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias"),
         (SamplingParams(stop_token_ids=(-1,)), "stop_token_ids"),
         (SamplingParams(stop_token_ids=tuple(range(65))), "stop_token_ids"),
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(sampling: SamplingParams, field: str) -> None:
-    with pytest.raises(InvalidRequest, match=rf"^sampling\.{field}: [^;]*$"):
-        GenerationRequest("r", TextPrompt("x"), sampling).validate()
+    assert [p.field for p in sampling.problems("sampling")] == [f"sampling.{field}"]

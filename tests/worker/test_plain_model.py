@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.worker_service.engine.interface import EngineUnusable
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, load_model
+from penstock.worker_service.engine.torch.forward import FusedForward
+from penstock.worker_service.engine.torch.plain_model import PlainModel, read_config, read_model
+from penstock.worker_service.engine.torch.supported import cpu_flags, dtype_on
 from tests.conftest import FAMILY, ROOT
 from tests.worker.test_fused_forward import hidden_states, model_of
-from worker_service.engine.interface import EngineUnusable
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import load_model
-from worker_service.engine.torch.forward import FusedForward
-from worker_service.engine.torch.plain_model import PlainModel, read_config, read_model
 
 READ_HERE = ("llama", "llama-biases", "qwen2", "qwen3")
 
@@ -55,6 +55,16 @@ def test_a_head_that_is_the_embedding_is_one_tensor() -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.dtype == torch.float32, "as config.json says, though the file is in bfloat16"
     assert read(FAMILY / "small", "bfloat16").dtype == torch.bfloat16
+
+
+def test_half_precision_is_for_what_has_instructions_for_it(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "llama")
+    changed(folder, dtype="bfloat16")
+    able, plain = frozenset({"avx2", "amx_bf16"}), frozenset({"avx2", "avx512_fp16"})
+    assert (dtype_on("cpu", "auto", folder, able), dtype_on("cpu", "auto", folder, plain)) == ("auto", "float32")
+    assert dtype_on("cuda:1", "auto", folder, plain) == "auto"
+    assert dtype_on("cpu", "bfloat16", folder, plain) == "bfloat16"
+    assert "fpu" in cpu_flags() or "fp" in cpu_flags()
 
 
 @pytest.mark.parametrize("name", ["llama3-rope", "llama-yarn"])
@@ -100,9 +110,9 @@ def test_a_shipped_model_is_served_without_the_imports_of_transformers_models() 
     code = """
 import sys
 from pathlib import Path
-from services.clock import SystemClock
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
+from penstock.services.clock import SystemClock
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions
+from penstock.worker_service.engine.torch.engine import torch_core
 torch_core(TorchEngineOptions(Path("models/family/small"), "small", kv_tokens=1024), SystemClock())
 print([name for name in ("torch._dynamo", "transformers.modeling_utils") if name in sys.modules])
 """

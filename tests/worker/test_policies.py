@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from planner_service.simulator.attainment_kernel import Slos, new_judgement
-from planner_service.simulator.fleet_replica import FleetLimits, FleetOutcome, FleetRequests
-from planner_service.simulator.judged import NEVER_LATER
-from planner_service.simulator.slo_fleet import ADMITTED, serve_fleet
-from services.domain import FinishReason, SamplingParams
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.slo import AttainmentTracker, SloClass
-from services.domain.slo.attainment import PACE_WINDOW_TOKENS
-from services.domain.slo.compiled.layout import KEPT_SHARE, step_model
-from worker_service.scheduling import (
+from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
+from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, new_outcome
+from penstock.planner_service.simulator.judged import NEVER_LATER
+from penstock.planner_service.simulator.slo_fleet import ADMITTED, serve_fleet
+from penstock.services.domain import FinishReason, SamplingParams
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS, AttainmentTracker
+from penstock.services.domain.slo.compiled.layout import KEPT_SHARE, step_model
+from penstock.types.slo import SloClass
+from penstock.worker_service.scheduling import (
     BatchLimits,
     BatchPolicy,
     BatchScheduler,
@@ -27,7 +27,7 @@ from worker_service.scheduling import (
     Sequence,
     SequenceSlo,
 )
-from worker_service.scheduling.slo_policy import SloPolicy
+from penstock.worker_service.scheduling.slo_policy import SloPolicy
 
 GREEDY = SamplingParams(temperature=0.0)
 SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)
@@ -80,7 +80,7 @@ def serve(
             slo = SequenceSlo(one.arrival_s + one.ttft_s, one.tpot_s, likely) if one.ttft_s is not None else None
             prompt = [i * 10_000 + k for k in range(one.prompt)]
             scheduler.add(Sequence(str(i), prompt, GREEDY, max_output_tokens=one.output, slo=slo))
-        for sequence in scheduler.decide(now_s):
+        for sequence in scheduler.policy.decide(scheduler, now_s):
             if sequence.promised:
                 found.admitted.add(int(sequence.request_id))
             elif requests[int(sequence.request_id)].decline:
@@ -125,7 +125,7 @@ def drawn(rng: random.Random, best_effort: float, paces: tuple[float, ...], most
 
 def test_without_slos_the_steps_are_exactly_those_of_decode_first() -> None:
     latency = StepLatencyModel.linear(0.01, 1e-4, 1e-6)
-    for seed in range(150):
+    for seed in range(50):
         rng = random.Random(seed)
         requests = drawn(rng, 1.0, (math.inf,))
         limits = BatchLimits(rng.randint(1, 8), rng.choice([7, 64, 512]))
@@ -171,7 +171,7 @@ def test_figure_3_slos_keep_every_promise_and_decline_one() -> None:
 @pytest.mark.parametrize("policy", [DecodeFirst, PrefillFirst])
 def test_every_policy_serves_any_workload_to_the_last_token(policy: type[BatchPolicy]) -> None:
     latency = StepLatencyModel.linear(0.01, 1e-4, 1e-6)
-    for seed in range(100):
+    for seed in range(40):
         rng = random.Random(seed)
         requests = drawn(rng, 1.0, (math.inf,))
         blocks = -(-max(r.prompt + r.output for r in requests) // 4) + rng.randint(0, 20)
@@ -192,7 +192,7 @@ def test_prefill_first_computes_nothing_beside_a_prompt() -> None:
 def test_worker_and_simulator_agree_to_the_last_token() -> None:
     """The same admissions, and every first and last token at the same instant, over random workloads."""
     admitted = declined = 0
-    for seed in range(150):
+    for seed in range(60):
         rng = random.Random(seed)
         latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.01, 2e-4, 1e-6)])
         requests = drawn(rng, 0.0, (0.03, 0.05, 0.1))
@@ -205,14 +205,14 @@ def test_worker_and_simulator_agree_to_the_last_token() -> None:
             np.array(row, np.int64) for row in zip(*((r.prompt, r.output) for r in requests), strict=True)
         )
         ttft_s = np.array([r.ttft_s for r in requests], np.float64)
-        out = FleetOutcome(*np.zeros((2, n)), *np.zeros((3, n), np.int64))
+        out = new_outcome(n, 1)
         steps = serve_fleet(
             FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n)),
             Slos(arrival_s + ttft_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
             np.array([0.03, 0.05, 0.1]),
-            step_model(latency, tokens),
+            step_model(latency, tokens, places=places),
             1,
-            FleetLimits(kv, places, 0, 0.0, True, False, n),
+            FleetLimits(kv, 0, 0.0, True, False, n),
             new_judgement(n),
             out,
         )
@@ -224,14 +224,14 @@ def test_worker_and_simulator_agree_to_the_last_token() -> None:
             assert served.tokens_s[i][-1] == pytest.approx(finish_s[i], abs=1e-9), seed
         admitted += len(served.admitted)
         declined += len(served.declined)
-    assert admitted > 500
-    assert declined > 50
+    assert admitted > 180
+    assert declined > 15
 
 
 def test_promises_hold_beside_best_effort_in_blocks_of_kv() -> None:
     """Admitted requests miss nothing and keep their KV; best effort ends, and loses KV but never a token."""
     counted = dict.fromkeys(("admitted", "best effort", "preempted"), 0)
-    for seed in range(250):
+    for seed in range(100):
         rng = random.Random(seed)
         latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.0, 1e-3, 0.0)])
         requests = drawn(rng, 0.4, (0.03, 0.05, 0.07, 0.1, math.inf))
@@ -250,7 +250,7 @@ def test_promises_hold_beside_best_effort_in_blocks_of_kv() -> None:
         counted["admitted"] += len(served.admitted)
         counted["best effort"] += len(requests) - len(served.admitted)
         counted["preempted"] += len(served.preempted)
-    assert min(counted.values()) > 30, counted
+    assert min(counted.values()) > 10, counted
 
 
 @pytest.mark.parametrize("predict", [0.3, 3.0])
@@ -260,7 +260,7 @@ def test_replies_of_other_lengths_than_predicted_end_and_early_ones_break_nothin
     Replies that end early only make room: release times keep decodes from beginning before they were counted.
     """
     late = admitted = preempted = 0
-    for seed in range(150):
+    for seed in range(60):
         rng = random.Random(seed)
         latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.0, 1e-3, 0.0)])
         requests = drawn(rng, rng.choice([0.0, 0.3]), (0.03, 0.05, 0.1))
@@ -277,7 +277,7 @@ def test_replies_of_other_lengths_than_predicted_end_and_early_ones_break_nothin
                 tracker.token(at_s, one.tpot_s)
             admitted += 1
             late += not tracker.result().attained
-    assert admitted > 300
+    assert admitted > 120
     if predict > 1:
         assert (late, preempted) == (0, 0)
     else:
@@ -306,9 +306,9 @@ def test_a_decision_sets_the_class_once() -> None:
     late = Sequence("b", [2] * 8, GREEDY, max_output_tokens=4, slo=SequenceSlo(-1.0, 0.05, 4))
     for one in (sound, late):
         scheduler.add(one)
-    assert scheduler.decide(0.0) == [sound, late]
+    assert scheduler.policy.decide(scheduler, 0.0) == [sound, late]
     assert [one.slo and one.slo.granted for one in (sound, late)] == [SloClass.STANDARD, SloClass.BEST_EFFORT]
-    assert scheduler.decide(0.1) == []
+    assert scheduler.policy.decide(scheduler, 0.1) == []
 
 
 def test_predictions_are_corrected_by_what_steps_take() -> None:

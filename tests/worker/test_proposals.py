@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.domain import FinishReason, SamplingParams, TokenFrame
-from services.domain.slo.promises import SloClass
-from services.domain.structured import StructuredOutput, StructureKind
+from penstock.services.domain import FinishReason, SamplingParams, TokenFrame
+from penstock.types.slo import SloClass
+from penstock.types.structured import StructuredOutput
+from penstock.types.workers import EngineFinished
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.interface import LastBlocks
+from penstock.worker_service.engine.simulated.engine import SimulatedRunner
+from penstock.worker_service.grammar.source import reply_grammar
+from penstock.worker_service.grammar.token_grammar import Vocabulary, compiled
+from penstock.worker_service.scheduling import PolicyName, SequenceSlo
+from penstock.worker_service.text import ByteTokenizer
 from tests.support.draft_sources import KnownReply
 from tests.worker.test_core_laws import ENDLESS, PROMPT, engine, nothing_held, request, run, text_of, tokens_of
-from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import Finished, LastBlocks
-from worker_service.engine.simulated.engine import SimulatedRunner
-from worker_service.grammar.source import reply_grammar
-from worker_service.grammar.token_grammar import Vocabulary, compiled
-from worker_service.scheduling import PolicyName, SequenceSlo
-from worker_service.text import ByteTokenizer
 
 REPLY = 20
 
@@ -114,10 +115,8 @@ def test_any_proposals_leave_replies_blocks_and_the_prefix_tree_as_they_are(
 def test_proposals_leave_a_reply_with_a_form_as_it_is(wrong_share: float) -> None:
     """It is of its form, whether proposed tokens are right, and whether they fit the form."""
     form = "([a-m]{3}-){4}[n-z]{3}"
-    sampling = SamplingParams(
-        temperature=0.0, max_output_tokens=40, structured_output=StructuredOutput(StructureKind.REGEX, form)
-    )
-    grammar = compiled(reply_grammar(request(sampling=sampling), None), Vocabulary(ByteTokenizer()))
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, structured_output=StructuredOutput(regex=form))
+    grammar = compiled(reply_grammar(request(sampling=sampling), None), Vocabulary.of(ByteTokenizer()))
     plain = engine()
     plain.add(request(sampling=sampling), PROMPT, grammar.begun(()))
     expected = run(plain)["a"]
@@ -154,7 +153,7 @@ def test_a_reply_ends_at_its_stop_string_within_a_proposal(at: int) -> None:
     core.add(request(sampling=sampling), PROMPT)
     outputs = run(core)["a"]
     assert (tokens_of(outputs), text_of(outputs)) == (tokens_of(expected), text_of(expected))
-    assert isinstance(outputs[-1], Finished)
+    assert isinstance(outputs[-1], EngineFinished)
     assert (outputs[-1].reason, outputs[-1].usage.output_tokens) == (
         FinishReason.STOP,
         expected[-1].usage.output_tokens,
@@ -164,7 +163,7 @@ def test_a_reply_ends_at_its_stop_string_within_a_proposal(at: int) -> None:
 
 def test_an_end_token_is_drawn_not_proposed() -> None:
     """A proposal is cut before it; the reply ends with the same token."""
-    sampling = replace(ENDLESS, ignore_eos=False, max_output_tokens=90)
+    sampling = replace(ENDLESS, ignore_eos=False, max_tokens=90)
     expected = expected_outputs(sampling)
     assert expected[-1].reason is FinishReason.STOP
     tokens = tokens_of(expected)
@@ -250,17 +249,6 @@ def test_proposals_take_only_free_blocks_and_the_budget_that_is_left() -> None:
     assert core.scheduler.preemptions == 0
     assert max(sizes) == 9
     assert core.steps < 20
-
-
-def test_an_explicit_allocation_is_followed_without_proposals() -> None:
-    core = engine()
-    source = drafted(core, tokens_of(expected_outputs()))
-    core.step({"a": len(PROMPT)})
-    core.step({"a": 1})
-    assert core.scheduler.get("a") is not None
-    assert core.load().running_tokens == (len(PROMPT) + 2,)
-    assert core.proposals.of_sources.verified == 0
-    assert source.observed == [[token] for token in tokens_of(expected_outputs())[:2]]
 
 
 def test_proposals_are_verified_under_a_promise_that_leaves_time_for_them() -> None:

@@ -9,48 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
 
 from penstock import InvalidRequestError, Options, StructuredOutput, Tool
-from services.domain.errors import Overloaded, Unavailable, UnsupportedByModel
-from services.domain.requests import (
-    ChatMessage,
-    ChatPrompt,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    TextPrompt,
-    TokenFrame,
-)
-from services.domain.structured import StructuredOutput as Form
-from services.domain.structured import StructureKind
-from services.mesh_check import mesh_file_problems
-from services.processes import free_port
-from services.testing import RedisProcess
-from tests.conftest import FAMILY
+from penstock.services.domain.errors import Overloaded, Unavailable, UnsupportedByModel
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.processes import free_port
+from penstock.services.testing import RedisProcess
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.structured import StructuredOutput as Form
+from penstock.types.workers import Admitted, EngineFinished
+from penstock.worker_service.engine.interface import Capability, EngineUnusable
+from penstock.worker_service.engine.remote.engine import RemoteEngine, RemoteEngineOptions
+from penstock.worker_service.engine.remote.requests import chat_body
+from tests.conftest import FAMILY, write_mesh_file
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.sglang import cpu_shape, launched_server
-from worker_service.engine.interface import Admitted, EngineUnusable, Finished
-from worker_service.engine.remote import RemoteEngine, RemoteEngineOptions
-from worker_service.engine.remote.requests import chat_body
 
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=40)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 QUESTION = "What is 12 + 30?"
 FAST = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
-
-
-def mesh_file(folder: Path, name: str, tiers: list[dict[str, Any]]) -> Path:
-    content = {
-        "name": name,
-        "tiers": tiers,
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0},
-    }
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +42,7 @@ async def endpoint(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
         {"name": "small", "model": str(FAMILY / "small"), "threshold": 0, "engine": "torch", "kv_tokens": 4096},
         {"name": "sim", "model": "sim", "engine": "simulated", "simulated": FAST},
     ]
-    path = mesh_file(tmp_path_factory.mktemp("endpoint"), "test-endpoint", tiers)
+    path = write_mesh_file(tmp_path_factory.mktemp("endpoint"), tiers)
     async with running_mesh(path, redis.url) as running:
         yield running
 
@@ -77,7 +59,7 @@ def chat(name: str, sampling: SamplingParams = GREEDY, **more: Any) -> Generatio
     return GenerationRequest(name, ChatPrompt((ChatMessage("user", QUESTION),)), sampling, **more)
 
 
-async def reply(engine: RemoteEngine, request: GenerationRequest) -> tuple[str, tuple[int, ...], Finished]:
+async def reply(engine: RemoteEngine, request: GenerationRequest) -> tuple[str, tuple[int, ...], EngineFinished]:
     """(text, tokens, last event); the frames come in order."""
     text, tokens = "", tuple[int, ...]()
     first = len(request.resume_token_ids)
@@ -86,7 +68,7 @@ async def reply(engine: RemoteEngine, request: GenerationRequest) -> tuple[str, 
             case TokenFrame():
                 assert event.offset == first + len(tokens)
                 text, tokens = text + event.text, tokens + event.token_ids
-            case Finished():
+            case EngineFinished():
                 return text, tokens, event
     raise AssertionError("no last event")
 
@@ -104,7 +86,7 @@ async def test_the_text_and_the_usage_are_the_endpoints(engine: RemoteEngine, en
     assert finished.reason in (FinishReason.STOP, FinishReason.LENGTH)
     assert 0 < finished.usage.output_tokens <= 40
     assert finished.usage.prompt_tokens > 0
-    short, _, cut = await reply(engine, chat("b", replace(GREEDY, max_output_tokens=2)))
+    short, _, cut = await reply(engine, chat("b", replace(GREEDY, max_tokens=2)))
     assert text.startswith(short)
     assert cut.reason is FinishReason.LENGTH
     assert cut.usage.output_tokens == 2
@@ -140,8 +122,7 @@ async def test_a_reply_resumes_where_the_endpoint_writes_the_same(engine: Remote
         (replace(GREEDY, repetition_penalty=1.2), "sampling.repetition_penalty"),
         (replace(GREEDY, stop_token_ids=(3,)), "sampling.stop_token_ids"),
         (replace(GREEDY, ignore_eos=True), "sampling.ignore_eos"),
-        (replace(GREEDY, top_logprobs=2), "sampling.top_logprobs_count"),
-        (replace(GREEDY, structured_output=Form(StructureKind.REGEX, "a+")), "sampling.structured_output"),
+        (replace(GREEDY, structured_output=Form(regex="a+")), "sampling.structured_output"),
     ],
 )
 async def test_what_the_endpoint_does_not_have_is_refused_by_name(
@@ -162,7 +143,7 @@ async def test_stated_extensions_reach_the_endpoint(endpoint: TestMesh) -> None:
         text, _, finished = await reply(engine, chat("a", sampling))
         assert text == await text_there(endpoint, repetition_penalty=1.7, ignore_eos=True)
         assert finished.reason is FinishReason.LENGTH
-        hot = SamplingParams(temperature=2.0, top_k=1, max_output_tokens=40)
+        hot = SamplingParams(temperature=2.0, top_k=1, max_tokens=40)
         assert (await reply(engine, chat("b", hot)))[0] == await text_there(endpoint)
     finally:
         await engine.close()
@@ -182,7 +163,7 @@ async def test_an_abort_ends_the_reply_here_and_there(endpoint: TestMesh) -> Non
             assert engine.load().requests == 1
             assert await engine.abort("a")
             last = [event async for event in events][-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, EngineFinished)
     assert last.reason is FinishReason.ABORTED
     assert not await engine.abort("a")
     assert engine.load().requests == 0
@@ -219,7 +200,7 @@ class FaultyServer:
 
     def __init__(self, answers: list[tuple[int, dict[str, str], list[bytes]]]) -> None:
         self.answers, self.calls = answers, 0
-        self.keys = list[str]()
+        self.keys, self.bodies = list[str](), list[dict[str, Any]]()
 
     async def __aenter__(self) -> str:
         app = web.Application()
@@ -236,6 +217,7 @@ class FaultyServer:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.keys.append(request.headers.get("Authorization", ""))
+        self.bodies.append(await request.json())
         status, headers, chunks = self.answers[min(self.calls, len(self.answers) - 1)]
         self.calls += 1
         response = web.StreamResponse(status=status, headers=headers)
@@ -268,15 +250,14 @@ def event(text: str, finish: str | None = None) -> bytes:
 async def test_faults_of_an_endpoint_are_those_of_the_request(
     status: int, headers: dict[str, str], chunks: list[bytes], kind: type[Exception], problem: str
 ) -> None:
-    server = FaultyServer([(404, {}, []), (status, headers, chunks)])
-    server.answers = server.answers[1:]
+    server = FaultyServer([(status, headers, chunks)])
     async with server as url:
         engine = RemoteEngine(RemoteEngineOptions("m", "remote", (url,), key="secret-key"))
         await engine.start()  # an endpoint without a list of models
         with pytest.raises(kind, match=problem) as caught:
             await reply(engine, chat("a"))
         assert "secret-key" not in str(caught.value) + repr(engine.options)
-        assert server.keys == ["Bearer secret-key"]
+        assert server.keys == ["Bearer secret-key"] * 2  # that of the start, too
         if isinstance(caught.value, Overloaded):
             assert caught.value.retry_after_s == (7.0 if headers["Retry-After"] == "7" else 1.0)
         assert engine.load().requests == 0
@@ -285,13 +266,61 @@ async def test_faults_of_an_endpoint_are_those_of_the_request(
 
 async def test_what_the_client_does_not_set_is_left_to_the_endpoint() -> None:
     """Its model has defaults of its own, which a value of ours would replace."""
-    unset = SamplingParams(unset=frozenset({"temperature", "top_p", "top_k"}))
+    unset = SamplingParams()
     engine = RemoteEngine(RemoteEngineOptions("m", "remote", ("http://127.0.0.1:9/v1",)))
     request = chat("a", unset).with_defaults(engine.info.sampling_defaults)
     body = chat_body(request, "m", frozenset(), "max_completion_tokens")
     assert set(body) == {"model", "messages", "stream", "stream_options"}
-    limited = chat_body(chat("b", replace(unset, max_output_tokens=5)), "m", frozenset(), "max_completion_tokens")
+    limited = chat_body(chat("b", replace(unset, max_tokens=5)), "m", frozenset(), "max_completion_tokens")
     assert limited["max_completion_tokens"] == 5
+
+
+async def test_logprobs_are_the_endpoints(engine: RemoteEngine, endpoint: TestMesh) -> None:
+    """A position for each of its tokens, as many more likely ones as are asked for; a part that is resumed has none."""
+    async with endpoint.client() as client:
+        options = Options(model="small", temperature=0, max_tokens=40, top_logprobs=2)
+        there = (await client.generate(QUESTION, options)).logprobs
+    assert Capability.LOGPROBS in engine.info.capabilities
+    for top in (2, 0):
+        request = chat(f"top{top}", replace(GREEDY, top_logprobs=top))
+        frames = [event async for event in engine.generate(request) if isinstance(event, TokenFrame)]
+        here = [position for frame in frames for position in frame.logprobs]
+        written = [position for position in there if position.chosen.token_bytes]
+        assert [p.chosen.token_bytes for p in here] == [p.chosen.token_bytes for p in written]
+        assert [p.chosen.logprob for p in here] == pytest.approx([p.chosen.logprob for p in written])
+        assert {len(position.top) for position in here} == {top}
+    whole = bytes(token for frame in frames for token in frame.token_ids)
+    resumed = chat(
+        "resumed", replace(GREEDY, top_logprobs=0), resume_token_ids=tuple(whole[: len(frames[0].token_ids)])
+    )
+    rest = [event async for event in engine.generate(resumed) if isinstance(event, TokenFrame)]
+    assert sum(len(frame.logprobs) for frame in rest) == len(here) - len(frames[0].logprobs)
+
+
+async def test_an_endpoint_without_logprobs_is_known_after_the_start() -> None:
+    """The judge's wish for the reply's own is left out, a client's for more likely tokens is refused."""
+    async with FaultyServer([(200, {}, [event("7", "stop")])]) as url:
+        engine = RemoteEngine(RemoteEngineOptions("m", "remote", (url,)))
+        await engine.start()
+        assert Capability.LOGPROBS not in engine.info.capabilities
+        assert (await reply(engine, chat("a", replace(GREEDY, top_logprobs=0))))[0] == "7"
+        with pytest.raises(UnsupportedByModel, match=r"^sampling.top_logprobs: "):
+            await reply(engine, chat("b", replace(GREEDY, top_logprobs=2)))
+        await engine.close()
+
+
+async def test_an_endpoint_may_refuse_logprobs_of_some_replies() -> None:
+    """As llama.cpp's server does of replies with tools: these come without."""
+    told = {"content": [{"token": "x", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
+    delta = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop", "logprobs": told}]}
+    good = [b"data: " + json.dumps(delta).encode() + b"\n\n"]
+    server = FaultyServer([(200, {}, good), (400, {}, [b'{"error": {"message": "not with tools"}}']), (200, {}, good)])
+    async with server as url:
+        engine = RemoteEngine(RemoteEngineOptions("m", "remote", (url,)))
+        await engine.start()
+        assert (await reply(engine, chat("a", replace(GREEDY, top_logprobs=0))))[0] == "x"
+        await engine.close()
+    assert ["logprobs" in body for body in server.bodies] == [True, True, False]
 
 
 @pytest.mark.sglang
@@ -310,8 +339,8 @@ async def test_sglangs_own_port_is_an_endpoint(endpoint: TestMesh, tmp_path: Pat
         penalized, _, _ = await reply(engine, chat("b", replace(GREEDY, repetition_penalty=1.7, ignore_eos=True)))
         assert penalized == await text_there(endpoint, repetition_penalty=1.7, ignore_eos=True)
         schema = '{"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}'
-        form = Form(StructureKind.JSON_SCHEMA, schema)
-        shaped, _, _ = await reply(engine, chat("c", replace(GREEDY, structured_output=form, max_output_tokens=200)))
+        form = Form(json_schema=schema)
+        shaped, _, _ = await reply(engine, chat("c", replace(GREEDY, structured_output=form, max_tokens=200)))
         assert isinstance(json.loads(shaped)["x"], bool)
         await engine.close()
 
@@ -353,7 +382,7 @@ async def test_a_mesh_with_a_remote_last_tier(redis: RedisProcess, endpoint: Tes
         {"name": "forms", "model": "sim", **remote},
     ]
     parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    async with running_mesh(mesh_file(tmp_path, "test-remote", tiers), redis.url) as mesh, mesh.client() as client:
+    async with running_mesh(write_mesh_file(tmp_path, tiers), redis.url) as mesh, mesh.client() as client:
         answer = await client.generate(QUESTION, Options(model="text", temperature=0, max_tokens=40))
         assert answer.text == await text_there(endpoint)
         assert answer.usage.output_tokens <= 40
@@ -370,6 +399,27 @@ async def test_a_mesh_with_a_remote_last_tier(redis: RedisProcess, endpoint: Tes
         assert {one.text for one in await asyncio.gather(*many)} == {answer.text}
 
 
+async def test_two_endpoints_and_a_threshold_are_a_cascade(
+    redis: RedisProcess, endpoint: TestMesh, tmp_path: Path
+) -> None:
+    """No judge section: by the log-probabilities of an endpoint that gives some, by a grade of the last tier otherwise."""
+    large: dict[str, Any] = {"name": "large", "model": "m", "engine": "openai"}
+    grade = [event("8", "stop")]  # whatever is asked, without log-probabilities
+    async with FaultyServer([(200, {}, grade)]) as url:
+        large["openai"] = {"endpoints": [url]}
+        for model, there, scores in (("small", f"{endpoint.http}/v1", (70.0, 74.0)), ("m", url, (88.8, 89.0))):
+            small = {"name": "small", "model": model, "engine": "openai", "openai": {"endpoints": [there]}}
+            path = tmp_path / f"{model}.yaml"
+            path.write_text(json.dumps({"name": model, "tiers": [small | {"threshold": 60}, large]}))
+            settings = {"router": {"grpc_port": 0, "http_port": 0}}
+            path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+            async with running_mesh(path, redis.url) as mesh, mesh.client() as client:
+                answer = await client.generate(QUESTION, Options(temperature=0, max_tokens=40))
+            assert (answer.tier, len(answer.tiers)) == ("small", 1)
+            assert answer.tiers[0].score is not None
+            assert scores[0] < answer.tiers[0].score < scores[1]
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
@@ -382,5 +432,5 @@ async def test_a_mesh_with_a_remote_last_tier(redis: RedisProcess, endpoint: Tes
 )
 def test_faults_of_the_mesh_file_are_named(tmp_path: Path, settings: dict[str, Any], field: str) -> None:
     tier = {"name": "remote", "model": "m", "engine": "openai", "openai": settings}
-    path = mesh_file(tmp_path, "faulty", [tier])
-    assert field in [problem.field for problem in mesh_file_problems(path)]
+    path = write_mesh_file(tmp_path, [tier])
+    assert field in [problem.field for problem in check_mesh_file(path, here=True).problems]

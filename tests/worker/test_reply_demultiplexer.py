@@ -13,19 +13,31 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services import errors, telemetry
-from services.domain.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MessageTooLarge, Overloaded
-from services.domain.requests import PositionLogprobs, TokenFrame, TokenLogprob
-from services.interceptors import CallRecorder
-from services.runtime import Chassis
+from penstock.services import errors, telemetry
+from penstock.services.domain.errors import (
+    AlreadyRunning,
+    DeadlineExceeded,
+    InvalidRequest,
+    MessageTooLarge,
+    Overloaded,
+)
+from penstock.services.interceptors import CallRecorder
+from penstock.services.runtime import Chassis
+from penstock.types.replies import PositionLogprobs, TokenFrame, TokenLogprob
+from penstock.worker_service.engine.simulated.engine import SimulatedRunner
+from penstock.worker_service.engine.torch.runner import TorchRunner
+from penstock.worker_service.replies import reply_demultiplexer
+from penstock.worker_service.replies.replies import ReplyWriter
+from penstock.worker_service.replies.reply_demultiplexer import (
+    MAX_BYTES,
+    MAX_EVENT_BYTES,
+    MAX_EVENTS,
+    ReplyDemultiplexer,
+    Serve,
+)
+from penstock.worker_service.replies.token_columns import MAX_CHARACTER_BYTES
 from tests.support.held_engine import held_engines
 from tests.worker.test_worker_service import Stub, asked, stub, worker
-from worker_service import reply_demultiplexer
-from worker_service.engine.simulated.engine import SimulatedRunner
-from worker_service.engine.torch.runner import TorchRunner
-from worker_service.replies import ReplyWriter
-from worker_service.reply_demultiplexer import MAX_BYTES, MAX_EVENT_BYTES, MAX_EVENTS, ReplyDemultiplexer, Serve
-from worker_service.token_columns import MAX_CHARACTER_BYTES
 
 __all__ = ["stub", "worker"]
 
@@ -94,11 +106,11 @@ class Heard:
                     self.events.setdefault(said.reply_id, []).append(said.event)
 
 
-def tokens_used(finished: pb.Finished) -> common_pb2.TokenUsage:
+def tokens_used(finished: pb.EngineFinished) -> common_pb2.Usage:
     """The usage without its share of the steps' time."""
-    usage = common_pb2.TokenUsage()
+    usage = common_pb2.Usage()
     usage.CopyFrom(finished.usage)
-    usage.ClearField("compute_seconds")
+    usage.ClearField("compute_s")
     return usage
 
 
@@ -129,19 +141,19 @@ def slow_engines() -> Iterator[None]:
 @pytest.mark.usefixtures("slow_engines")
 async def test_one_replys_failure_is_its_own(stub: Stub) -> None:
     call = stub.GenerateMany()
-    long = asked("long", max_output_tokens=1500)
+    long = asked("long", max_tokens=1500)
     await call.write(start(1, long))
     heard = Heard(call)
     await heard.until(lambda: "tokens" in heard.kinds(1))
     await call.write(start(2, long))
     await call.write(start(3, asked("r", temperature=-1.0)))
-    await call.write(start(4, asked("late", max_output_tokens=1500), timeout=Duration(nanos=20_000_000)))
+    await call.write(start(4, asked("late", max_tokens=1500), timeout=Duration(nanos=20_000_000)))
     await heard.until(lambda: {2, 3, 4} <= heard.failures.keys())
     assert isinstance(heard.failures[2], AlreadyRunning)
     assert isinstance(refused := heard.failures[3], InvalidRequest)
     assert refused.problems[0].field == "sampling.temperature"
     assert isinstance(heard.failures[4], DeadlineExceeded)
-    more = [start(number, asked(f"r{number}", max_output_tokens=1500)) for number in range(5, 10)]
+    more = [start(number, asked(f"r{number}", max_tokens=1500)) for number in range(5, 10)]
     for step in more:  # four places and a waiting one: the first reply has one of them still
         await call.write(step)
     await heard.until(lambda: 9 in heard.failures)
@@ -156,7 +168,7 @@ async def test_cancelling_a_reply_frees_its_place_and_leaves_the_others(stub: St
     call = stub.GenerateMany()
     heard = Heard(call)
     for number in (1, 2):
-        await call.write(start(number, asked(f"r{number}", max_output_tokens=1500)))
+        await call.write(start(number, asked(f"r{number}", max_tokens=1500)))
     await heard.until(lambda: all("tokens" in heard.kinds(number) for number in (1, 2)))
     await call.write(cancel(1))
     await call.write(cancel(77))  # nobody's: no error
@@ -199,7 +211,7 @@ async def test_messages_that_make_no_sense_end_the_call(
 async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub, worker: Chassis) -> None:
     call = stub.GenerateMany()
     heard = Heard(call)
-    await call.write(start(1, asked("r", max_output_tokens=200)))
+    await call.write(start(1, asked("r", max_tokens=200)))
     await heard.until(lambda: "tokens" in heard.kinds(1))
     async with aio.insecure_channel(worker.admin_address) as admin:
         drain = worker_pb2_grpc.WorkerServiceStub(admin).Drain(pb.DrainRequest(), timeout=60)
@@ -210,7 +222,7 @@ async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub,
         assert (await drain).cut_off_count == 0
 
 
-END = pb.GenerateResponse(finished=pb.Finished())
+END = pb.GenerateResponse(finished=pb.EngineFinished())
 
 
 def session(serve: Serve) -> ReplyDemultiplexer:
@@ -291,7 +303,7 @@ async def test_a_backlog_keeps_its_order_and_fits_into_messages() -> None:
 
     async def serve(request: pb.GenerateRequest, writer: ReplyWriter) -> pb.GenerateResponse:
         for number in range(MAX_EVENTS):
-            writer.event(pb.GenerateResponse(move_advice=pb.MoveAdvice(sequence_tokens=number)))
+            writer.event(pb.GenerateResponse(move_advice=pb.MoveAdvice(tokens=number)))
             writer.tokens(frame(number))
         return END
 
@@ -301,9 +313,7 @@ async def test_a_backlog_keeps_its_order_and_fits_into_messages() -> None:
         assert 0 < len(message.events) <= MAX_EVENTS
         for said in plain(message):
             event = said.event
-            heard[said.reply_id].append(
-                (event.WhichOneof("event"), event.tokens.offset + event.move_advice.sequence_tokens)
-            )
+            heard[said.reply_id].append((event.WhichOneof("event"), event.tokens.offset + event.move_advice.tokens))
         for _ in range(100):  # a reader that is slow: the replies go on meanwhile
             await asyncio.sleep(0)
     whole = [(kind, number) for number in range(MAX_EVENTS) for kind in ("move_advice", "tokens")]

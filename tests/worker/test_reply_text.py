@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.worker_service.text import ByteTokenizer, ReplyText, Tokenizer
+from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
-from worker_service.text import ByteTokenizer, ReplyText, Tokenizer
-from worker_service.text.hf import HfTokenizer
 
 BYTES = ByteTokenizer()
 SHIPPED = HfTokenizer(FAMILY / "small")
@@ -32,12 +32,12 @@ def test_pieces_join_to_the_whole_text(tokenizer: Tokenizer, data: st.DataObject
 @settings(max_examples=100, deadline=None)
 @given(st.text(min_size=1, max_size=20))
 def test_text_survives_the_shipped_tokenizer(text: str) -> None:
-    from services.domain import TextPrompt
+    from penstock.services.domain import TextPrompt
 
     assert whole(SHIPPED, SHIPPED.encode(TextPrompt(text))) == text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_a_reply_ends_before_its_first_stop_string(text: str, stops: list[str]) -> None:
     starts = [at for stop in stops if (at := text.find(stop)) >= 0]
@@ -53,7 +53,7 @@ def test_a_reply_ends_before_its_first_stop_string(text: str, stops: list[str]) 
     assert (reply.stopped_by is not None) == bool(starts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.text("ab€", max_size=16), st.integers(0, 48), st.sampled_from([(), ("ab",), ("b€", "aa")]))
 def test_a_resumed_reply_goes_on_with_the_very_next_character(text: str, cut: int, stop: tuple[str, ...]) -> None:
     tokens = list(text.encode())
@@ -75,7 +75,7 @@ def test_half_a_character_waits_for_its_other_half() -> None:
 
 
 def test_token_bytes_are_the_bytes(tmp_path: Path) -> None:
-    from services.domain import TextPrompt
+    from penstock.services.domain import TextPrompt
 
     ids = SHIPPED.encode(TextPrompt("a€"))
     assert b"".join(SHIPPED.token_bytes(t) for t in ids) == "a€".encode()

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
+from penstock.mapper import from_message, to_message
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain import Role, SamplingParams
-from services.domain.requests import NO_DEFAULTS, SamplingDefaults
-from services.proto_codec import sampling_from_proto, sampling_to_proto
-from services.testing import RedisProcess, serving
+from penstock.services.domain import Role, SamplingParams
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.sampling import NO_DEFAULTS, SamplingDefaults
+from penstock.worker_service.engine.generation_config import sampling_defaults
+from penstock.worker_service.engine.interface import EngineUnusable
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import COMPOSE
-from worker_service.engine.generation_config import sampling_defaults
-from worker_service.engine.interface import EngineUnusable
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub
@@ -77,14 +77,14 @@ def test_parameters_without_support_are_named(tmp_path: Path, caplog: pytest.Log
 def test_what_is_not_set_stays_unset_on_its_way_and_is_replaced_once() -> None:
     """Over the wire and back. A value that the client sets is never replaced, though it is the usual one."""
     defaults = SamplingDefaults(0.6, 0.9, 20)
-    received = sampling_from_proto(sampling_to_proto(sampling_from_proto(common_pb2.SamplingParams(top_p=1.0))))
-    assert received.unset == {"temperature", "top_k"}
+    received = from_message(to_message(SamplingParams(top_p=1.0), common_pb2.SamplingParams), SamplingParams)
+    assert received == SamplingParams(top_p=1.0)
     resolved = received.with_defaults(defaults)
     assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0.6, 1.0, 20)
-    assert not resolved.unset
     assert resolved.with_defaults(SamplingDefaults(0.1, 0.1, 1)) == resolved
-    every = sampling_from_proto(common_pb2.SamplingParams(temperature=1.0, top_p=1.0, top_k=0))
-    assert every.with_defaults(defaults) == SamplingParams() == received.with_defaults(NO_DEFAULTS)
+    every = SamplingParams(temperature=1.0, top_p=1.0, top_k=0)
+    assert every.with_defaults(defaults) == every
+    assert received.with_defaults(NO_DEFAULTS) == received
 
 
 async def test_a_worker_samples_by_its_models_defaults(
@@ -100,7 +100,7 @@ async def test_a_worker_samples_by_its_models_defaults(
         stub: Stub = worker_pb2_grpc.WorkerServiceStub(channel)
 
         async def reply(**sampling: Any) -> list[int]:
-            params = common_pb2.SamplingParams(seed=5, max_output_tokens=40, ignore_eos=True, **sampling)
+            params = common_pb2.SamplingParams(seed=5, max_tokens=40, ignore_eos=True, **sampling)
             request = pb.GenerateRequest(
                 request_id=str(sampling),
                 prompt=common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=PROMPT)),
@@ -113,11 +113,3 @@ async def test_a_worker_samples_by_its_models_defaults(
         assert own == await reply(top_k=3)
         assert len({tuple(own), tuple(await reply(temperature=1.0)), tuple(await reply(top_k=0, top_p=1.0))}) == 3
         assert await reply(temperature=0.0) == await reply(top_k=1, temperature=1.0)
-        draft = pb.VerifyRequest(
-            request_id="v",
-            prefix_token_ids=[*PROMPT],
-            draft_token_ids=own[:6],
-            sampling=common_pb2.SamplingParams(seed=5),
-        )
-        verified = await stub.Verify(draft)
-        assert (verified.accepted_count, verified.next_token_id) == (6, own[6])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from worker_service.migration.messages import SegmentAddress
-from worker_service.migration.segment import (
+from penstock.types.workers import SharedSegment
+from penstock.worker_service.migration.segment import (
     HEADER_BYTES,
     MAX_SEGMENT_BYTES,
     SECRET_BYTES,
@@ -23,6 +23,7 @@ from worker_service.migration.segment import (
     TargetSegment,
     supported,
 )
+from tests.support.present import present
 
 pytestmark = pytest.mark.skipif(not supported(), reason="needs sealed files in memory, which Linux has")
 
@@ -47,8 +48,7 @@ def mappings() -> int:
 def _own(pipe: Connection) -> None:
     """A source in a process of its own."""
     segment = SourceSegment(4096, 2)
-    offset = segment.take()
-    assert offset is not None
+    offset = present(segment.take())
     segment.memory(offset, 4)[:] = b"abcd"
     pipe.send((segment.address, offset))
     pipe.recv()
@@ -65,8 +65,7 @@ def test_what_one_process_writes_another_reads_even_after_its_death() -> None:
         assert bytes(target.memory(offset, 4)) == b"abcd"
         with pytest.raises(TypeError):
             target.memory(offset, 4)[0] = 1
-        assert source.pid is not None
-        os.kill(source.pid, signal.SIGKILL)
+        os.kill(present(source.pid), signal.SIGKILL)
         source.join()
         assert bytes(target.memory(offset, 4)) == b"abcd"
         with pytest.raises(NotShared):
@@ -140,8 +139,8 @@ def memory_file(size: int, seals: int, content: bytes = b"") -> int:
     return descriptor
 
 
-def address_of(descriptor: int, size: int) -> SegmentAddress:
-    return SegmentAddress(os.getpid(), descriptor, size, bytes(SECRET_BYTES))
+def address_of(descriptor: int, size: int) -> SharedSegment:
+    return SharedSegment(os.getpid(), descriptor, size, bytes(SECRET_BYTES))
 
 
 def test_the_address_of_anything_else_is_refused(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from penstock.worker_service.engine.interface import Capability, EngineUnusable
+from penstock.worker_service.engine.sglang.attach import ServerIdentity, problems
+from penstock.worker_service.engine.sglang.client import ServerLoad, SglangClient, server_id
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.others import OtherClients
 from tests.conftest import FAMILY
 from tests.support.sglang import cpu_shape, launched_server
 from tests.worker.test_engine_contract import answer, request
 from tests.worker.test_sglang_failures import Server
-from worker_service.engine.interface import Capability, EngineUnusable
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
-from worker_service.engine.sglang.attach import ServerIdentity, problems
-from worker_service.engine.sglang.client import ServerLoad, SglangClient, server_id
-from worker_service.engine.sglang.others import OtherClients
 
 SMALL = FAMILY / "small"
 NAMES = ("org/small-model", "small")

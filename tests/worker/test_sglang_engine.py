@@ -11,23 +11,23 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import yaml
+from aiohttp import web
 from typer.testing import CliRunner
 
 from benchmarks.mesh_paths import absolute_paths
 from penstock.cli.main import app
-from planner_service.profiles import read_profile
-from services.domain import (
+from penstock.planner_service.files.profiles import read_profile
+from penstock.services.domain import (
     ChatMessage,
     ChatPrompt,
     GenerationRequest,
     InvalidRequest,
-    NotServed,
     Overloaded,
     PromptTooLong,
     Role,
@@ -36,20 +36,21 @@ from services.domain import (
     TokenPrompt,
     Unavailable,
 )
-from services.mesh_file import read_mesh_data
-from services.processes import free_port
-from services.testing import RedisProcess
+from penstock.services.mesh_file import read_mesh_data
+from penstock.services.processes import free_port
+from penstock.services.testing import RedisProcess
+from penstock.worker_service.engine.interface import EngineUnusable
+from penstock.worker_service.engine.sglang.client import SglangClient
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.conftest import FAMILY, ROOT, TIERS, MeshFileMaker
 from tests.support.mesh import running_mesh
 from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape
 from tests.worker.test_engine_contract import QUESTIONS, answer, collect, until
-from worker_service.engine.interface import DraftDistribution, EngineUnusable
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
-from worker_service.engine.torch import TorchEngineOptions, torch_engine
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=60)
-ENDLESS = SamplingParams(temperature=0.0, max_output_tokens=1500, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
 SMALL = {"kv_tokens": 4096}
 TIGHT = cpu_shape(FAMILY / "small", kv_tokens=400, max_running=2, max_queued=0, max_step_tokens=64)
 
@@ -120,35 +121,6 @@ async def test_a_slow_client_holds_nobody_up_and_misses_nothing(engine: SglangEn
         if isinstance(event, TokenFrame):
             head += event.token_ids
     assert tuple(head) == whole.tokens
-
-
-async def test_sampled_drafts_need_their_distributions(engine: SglangEngine) -> None:
-    """With them, tokens that the server itself would draw stand; the vocabulary is small enough to be told whole."""
-    prompt = engine.tokenizer.encode(request("a", QUESTIONS[0]).prompt)
-    sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
-    own = (await answer(engine, request("a", QUESTIONS[0]))).tokens[:4]
-    sure = [DraftDistribution((token,), (1.0,)) for token in own]
-    found = await engine.verify("v", prompt, own, sampling, distributions=sure)
-    assert 0 <= found.accepted <= 4
-    again = await engine.verify("w", prompt, own, sampling, distributions=sure)
-    assert again == found
-    with pytest.raises(NotServed, match="without its distributions"):
-        await engine.verify("x", prompt, own, sampling)
-
-
-async def test_a_verified_prefix_is_not_computed_again(sglang_servers: SglangServers, engine: SglangEngine) -> None:
-    url = await sglang_servers.url(cpu_shape(FAMILY / "small", **SMALL))
-
-    async def computed_tokens() -> int:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/loads") as response:
-            return int((await response.json())["loads"][0]["total_prefill_uncached_tokens"])
-
-    got = await answer(engine, request("a", "Sort: " + "7, 3, " * 30))
-    prompt = engine.tokenizer.encode(request("a", "Sort: " + "7, 3, " * 30).prompt)
-    before = await computed_tokens()
-    found = await engine.verify("v", prompt, got.tokens, GREEDY)
-    assert found.accepted == len(got.tokens)
-    assert await computed_tokens() - before < len(got.tokens) + 3 * engine.info.kv_block_tokens
 
 
 async def test_the_load_tells_what_is_cached(engine: SglangEngine) -> None:
@@ -265,3 +237,35 @@ def test_the_demo_runs_on_sglang_workers(tmp_path: Path) -> None:
     accuracy = [tier["accuracy"] for tier in figures["tiers"]]
     assert accuracy[-1] > accuracy[0]  # the models are what they are on our own engine
     assert figures["cascade"]["accuracy"] > accuracy[0]
+
+
+@asynccontextmanager
+async def client_of(app: web.Application) -> AsyncIterator[SglangClient]:
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    client = SglangClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    try:
+        yield client
+    finally:
+        await client.close()
+        await runner.cleanup()
+
+
+async def test_a_reply_is_whole_though_its_stream_does_not_end() -> None:
+    async def generate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for tokens, finish in (([5], None), ([5, 6], {"type": "length"})):
+            meta = {"completion_tokens": len(tokens), "finish_reason": finish}
+            await response.write(b"data: " + json.dumps({"output_ids": tokens, "meta_info": meta}).encode() + b"\n\n")
+        await asyncio.Event().wait()  # the connection stays open
+        return response
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    async with client_of(app) as client:
+        pieces = [piece async for piece in client.generate("late", [1, 2], {})]
+    assert [piece.token_ids for piece in pieces] == [[5], [6]]
+    assert [piece.finish for piece in pieces] == [None, "length"]

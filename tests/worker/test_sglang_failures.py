@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.domain import FinishReason, GenerationRequest, PromptTooLong, RequestFailed, TextPrompt
+from penstock.services.domain import FinishReason, GenerationRequest, PromptTooLong, RequestFailed, TextPrompt
+from penstock.types.workers import EngineFinished
+from penstock.worker_service.engine.held_tokens import OutputCoalescing
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.moves import Running
 from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import GREEDY, answer, request
-from worker_service.engine.interface import Finished
-from worker_service.engine.loop import OutputCoalescing
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
-from worker_service.engine.sglang.moves import Running
 
 LENGTH = 24
 
@@ -136,7 +136,7 @@ async def test_long_prompts_are_tokenized_off_the_loop_and_can_be_aborted_there(
     assert threads != [threading.get_ident()]
     assert await engine.abort("r")
     (end,) = await asking
-    assert isinstance(end, Finished)
+    assert isinstance(end, EngineFinished)
     assert end.reason is FinishReason.ABORTED
     go_on.set()
     assert server.asked == []

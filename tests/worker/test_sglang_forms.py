@@ -9,16 +9,23 @@ from pathlib import Path
 import pytest
 
 from models.training.tokenizer import CHAT_TEMPLATE
-from services.domain import ChatMessage, ChatPrompt, GenerationRequest, InvalidRequest, SamplingParams, TokenFrame
-from services.domain.errors import UnsupportedByModel
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import Tool, ToolChoice, ToolMode, ToolUse
-from services.tool_calls import HERMES, parse_reply
+from penstock.services.domain import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    InvalidRequest,
+    SamplingParams,
+    TokenFrame,
+)
+from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.tool_calls import HERMES, parse_reply
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
+from penstock.worker_service.engine.interface import Capability
+from penstock.worker_service.engine.sglang.engine import SglangEngine
+from penstock.worker_service.engine.sglang.forms import sampling_form
 from tests.conftest import FAMILY
 from tests.support.sglang import SglangServers
-from worker_service.engine.interface import Capability
-from worker_service.engine.sglang import SglangEngine
-from worker_service.engine.sglang.forms import sampling_form
 
 USER = (ChatMessage("user", "hello"),)
 SCHEMA = json.dumps(
@@ -29,28 +36,27 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-JSON_FORM = StructuredOutput(StructureKind.JSON_SCHEMA, SCHEMA)
+JSON_FORM = StructuredOutput(json_schema=SCHEMA)
 ADD = Tool("add", "", json.dumps({"type": "object", "properties": {"unit": {"enum": ["m"]}}, "required": ["unit"]}))
 
 
 def request(
     form: StructuredOutput | None, use: ToolUse | None = None, resumed: tuple[int, ...] = ()
 ) -> GenerationRequest:
-    sampling = SamplingParams(0.0, max_output_tokens=300, structured_output=form)
+    sampling = SamplingParams(0.0, max_tokens=300, structured_output=form)
     return GenerationRequest("r", ChatPrompt(USER, use or ToolUse()), sampling, resumed)
 
 
-@pytest.mark.parametrize("kind", [StructureKind.GRAMMAR])
-def test_larks_notation_is_no_form_of_the_servers(kind: StructureKind) -> None:
+def test_larks_notation_is_no_form_of_the_servers() -> None:
     with pytest.raises(UnsupportedByModel, match="GBNF"):
-        sampling_form(request(StructuredOutput(kind, 'start: "a"')), None)
+        sampling_form(request(StructuredOutput(grammar='start: "a"')), None, enforces=True)
 
 
 def test_tools_are_refused_for_a_model_that_takes_none_and_left_alone_where_nothing_is_enforced() -> None:
     with pytest.raises(UnsupportedByModel, match="takes no tools"):
-        sampling_form(request(None, ToolUse((ADD,))), None)
-    assert sampling_form(request(None, ToolUse((ADD,))), HERMES) == {}
-    assert sampling_form(request(None, ToolUse((ADD,), ToolChoice(ToolMode.NONE))), None) == {}
+        sampling_form(request(None, ToolUse((ADD,))), None, enforces=True)
+    assert sampling_form(request(None, ToolUse((ADD,))), HERMES, enforces=True) == {}
+    assert sampling_form(request(None, ToolUse((ADD,), ToolChoice(ToolMode.NONE))), None, enforces=True) == {}
 
 
 @pytest.fixture
@@ -84,14 +90,14 @@ async def test_replies_are_of_their_form_and_go_on_with_it(engine: SglangEngine)
     assert tokens[:half] + more == tokens
     assert text.endswith(rest)
     for form, pattern in (
-        (StructuredOutput(StructureKind.REGEX, "[0-9]{3}"), "[0-9]{3}"),
-        (StructuredOutput(StructureKind.CHOICE, choices=("yes.", "no?")), r"yes\.|no\?"),
-        (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "u" [0-9] [0-9]'), "u[0-9]{2}"),
+        (StructuredOutput(regex="[0-9]{3}"), "[0-9]{3}"),
+        (StructuredOutput(choice=("yes.", "no?")), r"yes\.|no\?"),
+        (StructuredOutput(grammar='root ::= "u" [0-9] [0-9]'), "u[0-9]{2}"),
     ):
         assert re.fullmatch(pattern, (await reply(engine, request(form)))[0])
     for choice in (ToolChoice(ToolMode.REQUIRED, "add", parallel=False), ToolChoice(ToolMode.REQUIRED, parallel=False)):
         calls = parse_reply((await reply(engine, request(None, ToolUse((ADD,), choice))))[0], HERMES, "r").calls
         assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add", {"unit": "m"})]
     with pytest.raises(InvalidRequest, match="structured_output"):
-        await reply(engine, request(StructuredOutput(StructureKind.REGEX, "(a")))
+        await reply(engine, request(StructuredOutput(regex="(a")))
     assert json.loads((await reply(engine, request(JSON_FORM)))[0])

@@ -5,22 +5,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from services.domain import SamplingParams
-from services.mesh_check import mesh_file_problems
-from services.mesh_file import load_mesh_file
-from services.mesh_rules import UNSUPPORTED_SGLANG_FLAGS
-from services.settings import ServiceSettings
+from penstock.services.chart import SERVER_PORT, values_of
+from penstock.services.mesh_check import check_mesh_file
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.settings import ServiceSettings
+from penstock.worker_service.compose import build_engine
+from penstock.worker_service.engine.devices import worker_device
+from penstock.worker_service.engine.interface import Engine, EngineUnusable
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
+from penstock.worker_service.engine.sglang.server import TURN_POLL_S, start_turn
 from tests.conftest import FAMILY, MeshFileMaker
-from worker_service.compose import build_engine
-from worker_service.devices import worker_device
-from worker_service.engine.interface import EngineUnusable
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
-from worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
-from worker_service.engine.sglang.server import TURN_POLL_S, start_turn
-from worker_service.speculation.top_k import target_distribution
+from tests.support.present import present
+
+MODEL = str(FAMILY / "small")
 
 
 def flags_of(shape: ServerShape) -> dict[str, str]:
@@ -40,7 +40,7 @@ def flags_of(shape: ServerShape) -> dict[str, str]:
 def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshFileMaker) -> None:
     tier = {
         "name": "only",
-        "model": "m",
+        "model": MODEL,
         "engine": "sglang",
         "served_model_name": "known-as",
         "device": "cuda:1",
@@ -68,15 +68,14 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
         },
     }
     file = mesh_file([tier])
-    engine = build_engine(load_mesh_file(file).tiers[0], ServiceSettings.load(mesh_file=file, worker_index=1))
+    engine = built(file, 1)
     assert isinstance(engine, SglangEngine)
     assert engine.options.port == 31_001
     assert engine.options.max_requests == 100
-    shape = engine.options.launch
-    assert shape is not None
+    shape = present(engine.options.launch)
     flags = flags_of(shape)
     wanted = {
-        "--model-path": str(tmp_path / "m"),
+        "--model-path": MODEL,
         "--served-model-name": "known-as",
         "--port": "30000",
         "--device": "cuda",
@@ -98,12 +97,9 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
     assert "--enable-deterministic-inference" in flags
     assert "--skip-tokenizer-init" not in flags, "forms of replies need it"
     tier["sglang"]["structured_output"] = False  # type: ignore[index]
-    spared = build_engine(
-        load_mesh_file(mesh_file([tier])).tiers[0], ServiceSettings.load(mesh_file=file, worker_index=1)
-    )
+    spared = built(mesh_file([tier]), 1)
     assert isinstance(spared, SglangEngine)
-    assert spared.options.launch is not None
-    assert "--skip-tokenizer-init" in flags_of(spared.options.launch)
+    assert "--skip-tokenizer-init" in flags_of(present(spared.options.launch))
     assert "--max-total-tokens" not in flags
     assert environment(shape) == {
         "OMP_NUM_THREADS": "3",
@@ -121,13 +117,42 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
     assert flags_of(ServerShape("python", "m", "m", trace_to="c:4317"))["--otlp-traces-endpoint"] == "c:4317"
 
 
+def built(file: Path, index: int = 0) -> Engine:
+    """The engine of the first tier's worker with this index."""
+    mesh = load_mesh_file(file)
+    return build_engine(mesh, mesh.tiers[0], ServiceSettings.load(mesh_file=file, worker_index=index))
+
+
 def shape_of(mesh_file: MeshFileMaker, index: int = 0, **tier: object) -> ServerShape:
     """The server that the worker with this index starts."""
-    file = mesh_file([{"name": "only", "model": "m", "engine": "sglang", **tier}])
-    engine = build_engine(load_mesh_file(file).tiers[0], ServiceSettings.load(mesh_file=file, worker_index=index))
+    file = mesh_file([{"name": "only", "model": MODEL, "engine": "sglang", **tier}])
+    engine = built(file, index)
     assert isinstance(engine, SglangEngine)
-    assert engine.options.launch is not None
-    return engine.options.launch
+    return present(engine.options.launch)
+
+
+def test_the_chart_starts_servers_as_workers_do(mesh_file: MeshFileMaker) -> None:
+    """But for what is another machine's: interpreter, port, which GPUs, and the folder that relative paths begin at."""
+    tier = {
+        "name": "only",
+        "model": "models/small",
+        "engine": "sglang",
+        "device": "cuda",
+        "workers": 2,
+        "max_running": 40,
+        "sglang": {"tp": 2, "dp": 2, "kv_store": "store", "deterministic": True, "flags": ["--log-level", "warning"]},
+    }
+    file = mesh_file([tier])
+    (file.parent / "models").symlink_to(FAMILY)
+    engine = built(file, 1)
+    assert isinstance(engine, SglangEngine)
+    own = command(present(engine.options.launch), SERVER_PORT)[1:]
+    (worker,) = values_of(file)["workers"]
+    chart = worker["server"]["command"][1:]
+    here, there = str(file.parent), "/etc/penstock"
+    assert chart == [part.replace(here, there) for part in own if part not in ("--base-gpu-id", "4")]
+    variables = {name: text.replace(here, there) for name, text in environment(present(engine.options.launch)).items()}
+    assert (worker["server"]["environment"], worker["gpus"]) == (variables, 4)
 
 
 def test_a_gpus_memory_decides_what_the_mesh_file_does_not(mesh_file: MeshFileMaker) -> None:
@@ -155,12 +180,18 @@ def test_torch_workers_take_a_gpu_each() -> None:
 
 def test_copies_of_the_model_have_limits_of_their_own(mesh_file: MeshFileMaker) -> None:
     """SGLang applies --max-running-requests to each copy; the worker lets as many requests through as all of them run."""
-    tier = {"name": "only", "model": "m", "engine": "sglang", "max_running": 40, "max_queued": 60, "sglang": {"dp": 2}}
+    tier = {
+        "name": "only",
+        "model": MODEL,
+        "engine": "sglang",
+        "max_running": 40,
+        "max_queued": 60,
+        "sglang": {"dp": 2},
+    }
     file = mesh_file([tier])
-    engine = build_engine(load_mesh_file(file).tiers[0], ServiceSettings.load(mesh_file=file))
+    engine = built(file)
     assert isinstance(engine, SglangEngine)
-    assert engine.options.launch is not None
-    flags = flags_of(engine.options.launch)
+    flags = flags_of(present(engine.options.launch))
     assert (flags["--max-running-requests"], flags["--max-queued-requests"]) == ("40", "100")
     assert engine.options.max_requests == 140
 
@@ -207,8 +238,7 @@ async def test_servers_that_size_host_memory_start_one_after_the_other() -> None
 def test_flags_that_no_worker_can_work_with_are_refused(mesh_file: MeshFileMaker) -> None:
     flags = ["--log-level", "warning", "--lora-paths=a", "--nnodes", "2"]
     file = mesh_file([{"name": "only", "model": "m", "engine": "sglang", "sglang": {"flags": flags}}])
-    fields = {problem.field: problem.problem for problem in mesh_file_problems(file)}
-    assert "sglang.adapter" in UNSUPPORTED_SGLANG_FLAGS["--enable-lora"]
+    fields = {problem.field: problem.problem for problem in check_mesh_file(file).problems}
     assert "--lora-paths is not supported" in fields["tiers[0].sglang.flags[2]"]
     assert "--nnodes is not supported: a worker starts servers on its own machine" in fields["tiers[0].sglang.flags[3]"]
     assert not any(field.endswith(("flags[0]", "flags[1]", "flags[4]")) for field in fields)
@@ -227,38 +257,3 @@ async def test_a_server_that_cannot_run_ends_the_start_with_a_word() -> None:
     engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "m", launch=launch))
     with pytest.raises(EngineUnusable, match="ends whenever it is started"):
         await engine.start()
-
-
-def test_a_distribution_from_the_likeliest_tokens_is_the_whole_ones_or_none() -> None:
-    """Against top-p over all logprobs, for every number of tokens told."""
-    rng, vocab = np.random.default_rng(4), 12
-    told_enough = 0
-    for _ in range(200):
-        logits = rng.normal(size=(2, vocab)) * rng.uniform(0.5, 4)
-        logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        sampling = SamplingParams(
-            temperature=float(rng.uniform(0.3, 1.5)),
-            top_p=float(rng.choice([0.5, 0.9, 1.0])),
-            top_k=int(rng.choice([0, 0, 2, 5, 40])),
-        )
-        whole = np.exp(logprobs / sampling.temperature)
-        whole /= whole.sum(1, keepdims=True)
-        for row in whole:
-            order = np.argsort(-row)
-            if sampling.top_k:
-                row[order[sampling.top_k :]] = 0.0
-                row /= row.sum()
-            before = np.cumsum(row[order]) - row[order]
-            row[order[before >= sampling.top_p]] = 0.0
-            row /= row.sum()
-        for top in (1, 3, 8, vocab):
-            rows = [[(int(t), float(row[t])) for t in np.argsort(-row)[:top]] for row in logprobs]
-            found = target_distribution(rows, vocab, sampling)
-            if found is not None:
-                np.testing.assert_allclose(found, whole, atol=1e-9)
-                told_enough += top < vocab
-            assert found is not None or top < vocab
-    assert told_enough > 50
-    greedy = target_distribution([[(3, -0.1)]], vocab, SamplingParams(temperature=0.0))
-    assert greedy is not None
-    assert greedy.tolist() == [[float(t == 3) for t in range(vocab)]]

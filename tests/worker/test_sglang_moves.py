@@ -15,8 +15,8 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain import Role
-from services.testing import RedisProcess, serving
+from penstock.services.domain import Role
+from penstock.services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE, running_mesh
 from tests.support.otlp import Collector, otlp_collector
@@ -97,7 +97,7 @@ async def pair(servers: list[str], place: Place) -> tuple[Worker, Worker]:
     return one, two
 
 
-def asked(name: str, turns: int, transfer: str | None = None) -> pb.GenerateRequest:
+def asked(name: str, turns: int, transfer: str = "") -> pb.GenerateRequest:
     """A chat of so many turns before the question, which only `name` has."""
     lines = (ROOT / "models" / "heldout.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "prompt" in row]
@@ -107,7 +107,7 @@ def asked(name: str, turns: int, transfer: str | None = None) -> pb.GenerateRequ
         messages.append(common_pb2.ChatMessage(role="user", content=row["prompt"]))
         messages.append(common_pb2.ChatMessage(role="assistant", content=row["answer"]))
     messages.append(common_pb2.ChatMessage(role="user", content=rows[first + turns]["prompt"]))
-    sampling = common_pb2.SamplingParams(temperature=0.0, max_output_tokens=TOKENS, ignore_eos=True)
+    sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     prompt = common_pb2.Prompt(chat=common_pb2.ChatPrompt(messages=messages))
     return pb.GenerateRequest(request_id=name, prompt=prompt, sampling=sampling, transfer_id=transfer)
 
@@ -131,7 +131,7 @@ async def moved(
     if lost is not None:
         empty(lost)
     claim = target.stub.Generate(asked(name, turns, transfer=f"t-{name}"), metadata=metadata)
-    await read(claim, "heartbeat")
+    await read(claim, "alive")
     order = pb.MigrateOutRequest(request_id=name, transfer_id=f"t-{name}", target_instance_id=target.instance_id)
     reports = [report async for report in source.stub.MigrateOut(order, metadata=metadata)]
     rest, last = await read(call)

@@ -11,22 +11,31 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.domain import FinishReason, GenerationRequest, SamplingParams, Slo, SloPhase, TokenFrame, TokenPrompt
-from services.domain.latency import StepLatencyModel
-from services.domain.slo import SloClass
-from services.mesh_schema import MeshSlo, MeshTier
-from services.settings import ServiceSettings
+from penstock.services.domain import (
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    Slo,
+    SloPhase,
+    TokenFrame,
+    TokenPrompt,
+)
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.mesh_schema import MeshFile, MeshSlo, MeshTier
+from penstock.services.settings import ServiceSettings
+from penstock.types.slo import SloClass
+from penstock.types.workers import Admitted, Declined, EngineFinished
+from penstock.worker_service.compose import build_engine
+from penstock.worker_service.engine.interface import Capability, EngineEvent, StepPredicting
+from penstock.worker_service.engine.sglang.client import ServerInfo
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.launch import ServerShape, command
+from penstock.worker_service.engine.sglang.moves import Running
+from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLimits, ShadowScheduler, chunk_within
+from penstock.worker_service.engine.sglang.turns import SendQueue
+from penstock.worker_service.scheduling import SequenceSlo
 from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import until
-from worker_service.compose import build_engine
-from worker_service.engine.interface import Admitted, Capability, Declined, EngineEvent, Finished, StepPredicting
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
-from worker_service.engine.sglang.client import ServerInfo
-from worker_service.engine.sglang.launch import ServerShape, command
-from worker_service.engine.sglang.moves import Running
-from worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLimits, ShadowScheduler, chunk_within
-from worker_service.engine.sglang.turns import SendQueue
-from worker_service.scheduling import SequenceSlo
 
 LIMIT_S = 60
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 0.0)
@@ -126,15 +135,17 @@ async def test_tokens_that_arrive_in_bursts_do_not_make_steps_look_slow() -> Non
 
 
 async def test_admission_counts_the_kv_and_the_places_of_those_promised_only() -> None:
+    """A prompt of .12 s, beside replies that end, and give their places back, after .2 s."""
     shadow = ShadowScheduler(LATENCY, LIMITS)
-    for others, admitted in (
-        ([promised("a", 2000, 9.0, state="decodes")], True),
-        ([promised("a", 3500, 9.0, state="decodes")], False),
-        ([running("b", 3500, state="decodes")], True),
-        ([promised(f"p{i}", 10, 9.0, state="decodes") for i in range(8)], False),
-        ([running(f"b{i}", 10, state="decodes") for i in range(8)], True),
+    for others, due_s, admitted in (
+        ([promised("a", 2000, 9.0, state="decodes")], 5.0, True),
+        ([promised("a", 3500, 9.0, state="decodes")], 5.0, False),
+        ([running("b", 3500, state="decodes")], 5.0, True),
+        ([promised(f"p{i}", 10, 9.0, state="decodes") for i in range(8)], 5.0, True),
+        ([promised(f"p{i}", 10, 9.0, state="decodes") for i in range(8)], 0.2, False),
+        ([running(f"b{i}", 10, state="decodes") for i in range(8)], 0.2, True),
     ):
-        new = running("n", 800, SequenceSlo(5.0, 0.1, 20))
+        new = running("n", 800, SequenceSlo(due_s, 0.1, 20))
         assert shadow.decide(0.0, others, [new]) == [admitted], others
     kept = promised("only its first token was promised", 3500, float("inf"), tpot_s=float("inf"), state="decodes")
     assert shadow.decide(0.0, [kept], [running("n", 800, SequenceSlo(5.0, 0.1, 20))]) == [False]
@@ -165,10 +176,10 @@ def test_a_server_is_started_with_steps_that_mix_prompts_and_decodes() -> None:
     assert "--enable-mixed-chunk" in command(ServerShape("python", "m", "m", mixed_chunk=True), 1)
     assert "--enable-mixed-chunk" not in command(ServerShape("python", "m", "m"), 1)
     tier = MeshTier(name="t", engine="sglang", model=str(FAMILY / "small"), batch_policy="slo")
-    mesh = MeshSlo.model_validate(
+    slo = MeshSlo.model_validate(
         {"classes": {"a": {"time_per_output_token_s": 0.2}, "b": {"phases": [{"time_per_output_token_s": 0.05}]}}}
     )
-    engine = build_engine(tier, ServiceSettings(), tightest_tpot_s=mesh.tightest_tpot_s)
+    engine = build_engine(MeshFile(tiers=(tier,), slo=slo), tier, ServiceSettings())
     assert isinstance(engine, SglangEngine)
     assert (engine.options.keeps_slos, engine.options.tightest_tpot_s) == (True, 0.05)
     assert engine.options.launch is not None
@@ -262,7 +273,7 @@ async def served(max_running: int = 8) -> AsyncIterator[tuple[SglangEngine, Serv
 
 
 def asked(name: str, slo: Slo | None, tokens: int = 8, **more: Any) -> GenerationRequest:
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     return GenerationRequest(name, TokenPrompt(tuple(b"abcd" + name.encode())), sampling, slo=slo, **more)
 
 
@@ -290,10 +301,10 @@ async def test_each_request_is_told_in_which_class_it_is_served() -> None:
         easy, impossible, declined, plain = answers
         for events, best_effort in ((easy, False), (impossible, True), (plain, True)):
             assert isinstance(events[0], Admitted)
-            assert events[0].best_effort is best_effort
+            assert events[0].slo_kept is not best_effort
             assert len(tokens_of(events)) == 8
         assert isinstance(declined[0], Declined)
-        assert isinstance(declined[1], Finished)
+        assert isinstance(declined[1], EngineFinished)
         assert declined[1].reason is FinishReason.DECLINED
         assert not server.sent("declined")
         assert Capability.SLO_PREDICTED in engine.info.capabilities
@@ -312,7 +323,7 @@ async def test_best_effort_is_paused_by_an_abort_and_resumes_behind_its_tokens()
         await until(lambda: any(r.output_tokens == 2 for r in engine._requests.values()))
         promised_events = await events_of(engine, asked("promised", EASY))
         assert isinstance(promised_events[0], Admitted)
-        assert not promised_events[0].best_effort
+        assert promised_events[0].slo_kept
         assert len(tokens_of(promised_events)) == 8
         best_events = await best
         first, second = server.sent("best")
@@ -322,7 +333,7 @@ async def test_best_effort_is_paused_by_an_abort_and_resumes_behind_its_tokens()
         assert second["sampling_params"]["max_new_tokens"] == 4
         assert tokens_of(best_events) == [97, 98, 97, 98, 99, 100]
         finished = best_events[-1]
-        assert isinstance(finished, Finished)
+        assert isinstance(finished, EngineFinished)
         assert (finished.reason, finished.preemptions) == (FinishReason.LENGTH, 1)
         assert [body["rid"].partition(":")[2] for body in server.bodies] == ["best", "promised", "best"]
 
@@ -336,11 +347,11 @@ async def ends_when(engine: SglangEngine, server: Server, end: Callable[[str], A
     await until(lambda: any(r.waits for r in engine._requests.values()))
     await end("waiting")
     last = (await waiting)[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, EngineFinished)
     assert last.reason is FinishReason.ABORTED
     assert not server.sent("waiting"), "it never reached the server"
     assert await engine.abort("promised")
-    assert isinstance((await promised_task)[-1], Finished)
+    assert isinstance((await promised_task)[-1], EngineFinished)
 
 
 async def test_a_request_can_be_aborted_while_it_waits_for_its_turn() -> None:

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt, TokenFrame
-from services.domain.slo import AttainmentTracker
+from penstock.services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt, TokenFrame
+from penstock.services.domain.slo.attainment import AttainmentTracker
+from penstock.types.workers import Admitted
+from penstock.worker_service.engine.interface import Capability
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from tests.conftest import FAMILY
 from tests.support.sglang import SglangServers, cpu_shape
-from worker_service.engine.interface import Admitted, Capability
-from worker_service.engine.sglang import SglangEngine, SglangEngineOptions
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -33,13 +34,13 @@ async def engine(sglang_servers: SglangServers) -> AsyncIterator[SglangEngine]:
 
 async def served(engine: SglangEngine, name: str, slo: Slo | None) -> tuple[bool, bool, list[float]]:
     """(promised, attained, when each token came)."""
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=TOKENS, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     prompt = TextPrompt(f"Question {name}: what is the capital of France, and what is it known for?")
     tracker = AttainmentTracker(None if slo is None else slo.time_to_first_token_s)
     began_s, times_s, promised = time.perf_counter(), list[float](), False
     async for event in engine.generate(GenerationRequest(name, prompt, sampling, slo=slo)):
         if isinstance(event, Admitted):
-            promised = not event.best_effort
+            promised = event.slo_kept
         elif isinstance(event, TokenFrame):
             for _ in event.token_ids:
                 times_s.append(time.perf_counter() - began_s)

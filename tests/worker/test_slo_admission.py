@@ -14,18 +14,19 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.clock import VirtualClock
-from services.domain import FinishReason, GenerationRequest, Role, Slo, TokenFrame
-from services.testing import RedisProcess, serving
+from penstock.services.clock import VirtualClock
+from penstock.services.domain import FinishReason, GenerationRequest, Role, Slo, TokenFrame
+from penstock.services.testing import RedisProcess, serving
+from penstock.types.workers import Admitted, Declined, EngineFinished
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.interface import Capability, EngineEvent, LastBlocks
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.simulated.engine import simulated_core, simulated_engine
+from penstock.worker_service.scheduling import PolicyName
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.present import present
 from tests.worker.test_slo_engine import options, pace, request
-from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import Admitted, Capability, Declined, EngineEvent, Finished, LastBlocks
-from worker_service.engine.loop import LoopEngine
-from worker_service.engine.simulated import simulated_engine
-from worker_service.engine.simulated.engine import simulated_core
-from worker_service.scheduling import PolicyName
 
 LIMIT_S = 60
 IMPOSSIBLE = pace(1e-3, 1e-4)
@@ -94,9 +95,9 @@ async def test_requests_are_answered_while_a_step_is_computed(slo: Slo | None) -
         answers = await asyncio.gather(*(first_event(engine, each) for each in (easy, impossible, declining)))
         assert engine.steps == steps, "the step is still computed"
         assert isinstance(answers[0], Admitted)
-        assert not answers[0].best_effort
+        assert answers[0].slo_kept
         assert isinstance(answers[1], Admitted)
-        assert answers[1].best_effort
+        assert not answers[1].slo_kept
         assert isinstance(answers[2], Declined)
         gate.open()
         async with aclosing(events):
@@ -119,10 +120,10 @@ def test_what_was_promised_during_a_step_counts_for_the_next_promise_of_the_same
             answers.extend(core.decide())
         yield
 
-    core.computing = asked_meanwhile
+    core.rows.computing = asked_meanwhile
     core.step()
-    core.computing = nullcontext
-    assert [(name, getattr(event, "best_effort", None)) for name, event in answers] == [("a", False), ("b", True)]
+    core.rows.computing = nullcontext
+    assert [(name, getattr(event, "slo_kept", None)) for name, event in answers] == [("a", True), ("b", False)]
     ended = dict[str, float]()
     while not core.idle:
         for name, event in core.step():
@@ -136,9 +137,9 @@ def test_a_declined_request_leaves_nothing_behind() -> None:
     core, _ = simulated_core(options(), VirtualClock())
     core.add(*_declining("a", IMPOSSIBLE))
     events = core.step()
-    assert [type(event) for _, event in events] == [Declined, Finished]
+    assert [type(event) for _, event in events] == [Declined, EngineFinished]
     finished = events[1][1]
-    assert isinstance(finished, Finished)
+    assert isinstance(finished, EngineFinished)
     assert finished.reason is FinishReason.DECLINED
     assert finished.usage.output_tokens == 0
     assert core.idle
@@ -177,7 +178,7 @@ def test_a_request_that_moves_in_is_decided_on_at_once(slo: Slo, declines: bool,
     admitted, finished = moved(source, target, replace(asked, decline_unkept_slo=declines))
     if not expected:
         assert isinstance(admitted, Declined)
-        assert isinstance(finished, Finished)
+        assert isinstance(finished, EngineFinished)
         assert target.idle
         assert target.load().free_kv_blocks == free, "blocks are given back once"
         assert target.scheduler.free_places == target.limits.batch.max_running
@@ -185,7 +186,7 @@ def test_a_request_that_moves_in_is_decided_on_at_once(slo: Slo, declines: bool,
         assert any(name == "r" for name, _ in source.step())
         return
     assert isinstance(admitted, Admitted)
-    assert admitted.best_effort is (expected == "best_effort")
+    assert admitted.slo_kept is not (expected == "best_effort")
     assert target.decide() == [], "its answer is not given twice"
     frames = [event for _, event in target.step() if isinstance(event, TokenFrame)]
     assert [frame.offset for frame in frames] == [5]
@@ -194,15 +195,13 @@ def test_a_request_that_moves_in_is_decided_on_at_once(slo: Slo, declines: bool,
 def test_headroom_shrinks_with_every_promise_and_returns_with_its_end() -> None:
     clock = VirtualClock()
     core, _ = simulated_core(options(), clock)
-    empty = core.load().slo
-    assert empty is not None
+    empty = present(core.load().slo)
     assert empty.backlog_s == 0
     assert empty.free_kv_tokens == 32_768
     core.add(*request("a", 5000, 20, pace(1000.0, 0.05)))
     core.step()
     clock.sleep(1.0)
-    busy = core.load().slo
-    assert busy is not None
+    busy = present(core.load().slo)
     assert busy.backlog_s > 0
     assert busy.prompt_tokens_per_s > 0
     assert busy.free_kv_tokens <= 32_768 - 5020
@@ -239,11 +238,11 @@ async def test_a_worker_declines_over_grpc(policy: str, redis: RedisProcess, mes
             generate = pb.GenerateRequest(
                 request_id=f"r{declines}",
                 prompt=common_pb2.Prompt(text="hello"),
-                sampling=common_pb2.SamplingParams(max_output_tokens=4, ignore_eos=True),
+                sampling=common_pb2.SamplingParams(max_tokens=4, ignore_eos=True),
                 slo=slo,
                 decline_unkept_slo=declines,
             )
-            events = [event async for event in stub.Generate(generate) if not event.HasField("heartbeat")]
+            events = [event async for event in stub.Generate(generate) if not event.HasField("alive")]
             kinds[declines] = [event.WhichOneof("event") for event in events]
             last = events[-1].finished
         assert kinds[False][0] == "admitted"
@@ -272,7 +271,7 @@ async def test_requests_that_come_and_leave_during_steps_leave_nothing_behind() 
                 match event:
                     case TokenFrame():
                         tokens += len(event.token_ids)
-                    case Finished():
+                    case EngineFinished():
                         assert tokens == (0 if event.reason is FinishReason.DECLINED else 6)
                         return event.reason.value
         raise EOFError

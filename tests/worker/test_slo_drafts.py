@@ -4,19 +4,19 @@ import random
 
 import pytest
 
-from services.clock import VirtualClock
-from services.domain import GenerationRequest, Slo, SloPhase, TokenFrame
-from services.domain.latency import StepLatencyModel
-from services.domain.slo import AttainmentTracker, SpeculationTier, speculation_lengths
-from services.domain.slo.compiled.layout import KEPT_SHARE
-from services.domain.slo.draft_windows import DraftPace, PacedDecode, longest_windows, tightened_pace
-from services.domain.slo.speculation import plan_of
+from penstock.services.clock import VirtualClock
+from penstock.services.domain import GenerationRequest, Slo, SloPhase, TokenFrame
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.slo.attainment import AttainmentTracker
+from penstock.services.domain.slo.compiled.layout import KEPT_SHARE
+from penstock.services.domain.slo.draft_windows import DraftPace, PacedDecode, longest_windows, tightened_pace
+from penstock.services.domain.slo.speculation import SpeculationTier, plan_of, speculation_lengths
+from penstock.types.workers import Admitted, EngineFinished
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.simulated.engine import simulated_core
+from penstock.worker_service.scheduling import PolicyName
 from tests.support.draft_sources import KnownReply
 from tests.worker.test_slo_engine import LATENCY, options, pace, request, run
-from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import Admitted, Finished
-from worker_service.engine.simulated.engine import simulated_core
-from worker_service.scheduling import PolicyName
 
 PACE = DraftPace(0.8, 1e-4)
 
@@ -106,8 +106,8 @@ class Run:
         for arrival_s, asked, _ in arrivals:
             own = self.events[asked.request_id]
             admitted = next(e for _, e in own if isinstance(e, Admitted))
-            assert isinstance(own[-1][1], Finished)
-            if admitted.best_effort or asked.slo is None:
+            assert isinstance(own[-1][1], EngineFinished)
+            if not admitted.slo_kept or asked.slo is None:
                 continue
             promised += 1
             ttft_s = asked.slo.time_to_first_token_s

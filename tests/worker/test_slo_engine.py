@@ -3,31 +3,39 @@
 import asyncio
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from services.clock import SystemClock, VirtualClock
-from services.domain import FinishReason, GenerationRequest, SamplingParams, Slo, SloPhase, TokenFrame, TokenPrompt
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.slo import AttainmentTracker, ReplyLengths
-from services.domain.slo.compiled import admission, step, table
-from services.domain.slo.reply_length import MIN_REPLIES
-from services.field_problems import SettingsError
-from services.mesh_schema import MeshTier
-from services.settings import ServiceSettings
-from worker_service.compose import build_engine
-from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import Admitted, Finished
-from worker_service.engine.latency_fit import fitted, measured_latency
-from worker_service.engine.simulated import SimulatedEngineOptions
-from worker_service.engine.simulated.engine import simulated_core
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.engine import torch_core
-from worker_service.load_tracker import LoadTracker
-from worker_service.scheduling import PolicyName
+from penstock.services.clock import SystemClock, VirtualClock
+from penstock.services.domain import (
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    Slo,
+    SloPhase,
+    TokenFrame,
+    TokenPrompt,
+)
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.slo.attainment import AttainmentTracker
+from penstock.services.domain.slo.compiled import admission, certified_step, table
+from penstock.services.domain.slo.reply_length import MIN_REPLIES, ReplyLengths
+from penstock.services.field_problems import SettingsError
+from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.settings import ServiceSettings
+from penstock.types.workers import Admitted, EngineFinished
+from penstock.worker_service.compose import build_engine
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.latency_fit import fitted, measured_latency
+from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
+from penstock.worker_service.scheduling import PolicyName
+from penstock.worker_service.telemetry.load_tracker import LoadTracker
+from tests.support.present import present
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)
 
@@ -40,7 +48,7 @@ def request(
     name: str, prompt: int, output: int, slo: Slo | None, resumed: tuple[int, ...] = ()
 ) -> tuple[GenerationRequest, list[int]]:
     tokens = [ord(name[0]) % 26 + 97 + i % 7 for i in range(prompt)]
-    sampling = SamplingParams(temperature=0.0, max_output_tokens=output, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     return GenerationRequest(name, TokenPrompt(tuple(tokens)), sampling, resumed, slo), tokens
 
 
@@ -75,10 +83,10 @@ def test_promised_requests_meet_their_slo_in_a_burst_and_the_rest_is_told_it_is_
     for arrival_s, asked, _ in arrivals:
         _, admitted = events[asked.request_id][0]
         assert isinstance(admitted, Admitted)
-        assert isinstance(events[asked.request_id][-1][1], Finished)
+        assert isinstance(events[asked.request_id][-1][1], EngineFinished)
         frames = [(at_s, e) for at_s, e in events[asked.request_id] if isinstance(e, TokenFrame)]
         assert sum(len(e.token_ids) for _, e in frames) == 20
-        if admitted.best_effort:
+        if not admitted.slo_kept:
             continue
         kept += 1
         tracker = AttainmentTracker(arrival_s + 0.4 + 0.05)  # received when the step under way had ended
@@ -93,19 +101,16 @@ def test_without_an_slo_or_with_another_policy_a_request_is_best_effort_at_once(
     core, _ = simulated_core(options(), clock)
     for slo in (None, Slo()):
         admitted, _ = core.add(*request("a" if slo is None else "b", 10, 2, slo))
-        assert admitted is not None
-        assert admitted.best_effort
+        assert not present(admitted).slo_kept
     core, _ = simulated_core(options(PolicyName.DECODE_FIRST), clock)
     admitted, _ = core.add(*request("a", 10, 2, pace(5.0, 1.0)))
-    assert admitted is not None
-    assert admitted.best_effort
+    assert not present(admitted).slo_kept
 
 
 def test_a_request_that_leaves_before_it_is_decided_on_is_forgotten() -> None:
     core, _ = simulated_core(options(), VirtualClock())
     core.add(*request("a", 10, 2, pace(5.0, 1.0)))
-    finished = core.abort("a")
-    assert finished is not None
+    finished = present(core.abort("a"))
     assert finished.reason is FinishReason.ABORTED
     assert core.step() == []
     assert core.idle
@@ -119,12 +124,12 @@ def test_a_resumed_reply_asks_for_what_is_left_of_its_promise() -> None:
         core.add(*request(name, 50, 30, pace(left_s, 0.05), resumed=(97, 98, 99)))
         _, admitted = core.step()[0]
         assert isinstance(admitted, Admitted)
-        assert admitted.best_effort is best_effort
+        assert admitted.slo_kept is not best_effort
 
 
 async def test_the_answer_comes_before_any_token_through_the_engine() -> None:
     tier = MeshTier(name="t", engine="simulated", batch_policy="slo")
-    engine = build_engine(tier, ServiceSettings())
+    engine = build_engine(MeshFile(tiers=(tier,)), tier, ServiceSettings())
     await engine.start()
     try:
 
@@ -136,9 +141,9 @@ async def test_the_answer_comes_before_any_token_through_the_engine() -> None:
         answers = await asyncio.gather(events("a", pace(5.0, 1.0)), events("b", None), events("c", pace(1e-3, 1e-4)))
         for found, best_effort in zip(answers, (False, True, True), strict=True):
             assert isinstance(found[0], Admitted)
-            assert found[0].best_effort is best_effort
+            assert found[0].slo_kept is not best_effort
             assert sum(len(e.token_ids) for e in found if isinstance(e, TokenFrame)) == 4
-            assert isinstance(found[-1], Finished)
+            assert isinstance(found[-1], EngineFinished)
     finally:
         await engine.close()
 
@@ -151,14 +156,19 @@ def test_the_mesh_file_names_the_policy_of_a_tier(tmp_path: Path) -> None:
         MeshTier.model_validate({"name": "t", "best_effort_reserve": 1.0})
     tier = MeshTier(name="t", engine="sglang", model=str(tmp_path), batch_policy="prefill_first")
     with pytest.raises(SettingsError, match="batch_policy"):
-        build_engine(tier, ServiceSettings())
+        build_engine(MeshFile(tiers=(tier,)), tier, ServiceSettings())
 
 
 def test_warming_compiles_all_that_serving_calls() -> None:
     """No request waits for a compiler: what a worker has warmed before it is ready is all that it ever calls."""
     clock = VirtualClock()
     core, _ = simulated_core(options(), clock)
-    compiled = (admission.decide, step.form_batch, step.prompts_by_deadline, table._commit)
+    compiled: tuple[Any, ...] = (
+        admission.decide,
+        certified_step.certified_step,
+        certified_step.may_end_s,
+        table._commit,
+    )
     before = [len(function.signatures) for function in compiled]
     arrivals = [(0.05 * i, *request(f"r{i}", 50, 10, pace(1.0, 0.1) if i % 3 else None)) for i in range(12)]
     run(core, clock, arrivals)
@@ -211,7 +221,7 @@ def test_the_policy_changes_when_tokens_come_and_never_which(tiny_models: dict[s
                 if isinstance(event, TokenFrame):
                     found.setdefault(name, []).extend(event.token_ids)
                 elif isinstance(event, Admitted):
-                    classes.add(event.best_effort)
+                    classes.add(not event.slo_kept)
         assert classes == ({False} if policy is PolicyName.SLO else set())
         replies.append(found)
     assert replies[0] == replies[1] == replies[2]
@@ -221,15 +231,13 @@ def test_the_policy_changes_when_tokens_come_and_never_which(tiny_models: dict[s
 async def test_the_correction_is_published_where_steps_are_predicted() -> None:
     """A gauge per tier that keeps SLOs; none where nothing is predicted."""
     for policy, expected in (("slo", 1.0), ("decode_first", None)):
-        engine = build_engine(
-            MeshTier.model_validate({"name": "t", "engine": "simulated", "batch_policy": policy}), ServiceSettings()
-        )
+        tier = MeshTier.model_validate({"name": "t", "engine": "simulated", "batch_policy": policy})
+        engine = build_engine(MeshFile(tiers=(tier,)), tier, ServiceSettings())
         await engine.start()
         try:
             reader = InMemoryMetricReader()
             LoadTracker(engine, MeterProvider([reader]).get_meter("test"), "t")
-            data = reader.get_metrics_data()
-            assert data is not None
+            data = present(reader.get_metrics_data())
             gauges = {
                 metric.name: [point.value for point in metric.data.data_points]  # type: ignore[union-attr]
                 for resource in data.resource_metrics

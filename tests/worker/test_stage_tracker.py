@@ -1,11 +1,12 @@
 """A worker's view of its stage: pure, with records and time handed in."""
 
-from services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
-from services.domain.stages import QoeModel, Stage
-from services.domain.stages.advice import MoveAdvice, MoveReason
-from services.domain.stages.bidding import Go, Sender, TransferSlots
-from services.domain.stages.places import MAX_NEIGHBOURS, StagePlace
-from worker_service.stage_tracker import ADVICE_PAUSE_S, StageTracker
+from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
+from penstock.services.domain.stages.bidding import Go, Sender, TransferSlots
+from penstock.services.domain.stages.places import MAX_NEIGHBOURS
+from penstock.types.mesh_status import StagePlace
+from penstock.types.plans import QoeModel, Stage
+from penstock.types.workers import MoveAdvice, MoveReason
+from penstock.worker_service.stages.stage_tracker import ADVICE_PAUSE_S, StageTracker
 
 CARD = ModelCard("only", "m", "d", "torch", 1000, 100, 16, 8)
 STAGES = (Stage(0, 100, 2), Stage(100, 400, 1))

@@ -12,29 +12,31 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
 from models.training import tasks
-from services.clock import SystemClock
-from services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
-from services.domain.instances import Drafting
-from services.domain.speculation.choice import Candidate
-from services.mesh_rules import disagreements
-from services.mesh_schema import MeshFile, MeshSpeculation, MeshTier
-from services.settings import ServiceSettings
+from penstock.services.clock import SystemClock
+from penstock.services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from penstock.services.domain.speculation.choice import ChainCandidate
+from penstock.services.extensions import tier_problems
+from penstock.services.mesh_schema import MeshFile, MeshSpeculation, MeshTier
+from penstock.services.settings import ServiceSettings
+from penstock.types.mesh_status import Drafting
+from penstock.worker_service.compose import build_engine
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.draft_model import DraftModel
+from penstock.worker_service.engine.extension import EngineSite
+from penstock.worker_service.engine.interface import EngineUnusable, Speculating
+from penstock.worker_service.engine.tier_options import drafter_folders
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
+from penstock.worker_service.scheduling.blocks import Node
+from penstock.worker_service.speculation.adaptive import AdaptiveDrafter
+from penstock.worker_service.speculation.sources import DraftRequest
+from penstock.worker_service.telemetry.load_tracker import LoadTracker
 from tests.conftest import FAMILY
 from tests.support.draft_sources import KnownReply
-from worker_service.compose import build_engine, drafter_folders
-from worker_service.engine.core import EngineCore
-from worker_service.engine.interface import EngineUnusable, Speculating
-from worker_service.engine.torch import TorchEngineOptions
-from worker_service.engine.torch.draft_model import DraftModel
-from worker_service.engine.torch.engine import torch_core
-from worker_service.load_tracker import LoadTracker
-from worker_service.scheduling.blocks import Node
-from worker_service.speculation.adaptive import AdaptiveDrafter
-from worker_service.speculation.sources import DraftRequest
+from tests.support.present import present
 
 MOST = 28
-GREEDY = SamplingParams(temperature=0.0, max_output_tokens=MOST)
-SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, max_output_tokens=MOST)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=MOST)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=MOST)
 PENALIZED = replace(SAMPLED, frequency_penalty=1.2, presence_penalty=0.4, repetition_penalty=1.3)
 SAMPLING_NAMES = {GREEDY: "greedy", SAMPLED: "sampled", PENALIZED: "penalized"}
 Replies = list[list[int]]
@@ -74,7 +76,7 @@ def always(core: EngineCore, window: int, chain: tuple[int, ...] = (0,)) -> Adap
     """Have a chain of models draft in every step, whatever is measured."""
     drafter = core.proposals.drafter
     assert isinstance(drafter, AdaptiveDrafter)
-    drafter.chooser.current = Candidate(chain, window)
+    drafter.chooser.current = ChainCandidate(chain, window)
     drafter.chooser.choose = lambda replies, missing: drafter.chooser.current  # type: ignore[method-assign]  # noqa: ARG005
     drafter.chooser.least = lambda replies: 0.0  # type: ignore[method-assign]  # noqa: ARG005
     drafter._pays = lambda *_: True  # type: ignore[method-assign]
@@ -151,7 +153,7 @@ def test_replies_are_the_same_with_a_chain_of_two_models(sampling: SamplingParam
 @pytest.mark.slow
 def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: list[list[int]]) -> None:
     """Drafter and target draw with the same random number at the same position."""
-    sampling = replace(SAMPLED, temperature=1.3, top_p=1.0, max_output_tokens=6)
+    sampling = replace(SAMPLED, temperature=1.3, top_p=1.0, max_tokens=6)
     many = [prompts[0][-30:]] * 1000  # request i has seed i
     options = {"max_running": 64, "max_step_tokens": 1024}
     plain = run_all(build(FAMILY / "medium", **options), many, sampling, 64)
@@ -171,7 +173,7 @@ def test_a_middle_model_that_fails_is_dropped_and_replies_go_on(
     drafter = always(core, 4, (0, 1))
 
     def fails(*_: object) -> list[list[int] | None]:
-        drafter.chooser.current = Candidate((0,), 4)  # `always` chooses no more
+        drafter.chooser.current = ChainCandidate((0,), 4)  # `always` chooses no more
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(drafter.models[1].model, "verify", fails)
@@ -193,17 +195,12 @@ def test_replies_are_the_same_with_preemptions(
 
 def test_a_model_drafts_the_same_in_the_compiled_loop_and_step_by_step(prompts: list[list[int]]) -> None:
     """Greedy and sampled, along a reply of its own, of which it keeps the KV that stands."""
-    core = build(FAMILY / "small")
+    core, stepwise = build(FAMILY / "small"), build(FAMILY / "small", compiled=False)
     for sampling in (GREEDY, replace(SAMPLED, seed=3), replace(SAMPLED, seed=4, top_k=3, temperature=2.0)):
         replies = []
-        for compiled in (True, False):
-            model = DraftModel(
-                core.runner,  # type: ignore[arg-type]
-                200,
-                max_context_tokens=512,
-                max_step_tokens=16,
-                compiled=compiled,
-            )
+        for runner in (core.runner, stepwise.runner):
+            model = DraftModel(runner, 200, max_context_tokens=512, max_step_tokens=16)
+            assert model.compiled is (runner is core.runner)
             tokens, rounds = list(prompts[0]), 0
             while len(tokens) < len(prompts[0]) + MOST:
                 output = len(tokens) - len(prompts[0])
@@ -224,7 +221,7 @@ def test_a_model_drafts_the_same_in_the_compiled_loop_and_step_by_step(prompts: 
 
 def test_a_draft_ends_where_its_model_is_unsure(prompts: list[list[int]]) -> None:
     core = build(FAMILY / "small")
-    model = DraftModel(core.runner, 200, max_context_tokens=512, max_step_tokens=512)  # type: ignore[arg-type]
+    model = DraftModel(core.runner, 200, max_context_tokens=512, max_step_tokens=512)
     request = DraftRequest("a", prompts[0], 7, GREEDY, 0)
     model.catch_up([request])
     whole = model.draft([request], 7)[0] or []
@@ -303,21 +300,6 @@ def test_a_model_with_random_weights_is_soon_known_to_draft_nothing(
     assert model.estimate.acceptance.tokens(7) < 1.5
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("qwen2", False), ("qwen2", True), ("qwen3", True)])
-def test_a_model_drafts_for_itself_step_by_step_or_in_the_compiled_loop(
-    name: str, compiled: bool, tiny_models: dict[str, Path], prompts: list[list[int]]
-) -> None:
-    """All that it drafts stands: the loop computes biases and norms of heads, too."""
-    plain = run_all(build(tiny_models[name], compiled=compiled), prompts, GREEDY)
-    core = build(tiny_models[name], tiny_models[name], compiled=compiled)
-    drafter = always(core, 3)
-    model = drafter.models[0].model
-    assert isinstance(model, DraftModel)
-    assert model.compiled is compiled
-    assert run_all(core, prompts, GREEDY) == plain
-    assert core.proposals.of_drafter.accepted == core.proposals.of_drafter.verified > 0
-
-
 @pytest.mark.parametrize("method", ["draft", "catch_up"])
 def test_a_model_that_fails_is_dropped_and_replies_go_on(
     method: str, prompts: list[list[int]], expected: dict[SamplingParams, Replies], monkeypatch: pytest.MonkeyPatch
@@ -337,7 +319,8 @@ def test_a_model_that_fails_is_dropped_and_replies_go_on(
     monkeypatch.setattr(drafter.models[0].model, method, fails_later)
     assert run_all(core, prompts, GREEDY, 2) == expected[GREEDY]
     assert drafter.failures == core.proposals.state().failures["model"] == 1
-    assert core.proposals.state().chain == ()
+    drafting = present(core.proposals.drafting())
+    assert drafting.chain == ()
 
 
 def with_other_tokens(model: Path, folder: Path) -> Path:
@@ -379,18 +362,14 @@ def test_auto_takes_the_models_of_the_tiers_before_that_have_the_same_tokens(
             ]
         }
     )
-    assert list(disagreements(mesh)) == []
-    folders = drafter_folders(mesh, mesh.tiers[4], ServiceSettings())
+    assert [p for tier in mesh.tiers for p in tier_problems(mesh, tier, ServiceSettings())] == []
+    folders = drafter_folders(EngineSite(mesh, mesh.tiers[4], ServiceSettings()))
     assert folders == (FAMILY / "small", other)
     with pytest.raises(EngineUnusable, match="other tokens"):
         build(FAMILY / "medium", *folders)
     drafter = build(FAMILY / "medium", *folders, skips_drafters=True).proposals.drafter
     assert isinstance(drafter, AdaptiveDrafter)
     assert [model.name for model in drafter.models] == ["small"]
-    (problem,) = disagreements(
-        MeshFile.model_validate({"tiers": [{"name": "a", "engine": "simulated", "speculation": "auto"}]})
-    )
-    assert problem.field == "tiers[0].speculation.drafters"
 
 
 async def test_a_tiers_drafters_draft_for_its_requests(
@@ -404,9 +383,7 @@ async def test_a_tiers_drafters_draft_for_its_requests(
         ),
     )
     mesh, settings = MeshFile(tiers=tiers), ServiceSettings()
-    folders = drafter_folders(mesh, tiers[1], settings)
-    assert folders == (FAMILY / "small",)
-    engine = build_engine(tiers[1], settings, folders)
+    engine = build_engine(mesh, tiers[1], settings)
     await engine.start()
     try:
         assert isinstance(engine, Speculating)
@@ -420,8 +397,9 @@ async def test_a_tiers_drafters_draft_for_its_requests(
 
         assert await asyncio.gather(*map(reply, requests(prompts, GREEDY))) == expected[GREEDY]
         state = engine.speculation()
-        assert state.chain == ("small",)
-        assert state.window == 3
+        assert state.drafting is not None
+        assert (state.drafting.chain, state.drafting.window) == (("small",), 3)
+        share = state.drafting.accepted_share
         assert state.verified["model"] >= state.accepted["model"] > 0
         assert state.verified["given"] == 0
         assert _metrics(reader) == {
@@ -432,19 +410,17 @@ async def test_a_tiers_drafters_draft_for_its_requests(
             ("failures", "model"): 0,
             ("failures", "given"): 0,
             ("window", "small"): 3,
-            ("acceptance",): state.accepted_share,
+            ("acceptance",): share,
         }
-        assert state.accepted_share is not None
-        assert 0.5 < state.accepted_share <= 1
-        assert engine.load().drafting == Drafting(("small",), 3, state.accepted_share)
+        assert 0.5 < present(share) <= 1
+        assert engine.load().drafting == Drafting(("small",), 3, present(share))
     finally:
         await engine.close()
 
 
 def _metrics(reader: InMemoryMetricReader) -> dict[tuple[str, ...], float]:
     """The metrics of drafts, by name and labels."""
-    data = reader.get_metrics_data()
-    assert data is not None
+    data = present(reader.get_metrics_data())
     metrics = data.resource_metrics[0].scope_metrics[0].metrics
     values = dict[tuple[str, ...], float]()
     for metric in metrics:
@@ -461,7 +437,7 @@ def _metrics(reader: InMemoryMetricReader) -> dict[tuple[str, ...], float]:
 @pytest.mark.parametrize(
     ("tier", "drafter", "problem"),
     [
-        ({"engine": "simulated"}, "first", "only torch engines draft"),
+        ({"engine": "simulated"}, "first", "simulated engine does not use it"),
         ({}, "last", "must be another model"),
         ({}, "large", "must be another model"),
         ({}, "empty", "tier 'empty' has no model"),
@@ -475,6 +451,6 @@ def test_drafters_that_contradict_the_mesh_file_are_refused(tier: dict[str, Any]
             MeshTier(name="last", model="large", speculation=MeshSpeculation(drafters=(drafter,)), **tier),
         )
     )
-    (found,) = disagreements(mesh)
-    assert found.field.startswith("tiers[2].speculation.drafters")
+    (found,) = (p for p in tier_problems(mesh, mesh.tiers[2], ServiceSettings()) if "speculation" in p.field)
+    assert found.field.startswith("tiers[2].speculation")
     assert problem in found.problem

@@ -12,17 +12,17 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from services.domain import InvalidRequest, RequestFailed, Role
-from services.errors import from_rpc
-from services.field_problems import SettingsError
-from services.runtime import Chassis
-from services.testing import RedisProcess, serving
+from penstock.services.domain import InvalidRequest, RequestFailed, Role
+from penstock.services.errors import from_rpc
+from penstock.services.field_problems import SettingsError
+from penstock.services.runtime import Chassis
+from penstock.services.testing import RedisProcess, serving
+from penstock.worker_service.engine.simulated.engine import SimulatedRunner
+from penstock.worker_service.engine.torch.runner import TorchRunner
+from penstock.worker_service.text import ByteTokenizer
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import COMPOSE
-from worker_service.engine.simulated.engine import SimulatedRunner
-from worker_service.engine.torch.runner import TorchRunner
-from worker_service.text import ByteTokenizer
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub
@@ -47,17 +47,17 @@ async def stub(worker: Chassis) -> AsyncIterator[Stub]:
 
 
 def asked(name: str = "r", **sampling: object) -> pb.GenerateRequest:
-    params = common_pb2.SamplingParams(**{"temperature": 0.0, "max_output_tokens": 12, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    params = common_pb2.SamplingParams(**{"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
     return pb.GenerateRequest(request_id=name, prompt=common_pb2.Prompt(text="hello"), sampling=params)
 
 
 async def test_generate_is_admitted_streamed_and_finished(stub: Stub) -> None:
     events = [event async for event in stub.Generate(asked())]
-    kinds = [event.WhichOneof("event") for event in events if event.WhichOneof("event") != "heartbeat"]
+    kinds = [event.WhichOneof("event") for event in events if event.WhichOneof("event") != "alive"]
     assert kinds[0] == "admitted"
     assert kinds[-1] == "finished"
     assert set(kinds[1:-1]) == {"tokens"}
-    assert events[0].admitted.service_class == pb.SERVICE_CLASS_BEST_EFFORT
+    assert not events[0].admitted.slo_kept
     frames = [event.tokens for event in events if event.HasField("tokens")]
     assert [frame.offset for frame in frames] == [sum(len(f.token_ids) for f in frames[:i]) for i in range(len(frames))]
     assert events[-1].finished.usage.output_tokens == 12
@@ -78,8 +78,8 @@ async def test_tokens_of_a_reply_that_nobody_streams_come_in_fewer_frames(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first at once, the next sixteen as a sign of progress, the rest at the end."""
-    monkeypatch.setattr("worker_service.output_coalescing.MAX_INTERVAL_S", 3600.0)
-    request = asked(max_output_tokens=60)
+    monkeypatch.setattr("penstock.worker_service.engine.held_tokens.MAX_INTERVAL_S", 3600.0)
+    request = asked(max_tokens=60)
     request.output_interval.FromSeconds(3600)
     async with asyncio.timeout(60):
         frames = [event.tokens async for event in stub.Generate(request) if event.HasField("tokens")]
@@ -88,11 +88,32 @@ async def test_tokens_of_a_reply_that_nobody_streams_come_in_fewer_frames(
     assert len(frames) <= 3
 
 
+async def test_heartbeats_come_however_long_a_step_takes(
+    redis: RedisProcess, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread is inside one step all the time."""
+    monkeypatch.setattr("penstock.worker_service.compose.HEARTBEAT_S", 0.02)
+    file = mesh_file([{"name": "only", "model": "sim"}])
+    async with (
+        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+        asyncio.timeout(60),
+    ):
+        with held_engines() as proceed:
+            beats, call = 0, worker_pb2_grpc.WorkerServiceStub(channel).Generate(asked())
+            async for event in call:
+                beats += event.HasField("alive")
+                if beats == 5:
+                    assert not proceed.is_set()
+                    break
+        call.cancel()
+
+
 async def test_info_and_load_tell_what_is_there(stub: Stub) -> None:
     info = await stub.GetInfo(pb.GetInfoRequest())
     assert info.tier == "only"
     assert info.max_context_tokens > 0
-    assert pb.CAPABILITY_VERIFY_GREEDY in info.capabilities
+    assert pb.CAPABILITY_DRAFTS in info.capabilities
     missing = set(pb.Capability.values()) - {*info.capabilities}
     others = {pb.CAPABILITY_SLO, pb.CAPABILITY_SLO_PREDICTED, pb.CAPABILITY_ADAPTER}
     assert missing == {pb.CAPABILITY_UNSPECIFIED} | others, "its tier keeps no SLOs and has no adapter"
@@ -103,7 +124,7 @@ async def test_info_and_load_tell_what_is_there(stub: Stub) -> None:
 
 
 async def test_abort_ends_the_stream_and_is_no_error_for_nobody(stub: Stub) -> None:
-    call = stub.Generate(asked(max_output_tokens=1500))
+    call = stub.Generate(asked(max_tokens=1500))
     async for event in call:
         if event.HasField("tokens"):
             break
@@ -116,27 +137,10 @@ async def test_abort_ends_the_stream_and_is_no_error_for_nobody(stub: Stub) -> N
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_drafts_are_verified(stub: Stub) -> None:
-    events = [event async for event in stub.Generate(asked())]
-    own = [token for event in events for token in event.tokens.token_ids]
-    request = pb.VerifyRequest(
-        request_id="v",
-        prefix_token_ids=[*b"hello"] if (await stub.GetInfo(pb.GetInfoRequest())).engine == "simulated" else PREFIX,
-        draft_token_ids=[*own[:4], (own[4] + 1) % 200, 7],
-        sampling=common_pb2.SamplingParams(temperature=0.0),
-    )
-    found = await stub.Verify(request)
-    assert (found.accepted_count, found.next_token_id) == (4, own[4])
-    request.sampling.temperature = 9
-    with pytest.raises(aio.AioRpcError) as caught:
-        await stub.Verify(request)
-    assert "sampling.temperature" in str(from_rpc(caught.value))
-
-
 async def test_a_request_that_cannot_be_computed_fails_once_and_alone(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With FAILED_PRECONDITION, which nobody retries, in both ways of asking; the worker serves on."""
+    """With FAILED_PRECONDITION, which nobody retries; the worker serves on."""
     for runner in (TorchRunner, SimulatedRunner):
         run: Any = runner.run
 
@@ -153,10 +157,6 @@ async def test_a_request_that_cannot_be_computed_fails_once_and_alone(
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert isinstance(from_rpc(caught.value), RequestFailed)
     assert "secret" not in str(caught.value)
-    draft = pb.VerifyRequest(request_id="v", prefix_token_ids=[65, 7], draft_token_ids=[66], sampling=asked().sampling)
-    with pytest.raises(aio.AioRpcError) as verified:
-        await stub.Verify(draft)
-    assert isinstance(from_rpc(verified.value), RequestFailed)
     fine = [event async for event in stub.Generate(asked("fine"))]
     assert fine[-1].HasField("finished")
 
@@ -182,19 +182,9 @@ async def test_requests_that_cannot_be_computed_are_counted(redis: RedisProcess,
     assert line.endswith(" 2.0")
 
 
-def _shipped_ids(text: str) -> list[int]:
-    from services.domain import TextPrompt
-    from worker_service.text.hf import HfTokenizer
-
-    return HfTokenizer(FAMILY / "small").encode(TextPrompt(text))
-
-
-PREFIX = _shipped_ids("hello")
-
-
 async def test_the_same_id_twice_and_a_full_queue_are_told_apart(stub: Stub) -> None:
     with held_engines(runners=(SimulatedRunner, TorchRunner), step_s=0.02):
-        calls = [stub.Generate(asked(f"r{i}", max_output_tokens=1500)) for i in range(5)]
+        calls = [stub.Generate(asked(f"r{i}", max_tokens=1500)) for i in range(5)]
         for call in calls:
             first = await call.read()
             assert isinstance(first, pb.GenerateResponse)
@@ -210,7 +200,7 @@ async def test_the_same_id_twice_and_a_full_queue_are_told_apart(stub: Stub) -> 
 
 async def test_a_worker_without_a_tier_or_model_does_not_start(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     file = mesh_file([{"name": "only", "model": "nowhere", "engine": "torch"}])
-    for tier, said in (("", "PENSTOCK_TIER"), ("other", "no tier 'other'"), ("only", r"no config.json")):
+    for tier, said in (("", "PENSTOCK_TIER"), ("other", "no tier 'other'"), ("only", r"no folder")):
         with pytest.raises(SettingsError, match=said):
             async with serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier=tier):
                 pass

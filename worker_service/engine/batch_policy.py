@@ -1,7 +1,7 @@
 """The policy by which an engine plans its steps."""
 
-from services.domain.latency import StepLatencyModel
-from worker_service.scheduling import BatchPolicy, DecodeFirst, PolicyName, PrefillFirst
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.worker_service.scheduling import BatchPolicy, DecodeFirst, PolicyName, PrefillFirst
 
 
 def batch_policy(name: PolicyName, latency: StepLatencyModel, best_effort_reserve: float) -> BatchPolicy:
@@ -10,7 +10,7 @@ def batch_policy(name: PolicyName, latency: StepLatencyModel, best_effort_reserv
         return DecodeFirst()
     if name is PolicyName.PREFILL_FIRST:
         return PrefillFirst()
-    from worker_service.scheduling.slo_policy import SloPolicy  # numba takes a second to import
+    from penstock.worker_service.scheduling.slo_policy import SloPolicy  # numba takes a second to import
 
     policy = SloPolicy(latency, best_effort_reserve)
     policy.warm()

@@ -1,4 +1,4 @@
-"""Identifies a model by a digest of its folder."""
+"""Identifies a model by a digest of its files."""
 
 import hashlib
 from pathlib import Path
@@ -7,12 +7,13 @@ FULL_HASH_BYTES = 64 * 1024 * 1024  # of larger files only size, beginning and e
 _END_BYTES = 1 << 20
 
 
-def model_digest(folder: Path, adapter: Path | None = None) -> str:
+def model_digest(folder: Path, adapter: Path | None = None, *, form: str = "") -> str:
     """A short digest of weights, config and tokenizer: engines with equal digests can exchange KV.
 
-    adapter: the folder of a LoRA adapter of the model.
+    folder: of the model, or its GGUF file. adapter: the folder of a LoRA adapter of the model. form: of the KV, where that is
+    not the model's alone.
     """
-    total = hashlib.sha256()
+    total = hashlib.sha256(form.encode())
     for path in (*_files(folder), *(_files(adapter) if adapter is not None else ())):
         total.update(path.name.encode())
         size = path.stat().st_size
@@ -27,4 +28,6 @@ def model_digest(folder: Path, adapter: Path | None = None) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
     return sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json") and "card" not in p.name)

@@ -3,11 +3,12 @@
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.domain.requests import SAMPLING_DEFAULTS, SamplingDefaults, SamplingParams
-from worker_service.engine.interface import EngineUnusable
+from penstock.types.sampling import SAMPLING_DEFAULTS, SamplingDefaults, SamplingParams
+from penstock.worker_service.engine.interface import EngineUnusable
 
 FILE = "generation_config.json"
 NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "typical_p": 1.0, "no_repeat_ngram_size": 0}
@@ -31,17 +32,28 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
         raise EngineUnusable(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise EngineUnusable(f"{path}: must be a JSON object")
-    values = {name: content[name] for name in SAMPLING_DEFAULTS if content.get(name) is not None}
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise EngineUnusable(f"{path}: {name}: must be a number, not {value!r}")
-    if values.get("top_k", 0) != int(values.get("top_k", 0)):
-        raise EngineUnusable(f"{path}: top_k: must be a whole number, not {values['top_k']}")
-    if "top_k" in values:
-        values["top_k"] = max(0, int(values["top_k"]))  # -1 is written for no limit
-    for problem in SamplingParams(**values).problems(""):
-        raise EngineUnusable(f"{path}: {problem.field.removeprefix('.')}: {problem.problem}")
+    values: dict[str, Any] = {name: content.get(name) for name in SAMPLING_DEFAULTS}
+    defaults = checked_defaults(values, str(path))
     ignored = [name for name, neutral in NEUTRAL.items() if content.get(name, neutral) not in (neutral, None)]
     if ignored:
         _log.warning("%s: %s: not supported, ignored", path, ", ".join(ignored))
+    return defaults
+
+
+def checked_defaults(stated: Mapping[str, Any], where: str) -> SamplingDefaults:
+    """Sampling defaults of these values; those that are None are not set.
+
+    Raises:
+        EngineUnusable: A value is out of range. The message begins with `where`.
+    """
+    values = {name: value for name, value in stated.items() if value is not None}
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise EngineUnusable(f"{where}: {name}: must be a number, not {value!r}")
+    if values.get("top_k", 0) != int(values.get("top_k", 0)):
+        raise EngineUnusable(f"{where}: top_k: must be a whole number, not {values['top_k']}")
+    if "top_k" in values:
+        values["top_k"] = max(0, int(values["top_k"]))  # -1 is written for no limit
+    for problem in SamplingParams(**values).problems(""):
+        raise EngineUnusable(f"{where}: {problem.field.removeprefix('.')}: {problem.problem}")
     return SamplingDefaults(**values)

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from services.domain.errors import PenstockError
-from services.domain.requests import MAX_DRAFT_TOKENS, Draft
-from worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
-from worker_service.speculation.sources import DraftSource
-from worker_service.text import Tokenizer
-from worker_service.text.encoder import EncodingAborted, PromptEncoder
+from penstock.services.domain.errors import PenstockError
+from penstock.types.requests import MAX_DRAFT_TOKENS, Draft
+from penstock.worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
+from penstock.worker_service.speculation.sources import DraftSource
+from penstock.worker_service.text import Tokenizer
+from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
 
 _log = logging.getLogger(__name__)
 

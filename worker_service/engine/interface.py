@@ -1,7 +1,7 @@
 """The interface of engines: a small protocol for all, and one for each capability."""
 
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -9,19 +9,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from services.domain.instances import Load
-from services.domain.requests import (
-    NO_DEFAULTS,
-    FinishReason,
-    GenerationRequest,
-    SamplingDefaults,
-    SamplingParams,
-    TokenFrame,
-    TokenUsage,
-)
-from services.event_streams import OnTokens
-from worker_service.scheduling import BatchScheduler
-from worker_service.text import Tokenizer
+from penstock.services.domain.instances import Load
+from penstock.services.event_streams import OnTokens
+from penstock.types.mesh_status import Drafting
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import NO_DEFAULTS, SamplingDefaults
+from penstock.types.workers import Admitted, Declined, EngineFinished, HandedOver, KvLayout
+from penstock.worker_service.text import Tokenizer
 
 
 class Capability(enum.Enum):
@@ -33,19 +28,13 @@ class Capability(enum.Enum):
     STRUCTURED_OUTPUT: the form of a reply is enforced, token by token.
     SLO: requests are admitted with an SLO only where it can be kept. Other engines serve them as best effort.
     SLO_PREDICTED: likewise, but by a prediction of steps that the engine does not form itself.
-    VERIFY_SAMPLED: a sampled draft token is accepted if the engine draws the same token.
-    VERIFY_REJECTION: a draft with its distributions is verified by rejection sampling.
     ADAPTER: the model is one with a LoRA adapter.
     DRAFTS: the draft of a request is verified; other engines ignore it.
     """
 
     LOGPROBS = "logprobs"
     PREFIX_REUSE = "prefix_reuse"
-    TOKEN_ALLOCATION = "token_allocation"
     KV_TRANSFER = "kv_transfer"
-    VERIFY_GREEDY = "verify_greedy"
-    VERIFY_SAMPLED = "verify_sampled"
-    VERIFY_REJECTION = "verify_rejection"
     SEEDED_SAMPLING = "seeded_sampling"
     PRIORITIES = "priorities"
     PREFIX_TRANSFER = "prefix_transfer"
@@ -87,47 +76,11 @@ class EngineInfo:
     sampling_defaults: SamplingDefaults | None = NO_DEFAULTS
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """First event of a request: it will be served. `best_effort`: without a latency guarantee."""
-
-    prompt_tokens: int
-    max_output_tokens: int
-    best_effort: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """First event of a request whose SLO cannot be kept and that is not served as best effort; Finished follows."""
-
-    reason: str
-
-
 NOT_KEPT = "the SLO cannot be kept here"
 """The reason of a decline by admission."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Last event of a request. drafted_tokens, accepted_drafted_tokens: of drafting models, verified and accepted; drafts
-    that came with the request are in its usage."""
-
-    reason: FinishReason
-    usage: TokenUsage
-    stop: str | None = None
-    preemptions: int = 0
-    drafted_tokens: int = 0
-    accepted_drafted_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """Last event of a request that continues in another engine, from output position `offset` on."""
-
-    offset: int
-
-
-EngineEvent = Admitted | Declined | TokenFrame | Finished | HandedOver
+EngineEvent = Admitted | Declined | TokenFrame | EngineFinished | HandedOver
 
 
 class Engine(Protocol):
@@ -168,7 +121,7 @@ class Engine(Protocol):
 
         Declined, then Finished: its SLO cannot be kept (`decline_unkept_slo`).
 
-        on_tokens: takes the frames, once the iteration goes on behind Admitted; only the other events are iterated then.
+        on_tokens: takes the frames, once the iteration continues after Admitted; only the other events are iterated then.
         One that is aborted while its prompt is tokenized is Finished without having been Admitted.
 
         Raises:
@@ -200,17 +153,6 @@ class Interruptible(Protocol):
         ...
 
 
-# Tokens for each request in the next step; None: the engine decides.
-Allocator = Callable[[BatchScheduler], Mapping[str, int] | None]
-
-
-@runtime_checkable
-class TokenAllocating(Protocol):
-    """For external schedulers: each step computes an explicit number of tokens per request."""
-
-    def allocate_by(self, allocator: Allocator | None) -> None: ...
-
-
 @runtime_checkable
 class StepPredicting(Protocol):
     """For metrics: an engine that predicts its step times, and corrects the predictions by what steps take."""
@@ -224,17 +166,12 @@ class StepPredicting(Protocol):
 @dataclass(frozen=True, slots=True)
 class SpeculationState:
     """Counts of drafted tokens since the start, by source: `model` for models that draft, `given` for drafts that came with
-    requests. chain, window: the models that draft now, small to large, and how many tokens the first one drafts; empty and 0
-    where the engine's model computes alone. accepted_share: of the last tokens of drafting models that were verified; None
-    before the first. drafts: whether there are drafting models."""
+    requests. drafting: what drafts now; None without drafting models."""
 
     verified: Mapping[str, int]
     accepted: Mapping[str, int]
     failures: Mapping[str, int]
-    chain: tuple[str, ...]
-    window: int
-    accepted_share: float | None = None
-    drafts: bool = False
+    drafting: Drafting | None = None
 
 
 @runtime_checkable
@@ -242,42 +179,6 @@ class Speculating(Protocol):
     """For metrics: an engine that verifies drafts of running replies."""
 
     def speculation(self) -> SpeculationState: ...
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """The KV layout, which two engines must share to exchange blocks: (layers, 2, elements).
-
-    A block's keys and values of a layer have block_tokens * kv_heads * head_dim elements, in the order of the engine's pool.
-    """
-
-    model_digest: str
-    layers: int
-    kv_heads: int
-    head_dim: int
-    block_tokens: int
-    dtype: str
-
-    @property
-    def block_bytes(self) -> int:
-        size = {"float32": 4, "float16": 2, "bfloat16": 2}[self.dtype]
-        return self.layers * 2 * self.block_tokens * self.kv_heads * self.head_dim * size
-
-    @property
-    def token_bytes(self) -> float:
-        return self.block_bytes / self.block_tokens
-
-    def blocks_from(self, data: bytes | memoryview, blocks: int) -> "Blocks":
-        """The memory of `data` as an array: read-only if `data` is.
-
-        Raises:
-            ValueError: The length does not match the number of blocks.
-        """
-        if len(data) != blocks * self.block_bytes:
-            raise ValueError(f"{len(data)} bytes for {blocks} blocks of {self.block_bytes}")
-        shape = (blocks, self.layers, 2, self.block_tokens * self.kv_heads * self.head_dim)
-        kind = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
-        return np.frombuffer(data, kind).reshape(shape)
 
 
 Blocks = npt.NDArray[np.generic]
@@ -327,10 +228,6 @@ class KvTransferring(Protocol):
             NotFound: The request is not decoding here.
             InvalidRequest: The blocks are not full.
         """
-        ...
-
-    async def rehearse_read(self, out: Blocks) -> None:
-        """Copy as many blocks as `out` has room for, whatever they hold: takes as long as `read_kv`. For measurements."""
         ...
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
@@ -397,7 +294,7 @@ class KvTransferring(Protocol):
         last: LastBlocks | None = None,
         on_tokens: OnTokens | None = None,
     ) -> AsyncGenerator[EngineEvent, None]:
-        """Like `generate`, but with the KV of the reservation: the reply continues behind `tokens`, which include the prompt.
+        """Like `generate`, but with the KV of the reservation: the reply continues after `tokens`, which include the prompt.
 
         last: blocks to write first, between the same two steps. The reservation is removed in any case.
 
@@ -414,45 +311,14 @@ class KvTransferring(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DraftDistribution:
-    """The distribution of a draft model at one position. Tokens that are not listed have probability 0."""
+def blocks_from(layout: KvLayout, data: bytes | memoryview, blocks: int) -> Blocks:
+    """The memory of `data` as an array: read-only if `data` is.
 
-    token_ids: tuple[int, ...]
-    probabilities: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The first `accepted` draft tokens are accepted; `next_token` is the verifier's token behind them."""
-
-    accepted: int
-    next_token: int
-
-
-@runtime_checkable
-class Verifying(Protocol):
-    """For speculative decoding: verifies a draft behind a prefix in one forward pass."""
-
-    async def verify(
-        self,
-        request_id: str,
-        prefix: Seq[int],
-        draft: Seq[int],
-        sampling: SamplingParams,
-        *,
-        offset: int = 0,
-        distributions: Seq[DraftDistribution] = (),
-    ) -> Verification:
-        """Greedy, or sampled at output positions from `offset` on.
-
-        Without `distributions`, a draft token is accepted if this engine draws the same token, so the text is the same as
-        without a draft. With them, it is accepted by rejection sampling, which keeps the distribution.
-
-        Raises:
-            InvalidRequest: The draft is invalid.
-            AlreadyRunning: A request with this id is in the engine.
-            Overloaded: The queue is full.
-            Unavailable: The engine failed.
-        """
-        ...
+    Raises:
+        ValueError: The length does not match the number of blocks.
+    """
+    if len(data) != blocks * layout.block_bytes:
+        raise ValueError(f"{len(data)} bytes for {blocks} blocks of {layout.block_bytes}")
+    shape = (blocks, layout.layers, 2, layout.block_tokens * layout.kv_heads * layout.head_dim)
+    kind = np.dtype("uint16" if layout.dtype == "bfloat16" else layout.dtype)
+    return np.frombuffer(data, kind).reshape(shape)

@@ -6,10 +6,11 @@ be copied by another thread while the engine computes.
 
 from collections.abc import Sequence as Seq
 
-from services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
-from worker_service.engine.interface import KvLayout, Stopped
-from worker_service.engine.runner import ModelRunner
-from worker_service.scheduling import BatchScheduler, OutOfBlocks, Reservation, Sequence
+from penstock.services.domain.errors import AlreadyRunning, NotFound, Overloaded, invalid
+from penstock.types.workers import KvLayout
+from penstock.worker_service.engine.interface import Stopped
+from penstock.worker_service.engine.runner import ModelRunner
+from penstock.worker_service.scheduling import BatchScheduler, OutOfBlocks, Reservation, Sequence
 
 RETRY_S = 0.5  # retry delay when there is no room
 

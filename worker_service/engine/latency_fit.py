@@ -6,24 +6,34 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.domain.latency import StepLatencyModel, StepLoad
-from worker_service.engine.core import EngineCore
-from worker_service.profile import timed_steps
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.profile import Bounds, timed_steps
 
-CALIBRATION_S = 3.0
+CALIBRATION_S, MEASURING_S = 3.0, 15.0
 """Enough for some hundred steps of a small model; what it misses, the online correction makes good."""
-MIN_STEPS = 20
+MIN_STEPS, MIN_SIZES = 20, 8
 
 
 def measured_latency(
-    core: EngineCore, *, seconds: float = CALIBRATION_S, now: Callable[[], float] = time.perf_counter
+    core: EngineCore,
+    *,
+    seconds: float = CALIBRATION_S,
+    most_s: float = MEASURING_S,
+    now: Callable[[], float] = time.perf_counter,
 ) -> StepLatencyModel:
-    """Step an idle core through batches of many sizes, at least MIN_STEPS steps, and fit a model to the times."""
-    began, samples = now(), list[tuple[StepLoad, float]]()
-    with contextlib.closing(timed_steps(core, now=now)) as steps:  # type: ignore[type-var]
+    """Step an idle core through batches of many sizes, for `seconds` and until there are enough; fit a model to the times.
+
+    most_s: the most that it takes, about: of a slow model only small batches are measured.
+    """
+    began, samples, sizes = now(), list[tuple[StepLoad, float]](), set[int]()
+    bounds = Bounds.within(core, most_s, now)
+    with contextlib.closing(timed_steps(core, now=now, bounds=bounds)) as steps:  # type: ignore[type-var]
         for sample in steps:
             samples.append(sample)
-            if now() - began > seconds and len(samples) >= MIN_STEPS:
+            sizes.add(sample[0].tokens)
+            elapsed = now() - began
+            if elapsed > most_s or (elapsed > seconds and len(samples) >= MIN_STEPS and len(sizes) >= MIN_SIZES):
                 break
     core.restart_throughput()
     return fitted(samples)

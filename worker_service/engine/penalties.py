@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.domain.requests import SamplingParams
+from penstock.types.sampling import SamplingParams
 
 
 class LogitChanges(NamedTuple):
@@ -25,7 +25,7 @@ class LogitChanges(NamedTuple):
 
 
 def logit_changes(sampling: SamplingParams, output: Seq[int], vocab_size: int) -> LogitChanges | None:
-    """The changes at the position behind `output`, the reply's tokens so far; None if there are none.
+    """The changes at the position after `output`, the reply's tokens so far; None if there are none.
 
     Tokens beyond the vocabulary are left out.
     """

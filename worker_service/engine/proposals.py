@@ -1,17 +1,17 @@
-"""The proposed tokens of an engine's running requests: asks their sources, checks the answers, counts what stands."""
+"""The proposed tokens of an engine's running requests: asks their sources, checks the answers, counts what is accepted."""
 
 import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from services.domain.instances import Drafting
-from services.domain.requests import FinishReason, PositionLogprobs
-from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
-from worker_service.engine.interface import SpeculationState
-from worker_service.scheduling import BatchScheduler, Chunk, StepPlan
-from worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
-from worker_service.text import Tokenizer
+from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
+from penstock.types.mesh_status import Drafting
+from penstock.types.replies import FinishReason, PositionLogprobs
+from penstock.worker_service.engine.interface import SpeculationState
+from penstock.worker_service.scheduling import BatchScheduler, Chunk, StepPlan
+from penstock.worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
+from penstock.worker_service.text import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -58,18 +58,13 @@ class Proposals:
     def state(self) -> SpeculationState:
         """The counts, and what drafts now. May be called by any thread."""
         counts = {"model": self.of_drafter, "given": self.of_sources}
-        drafter = self.drafter
-        chain, window = drafter.current if drafter is not None else ((), 0)
         failures = {name: count.failures for name, count in counts.items()}
-        failures["model"] += drafter.failures if drafter is not None else 0
+        failures["model"] += self.drafter.failures if self.drafter is not None else 0
         return SpeculationState(
             verified={name: count.verified for name, count in counts.items()},
             accepted={name: count.accepted for name, count in counts.items()},
             failures=failures,
-            chain=chain,
-            window=window,
-            accepted_share=self._accepted_share,
-            drafts=drafter is not None,
+            drafting=self.drafting(),
         )
 
     def drafting(self) -> Drafting | None:
@@ -97,11 +92,11 @@ class Proposals:
         if self.drafter is not None:
             self.drafter.forget(request_id)
 
-    def added(self, plan: StepPlan, scheduler: BatchScheduler, *, allowed: bool = True) -> StepPlan:
-        """The step with the tokens that are proposed now. allowed: whether any may be; sources observe the step anyway."""
+    def added(self, plan: StepPlan, scheduler: BatchScheduler) -> StepPlan:
+        """The step with the tokens that are proposed now."""
         self._by_drafter.clear()
         self._watching = bool(self._sources) or self.drafter is not None
-        if not self._watching or not allowed:
+        if not self._watching:
             return plan
         limits = scheduler.proposal_limits(plan, lambda: self._pace(len(plan.chunks)))
         proposals = dict[str, Seq[int]]()
@@ -142,7 +137,7 @@ class Proposals:
             counts.accepted += continuation.accepted
             if drafted:
                 self._count_share(verified, continuation.accepted)
-            if drafted and continuation.reason is None:  # what stands behind the end of a reply is not known
+            if drafted and continuation.reason is None:  # what comes after the end of a reply is not known
                 verdicts[request_id] = (verified, continuation.accepted)
         if self.drafter is None or not continuations:
             return
@@ -196,7 +191,7 @@ class Proposals:
     def _usable(self, tokens: Seq[int], limit: int) -> Seq[int]:
         """The tokens before the first one that cannot be verified.
 
-        An end token is left out: if it is right, the verifier draws it behind the tokens before it.
+        An end token is left out: if it is right, the verifier draws it after the tokens before it.
         """
         for i, token in enumerate(tokens):
             if i == limit or not 0 <= token < self._vocab_size or token in self._ends:

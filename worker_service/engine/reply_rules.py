@@ -1,11 +1,14 @@
 """Rules for the length and the end of a reply, common to all engines. No I/O."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from services.domain.errors import FieldProblem, PromptTooLong, UnsupportedByModel, invalid
-from services.domain.requests import FinishReason, GenerationRequest, SamplingParams
-from worker_service.engine.interface import DraftDistribution
-from worker_service.text import ReplyText, Tokenizer
+from penstock.services.domain.errors import PromptTooLong, UnsupportedByModel, invalid
+from penstock.types.problems import FieldProblem
+from penstock.types.replies import FinishReason, PositionLogprobs, TokenLogprob
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.text import ReplyText, Tokenizer
 
 
 def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int, tokenizer: Tokenizer) -> int:
@@ -27,7 +30,7 @@ def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int
         raise invalid("resume_token_ids", f"this model's token ids end at {tokenizer.vocab_size - 1}")
     check_tokens(request.sampling, tokenizer.vocab_size)
     room = context_tokens - len(prompt)
-    requested = request.sampling.max_output_tokens
+    requested = request.sampling.max_tokens
     limit = min(room, requested) if requested is not None else room
     if len(resumed) > limit:
         raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {limit}")
@@ -41,46 +44,12 @@ def check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
         UnsupportedByModel: One is unknown to the model; another tier's may know it.
     """
     for field, token_ids in (
-        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+        ("logit_bias", tuple(sampling.logit_bias)),
         ("stop_token_ids", sampling.stop_token_ids),
     ):
         if token_ids and max(token_ids) >= vocab_size:
             problem = f"token {max(token_ids)} is unknown to the model, whose token ids end at {vocab_size - 1}"
             raise UnsupportedByModel(FieldProblem(f"sampling.{field}", problem))
-
-
-def check_draft(
-    prefix: Seq[int],
-    draft: Seq[int],
-    offset: int,
-    distributions: Seq[DraftDistribution],
-    context_tokens: int,
-    vocab_size: int,
-) -> None:
-    """Check a draft.
-
-    Raises:
-        InvalidRequest: The draft is invalid.
-        PromptTooLong: Prefix and draft exceed the context.
-    """
-    if not prefix:
-        raise invalid("prefix_token_ids", "must not be empty")
-    if not draft:
-        raise invalid("draft_token_ids", "must not be empty")
-    if offset > len(prefix):
-        raise invalid("offset", "must be at most the length of the prefix")
-    for name, ids in (("prefix_token_ids", prefix), ("draft_token_ids", draft)):
-        if max(ids) >= vocab_size:
-            raise invalid(name, f"this model's token ids end at {vocab_size - 1}")
-    if distributions and len(distributions) != len(draft):
-        raise invalid("draft_distributions", f"{len(distributions)} for {len(draft)} draft tokens")
-    for i, row in enumerate(distributions):
-        if len(row.token_ids) != len(row.probabilities):
-            raise invalid(f"draft_distributions[{i}]", "token_ids and probabilities must have the same length")
-        if row.token_ids and max(row.token_ids) >= vocab_size:
-            raise invalid(f"draft_distributions[{i}].token_ids", "beyond this model's vocabulary")
-    if len(prefix) + len(draft) > context_tokens:
-        raise PromptTooLong.by("prefix_token_ids", len(prefix) + len(draft), context_tokens)
 
 
 def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:
@@ -98,3 +67,12 @@ def end_reason(
     if text.stopped or (token in tokenizer.eos_ids and not sampling.ignore_eos):
         return FinishReason.STOP
     return FinishReason.LENGTH if output >= limit else None
+
+
+def logprobs(tokenizer: Tokenizer, token: int, value: float, top: Iterable[tuple[int, float]]) -> PositionLogprobs:
+    """What is told of a position. top: (token, logprob) of the most likely ones."""
+
+    def one(token_id: int, value: float) -> TokenLogprob:
+        return TokenLogprob(token_id, value, tokenizer.token_bytes(token_id))
+
+    return PositionLogprobs(one(token, value), tuple(one(*each) for each in top))

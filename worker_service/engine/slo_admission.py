@@ -19,10 +19,10 @@ GATHER_S of the first, up to a pause of PAUSE_S without a new one."""
 class SloAdmission:
     """Commands that add requests, and the thread that runs them during steps."""
 
-    def __init__(self, decide: Callable[[], None]) -> None:
+    def __init__(self, decide: Callable[[], object]) -> None:
         """decide: decides on the added requests and delivers the answers; called by the second thread."""
         self._decide = decide
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # held by the thread that uses the core, around the steps' computation
         self._computing = False
         self._wake = threading.Semaphore(0)
@@ -40,7 +40,7 @@ class SloAdmission:
         if self._thread is not None:
             self._thread.join()
 
-    def put(self, command: Callable[[], None]) -> None:
+    def put(self, command: Callable[[], object]) -> None:
         """Queue a command. It must not raise."""
         self._commands.put(command)
         self._wake.release()

@@ -4,16 +4,17 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from services.domain.errors import PenstockError
-from services.domain.requests import GenerationRequest
-from services.text_threads import TextThread
-from services.tool_calls import ToolFormat
-from worker_service.grammar.source import GrammarSource, grammar_characters, reply_grammar
-from worker_service.request_failures import request_failed
-from worker_service.text import Tokenizer
+from penstock.services.domain.errors import PenstockError
+from penstock.services.text_threads import TextThread
+from penstock.services.tool_calls import ToolFormat
+from penstock.types.requests import GenerationRequest
+from penstock.worker_service.grammar.source import GrammarSource, grammar_characters, reply_grammar
+from penstock.worker_service.grammar.trials import GrammarTrials
+from penstock.worker_service.text import Tokenizer
+from penstock.worker_service.text.request_failures import request_failed
 
 if TYPE_CHECKING:
-    from worker_service.grammar.token_grammar import TokenGrammar, Vocabulary
+    from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary
 
 MAX_COMPILED = 32
 """Grammars that are kept; the longest unused is forgotten first. Agents send the same few with every request."""
@@ -28,11 +29,12 @@ class GrammarCompiler:
         """form: how the model writes tool calls; None where it takes no tools."""
         self._tokenizer, self._form = tokenizer, form
         self._thread = TextThread("grammars", MAX_WAITING_CHARACTERS)
+        self._trials = GrammarTrials(self._token_texts)
         self._vocabulary: Vocabulary | None = None
         self._compiled: OrderedDict[str, TokenGrammar] = OrderedDict()
 
     async def compile(self, request: GenerationRequest, output: Seq[int]) -> "TokenGrammar | None":
-        """The grammar of a request's reply, behind the `output` that there is already; None where it has none.
+        """The grammar of a request's reply, after the `output` that there is already; None where it has none.
 
         Raises:
             InvalidRequest: it cannot be enforced; names the field.
@@ -43,14 +45,30 @@ class GrammarCompiler:
         characters = grammar_characters(request, self._form) if request.has_form else 0
         if not characters:
             return None
-        return await self._thread.submit(characters, lambda: self._begun(request, output))
+        known = await self._thread.submit(characters, lambda: self._known(request, output))
+        if not isinstance(known, GrammarSource):
+            return known
+        source = known
+        await self._trials.check(source, request.cache_salt)
+        return await self._thread.submit(characters, lambda: self._begun(request, source, output))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._thread.close()
+        await self._trials.close()
 
-    def _begun(self, request: GenerationRequest, output: Seq[int]) -> "TokenGrammar":
+    def _token_texts(self) -> tuple[list[bytes], list[int]]:
+        from penstock.worker_service.grammar.token_grammar import token_texts
+
+        return token_texts(self._tokenizer)
+
+    def _known(self, request: GenerationRequest, output: Seq[int]) -> "TokenGrammar | GrammarSource":
+        """The grammar of a reply, or what must be compiled for it first."""
+        source = reply_grammar(request, self._form)
+        return self._begun(request, source, output) if source.text in self._compiled else source
+
+    def _begun(self, request: GenerationRequest, source: GrammarSource, output: Seq[int]) -> "TokenGrammar":
         try:
-            return self._get(reply_grammar(request, self._form)).begun(output)
+            return self._get(source).begun(output)
         except PenstockError:
             raise
         except BaseException as error:  # a panic in native code is no Exception
@@ -58,7 +76,7 @@ class GrammarCompiler:
 
     def _get(self, source: GrammarSource) -> "TokenGrammar":
         """A compiled grammar; the thread's."""
-        from worker_service.grammar.token_grammar import (
+        from penstock.worker_service.grammar.token_grammar import (
             Vocabulary,
             compiled,
         )  # only where it is needed: it loads a library
@@ -68,7 +86,7 @@ class GrammarCompiler:
             self._compiled.move_to_end(source.text)
             return known
         if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self._tokenizer)
+            self._vocabulary = Vocabulary.of(self._tokenizer)
         grammar = self._compiled[source.text] = compiled(source, self._vocabulary)
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)

@@ -7,11 +7,13 @@ else. Within calls it is one character at most, as models are trained to write t
 import json
 from dataclasses import dataclass
 
-from services.domain.errors import FieldProblem, UnsupportedByModel, invalid
-from services.domain.requests import ChatPrompt, GenerationRequest
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import NO_TOOLS, ToolMode, ToolUse
-from services.tool_calls import ToolFormat
+from penstock.services.domain.errors import UnsupportedByModel, invalid
+from penstock.services.tool_calls import ToolFormat
+from penstock.types.problems import FieldProblem
+from penstock.types.prompts import ChatPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.structured import StructuredOutput, StructureKind
+from penstock.types.tools import NO_TOOLS, ToolMode, ToolUse
 
 MAX_INDENTATION = 32
 """Characters: sixteen levels by two."""
@@ -42,11 +44,13 @@ def grammar_characters(request: GenerationRequest, form: ToolFormat | None) -> i
     """
     structured, tool_use = request.sampling.structured_output, _tool_use(request)
     if tool_use.offered and form is None:
-        raise UnsupportedByModel(FieldProblem("prompt.chat.tools", "this model's chat template takes no tools"))
+        raise UnsupportedByModel(
+            FieldProblem("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
+        )
     enforced = _enforces_calls(tool_use, structured)
     size = sum(len(tool.parameters) for tool in tool_use.callable) if enforced else 0
     if structured is not None:
-        size += len(structured.text) + sum(map(len, structured.choices))
+        size += len(structured.text) + sum(map(len, structured.choice))
     return size + 1 if enforced or structured is not None else 0
 
 
@@ -91,13 +95,13 @@ def _rule(structured: StructuredOutput) -> str:
         case StructureKind.REGEX:
             return f"/{_between_slashes(structured.text)}/"
         case StructureKind.CHOICE:
-            return " | ".join(map(json.dumps, structured.choices))
+            return " | ".join(map(json.dumps, structured.choice))
         case StructureKind.GRAMMAR:
             raise AssertionError("a grammar is no rule")
 
 
 def _between_slashes(regex: str) -> str:
-    """A regular expression as it may stand between slashes, on one line."""
+    """A regular expression as it may be written between slashes, on one line."""
     escaped, after_backslash = list[str](), False
     for char in regex:
         escape = char in _ESCAPES and not after_backslash
@@ -142,7 +146,7 @@ def _calls(tool_use: ToolUse, form: ToolFormat, structured: StructuredOutput | N
     separator = f" SPACE? {json.dumps(form.separator)} SPACE? " if form.separator.strip() else " SPACE? "
     rules.append(f"call: {begin}body{end}")
     rules.append(f"calls: call ({separator}call)*" if tool_use.choice.parallel else "calls: call")
-    field = "prompt.chat.tools"
+    field = "prompt.chat.tool_use.tools"
     if tool_use.choice.mode is ToolMode.REQUIRED:
         return GrammarSource("\n".join([*rules, "start: calls"]), field)
     if structured is None:

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from services.domain.errors import RequestFailed, invalid
-from worker_service.grammar.source import GrammarSource
-from worker_service.text import Tokenizer
+from penstock.services.domain.errors import RequestFailed, invalid
+from penstock.worker_service.grammar.source import GrammarSource
+from penstock.worker_service.text import Tokenizer
 
 # What one grammar may cost. By the library's own rates (docs/adr/0034): 10 ms to compile, 40 MB. Of steps it only bounds the
 # lexer: an ambiguous grammar of two lines takes 100 ms at its 200th token, so time is bounded, too.
@@ -34,13 +34,24 @@ Mask = npt.NDArray[np.int32]
 class Vocabulary:
     """The model's tokens, as the library wants them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        eos = sorted(tokenizer.eos_ids) or [tokenizer.vocab_size - 1]
-        self.eos_ids, self.size = frozenset(eos), tokenizer.vocab_size
-        self.tokenizer = LLTokenizer(
-            TokenizerWrapper(_Tokens(tokenizer, eos[0])), n_vocab=self.size, eos_token=eos[0], slices=None
-        )
-        self.eos_id = eos[0]
+    def __init__(self, tokens: LLTokenizer, eos_ids: Seq[int], size: int) -> None:
+        """eos_ids: of the tokens that end a reply, at least one; the library knows the first. size: number of tokens."""
+        self.tokenizer, self.size = tokens, size
+        self.eos_ids, self.eos_id = frozenset(eos_ids), eos_ids[0]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
+        texts, eos_ids = token_texts(tokenizer)
+        wrapper = TokenizerWrapper(_Tokens(tokenizer, texts, eos_ids[0]))
+        tokens = LLTokenizer(wrapper, n_vocab=len(texts), eos_token=eos_ids[0], slices=None)
+        return cls(tokens, eos_ids, len(texts))
+
+
+def token_texts(tokenizer: Tokenizer) -> tuple[list[bytes], list[int]]:
+    """(the text of each token, with names for those that have none; the tokens that end a reply, at least one)."""
+    texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    eos_ids = sorted(tokenizer.eos_ids) or [tokenizer.vocab_size - 1]
+    return [text or b"<special-%d>" % token for token, text in enumerate(texts)], eos_ids
 
 
 class _Time:
@@ -77,7 +88,7 @@ class TokenGrammar:
         self._time = time_taken or _Time()
 
     def begun(self, output: Seq[int]) -> "TokenGrammar":
-        """A reply of its own, behind the tokens so far: they are all its state.
+        """A reply of its own, after the tokens so far: they are all its state.
 
         Raises:
             InvalidRequest: they break the grammar.
@@ -127,8 +138,8 @@ class TokenGrammar:
         self._time.tokens(1)
 
     def allowed_along(self, draft: Seq[int]) -> Mask:
-        """Masks at each draft token and behind the last: (len(draft) + 1, words). Behind a token that does not fit, and so
-        cannot stand, every token is allowed."""
+        """Masks at each draft token and after the last: (len(draft) + 1, words). After a token that does not fit, and so
+        cannot be accepted, every token is allowed."""
         masks = np.full((len(draft) + 1, -(-self._vocabulary.size // 32)), -1, np.int32)
         place = TokenGrammar(self._matcher.deep_copy(), self._vocabulary, self._time)
         for i, token in enumerate((*draft, None)):
@@ -177,13 +188,9 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = eos_id
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
-        for token in self.special_token_ids:
-            self.tokens[token] = b"<special-%d>" % token
+    def __init__(self, tokenizer: Tokenizer, texts: list[bytes], eos_id: int) -> None:
+        self._tokenizer, self.tokens, self.eos_token_id = tokenizer, texts, eos_id
+        self.special_token_ids = [t for t in range(tokenizer.vocab_size) if not tokenizer.token_bytes(t)]
 
     def __call__(self, text: bytes) -> list[int]:
         return self._tokenizer.encode_text(text.decode("utf-8", "replace"))

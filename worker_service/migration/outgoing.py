@@ -6,15 +6,15 @@ from contextlib import suppress
 
 import numpy as np
 
-from worker_service.engine.interface import Blocks, KvLayout
-from worker_service.migration.messages import Chunk, SegmentAddress
-from worker_service.migration.segment import HEADER_BYTES, MAX_SEGMENT_BYTES, NotShared, SourceSegment
-from worker_service.migration.source import WINDOW
+from penstock.types.workers import KvChunk, KvLayout, SharedSegment
+from penstock.worker_service.engine.interface import Blocks, blocks_from
+from penstock.worker_service.migration.segment import HEADER_BYTES, MAX_SEGMENT_BYTES, NotShared, SourceSegment
+from penstock.worker_service.migration.source import WINDOW
 
 CHUNK_BYTES = 1 << 20
 """Of KV in one message; a larger block is a message of its own."""
 SHARED_CHUNK_BYTES = 4 << 20
-"""Of KV behind one message where memory is shared: a message takes as long as copying about half a megabyte."""
+"""Of KV per message where memory is shared: a message takes as long as copying about half a megabyte."""
 LEAST_SHARED_BYTES = 256 << 10
 """With less KV to send, one message takes less time than sharing memory."""
 
@@ -30,12 +30,7 @@ class OutgoingChunks:
         self.blocks = self._message_blocks
         """Limit of blocks per chunk."""
 
-    @property
-    def sharing(self) -> bool:
-        """Whether there is memory to share."""
-        return self._segment is not None
-
-    async def share(self, blocks: int) -> SegmentAddress | None:
+    async def share(self, blocks: int) -> SharedSegment | None:
         """Create memory to share for about this many blocks, if that is worth it; return its address."""
         block_bytes = self._layout.block_bytes
         if blocks * block_bytes < LEAST_SHARED_BYTES:
@@ -63,16 +58,16 @@ class OutgoingChunks:
         if self._segment is None or (offset := self._segment.take()) is None:
             return None
         size = blocks * self._layout.block_bytes
-        return offset, self._layout.blocks_from(self._segment.memory(offset, size), blocks)
+        return offset, blocks_from(self._layout, self._segment.memory(offset, size), blocks)
 
-    def chunk(self, first: int, blocks: int, data: Blocks, offset: int | None) -> Chunk:
+    def chunk(self, first: int, blocks: int, data: Blocks, offset: int | None) -> KvChunk:
         """The chunk of `data`, which is at `offset` of the shared memory, or goes with the message. Counts as sent."""
         self._in_flight.append(offset is not None)
-        return Chunk(first, blocks, data.tobytes() if offset is None else b"", offset)
+        return KvChunk(first, blocks, data.tobytes() if offset is None else b"", offset)
 
-    def rest(self, first: int, data: Blocks) -> list[Chunk]:
+    def rest(self, first: int, data: Blocks) -> list[KvChunk]:
         """The last blocks as chunks, which are sent without waiting for answers."""
-        chunks, at = list[Chunk](), 0
+        chunks, at = list[KvChunk](), 0
         while at < len(data):
             part = data[at : at + self.blocks]
             slot = self.slot(len(part))

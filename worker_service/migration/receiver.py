@@ -6,17 +6,26 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 
-from services.background import end
-from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
-from services.domain.requests import GenerationRequest
-from services.event_streams import OnTokens
-from worker_service.engine.interface import Blocks, Declined, EngineEvent, KvTransferring, LastBlocks
-from worker_service.migration import source, target
-from worker_service.migration.bandwidth import absorb
-from worker_service.migration.incoming import content, opened
-from worker_service.migration.messages import Chunk, Closing, Opening, ToSource, ToTarget
-from worker_service.migration.segment import TargetSegment
-from worker_service.migration.sender import ANSWER_S, MAX_TRANSFER_S
+from penstock.services.background import end
+from penstock.services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
+from penstock.services.event_streams import OnTokens
+from penstock.types.requests import GenerationRequest
+from penstock.types.workers import (
+    ChunkReceived,
+    Declined,
+    KvChunk,
+    ToSource,
+    ToTarget,
+    TransferAccepted,
+    TransferClosing,
+    TransferCommitted,
+    TransferFailed,
+    TransferOpening,
+)
+from penstock.worker_service.engine.interface import Blocks, EngineEvent, KvTransferring, LastBlocks, blocks_from
+from penstock.worker_service.migration import target
+from penstock.worker_service.migration.segment import TargetSegment, content, opened
+from penstock.worker_service.migration.sender import ANSWER_S, MAX_TRANSFER_S
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +97,7 @@ class IncomingReply:
         else:
             self._entered.cancel()
 
-    async def drive(self, opening: Opening) -> None:
+    async def drive(self, opening: TransferOpening) -> None:
         """Run the state machine until the request runs here or is dropped."""
         follow_ups: deque[target.TargetEvent] = deque()
         message: ToTarget = opening
@@ -98,11 +107,11 @@ class IncomingReply:
                     follow_ups.appendleft(target.RouterLost())
                 event = follow_ups.popleft() if follow_ups else await self._next()
                 match event:
-                    case Chunk():
+                    case KvChunk():
                         message, event = event, target.ChunkCame(event.blocks)
-                    case Closing():
+                    case TransferClosing():
                         message, event = event, target.Closed()
-                    case Opening():
+                    case TransferOpening():
                         event = target.Refused("opened twice")
                 self._phase, effects = target.advance(self._phase, event)
                 for effect in effects:
@@ -114,7 +123,7 @@ class IncomingReply:
                         follow_ups.append(follow_up)
         except Exception:
             _log.exception("receiving %s failed", self.transfer_id)
-            self.answers.put_nowait(source.Failed("internal error"))
+            self.answers.put_nowait(TransferFailed("internal error"))
             await self._release()
         finally:
             self._segment = None
@@ -131,7 +140,7 @@ class IncomingReply:
         return target.SourceLost()
 
     async def _perform(
-        self, effect: target.TargetEffect, opening: Opening, message: ToTarget
+        self, effect: target.TargetEffect, opening: TransferOpening, message: ToTarget
     ) -> target.TargetEvent | None:
         engine, name = self._engine, self.transfer_id
         match effect:
@@ -142,11 +151,11 @@ class IncomingReply:
                 self._preparing.add_done_callback(_retrieve_error)
                 return target.Reserved(present)
             case target.Write():
-                assert isinstance(message, Chunk)
+                assert isinstance(message, KvChunk)
                 await engine.write_kv(name, message.first_block, self._blocks(message, opening))
                 return target.Written(message.blocks)
             case target.Enter():
-                assert isinstance(message, Closing)
+                assert isinstance(message, TransferClosing)
                 assert self._preparing is not None
                 await self._preparing
                 last = None
@@ -160,13 +169,13 @@ class IncomingReply:
                 return target.Entered()
             case target.TellCommitted():
                 self._entered.set_result((self._admitted, self._events))
-                self.answers.put_nowait(source.Committed())
+                self.answers.put_nowait(TransferCommitted())
             case target.TellAccepted(present):
-                self.answers.put_nowait(source.Accepted(present, self._segment is not None))
+                self.answers.put_nowait(TransferAccepted(present, self._segment is not None))
             case target.TellReceived(blocks):
-                self.answers.put_nowait(source.Received(blocks))
+                self.answers.put_nowait(ChunkReceived(blocks))
             case target.TellRefused(reason):
-                self.answers.put_nowait(source.Failed(reason))
+                self.answers.put_nowait(TransferFailed(reason))
             case target.EndReply(reason):
                 if not self._entered.done():
                     self._entered.set_exception(Unavailable(reason))
@@ -176,8 +185,8 @@ class IncomingReply:
                 await self._events.aclose()
         return None
 
-    def _blocks(self, chunk: Chunk, opening: Opening) -> Blocks:
-        return opening.layout.blocks_from(content(chunk, opening.layout, self._segment), chunk.blocks)
+    def _blocks(self, chunk: KvChunk, opening: TransferOpening) -> Blocks:
+        return blocks_from(opening.layout, content(chunk, opening.layout, self._segment), chunk.blocks)
 
     async def _release(self) -> None:
         if self._preparing is not None:
@@ -198,7 +207,6 @@ class KvReceiver:
         self._engine, self._max_transfers = engine, max_transfers
         self._incoming: dict[str, IncomingReply] = {}
         self._drivers: set[asyncio.Task[None]] = set()
-        self._measuring = False
 
     @asynccontextmanager
     async def expect(
@@ -224,16 +232,12 @@ class KvReceiver:
     async def receive(self, messages: AsyncIterator[ToTarget]) -> AsyncGenerator[ToSource, None]:
         """Yield messages to a source, until the request runs here or is refused."""
         opening = await anext(messages, None)
-        if not isinstance(opening, Opening):
-            yield source.Failed("the first message must be an opening")
-            return
-        if opening.measurement:
-            async for answer in self._measured(opening, messages):
-                yield answer
+        if not isinstance(opening, TransferOpening):
+            yield TransferFailed("the first message must be an opening")
             return
         incoming = self._incoming.get(opening.transfer_id)
         if incoming is None or not incoming.open():
-            yield source.Failed(f"no router expects transfer '{opening.transfer_id}' here")
+            yield TransferFailed(f"no router expects transfer '{opening.transfer_id}' here")
             return
         driver = asyncio.create_task(incoming.drive(opening), name=f"receive {opening.transfer_id}")
         self._drivers.add(driver)  # continues after the loss of a source
@@ -245,20 +249,6 @@ class KvReceiver:
         finally:
             await end(pump)
             incoming.put(target.SourceLost())
-
-    async def _measured(self, opening: Opening, messages: AsyncIterator[ToTarget]) -> AsyncGenerator[ToSource, None]:
-        """Take part in the measurement of another worker: one at a time, so that they do not slow each other down."""
-        if opening.layout != self._engine.kv_layout:
-            yield source.Failed(f"this engine has {self._engine.kv_layout}, not {opening.layout}")
-        elif self._measuring:
-            yield source.Failed("another measurement is running")
-        else:
-            self._measuring = True
-            try:
-                async for answer in absorb(opening.layout, opened(opening.shared), messages):
-                    yield answer
-            finally:
-                self._measuring = False
 
     async def close(self) -> None:
         await end(*self._drivers)

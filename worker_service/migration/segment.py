@@ -1,7 +1,7 @@
 """Memory that two workers of one host share for the KV of one transfer.
 
 The source creates an anonymous file in memory, and tells the target its process id, the number of the file's descriptor, its
-size and a secret that stands at the file's beginning. The target opens it through /proc. A target that finds the secret there
+size and a secret at the file's beginning. The target opens it through /proc. A target that finds the secret there
 is on the same host, and sees the source's own processes; another host, another container or another user does not, and KV
 then moves as bytes in messages.
 
@@ -19,7 +19,7 @@ import stat
 import sys
 import weakref
 
-from worker_service.migration.messages import SegmentAddress
+from penstock.types.workers import KvChunk, KvLayout, SharedSegment
 
 SECRET_BYTES = 32
 HEADER_BYTES = mmap.PAGESIZE
@@ -59,7 +59,7 @@ class SourceSegment:
             raise NotShared(f"no shared memory: {error}") from error
         self._memory[:SECRET_BYTES] = secret
         self.slot_bytes = slot_bytes
-        self.address = SegmentAddress(os.getpid(), descriptor, size, secret)
+        self.address = SharedSegment(os.getpid(), descriptor, size, secret)
         self._free = list(range(slots))
         self._used: list[int] = []
 
@@ -87,7 +87,7 @@ class SourceSegment:
 class TargetSegment:
     """A segment of another process, read-only here."""
 
-    def __init__(self, address: SegmentAddress) -> None:
+    def __init__(self, address: SharedSegment) -> None:
         """Raises:
         NotShared: There is no such segment on this host, or it is not what was announced.
         """
@@ -113,7 +113,7 @@ class TargetSegment:
         return self._memory[offset : offset + size_bytes]
 
 
-def _mapped(address: SegmentAddress) -> mmap.mmap:
+def _mapped(address: SharedSegment) -> mmap.mmap:
     """Map the file at `address`, if it is a sealed one of this user and of that size."""
     path = f"/proc/{address.process_id:d}/fd/{address.descriptor:d}"
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: it may be a device, or a pipe that waits
@@ -130,3 +130,26 @@ def _mapped(address: SegmentAddress) -> mmap.mmap:
             os.close(descriptor)
     finally:
         os.close(place)
+
+
+def opened(address: SharedSegment | None) -> TargetSegment | None:
+    """The segment that a source offers; None if this worker is not on its host, or has no part in it otherwise."""
+    if address is None:
+        return None
+    try:
+        return TargetSegment(address)
+    except NotShared:
+        return None
+
+
+def content(chunk: KvChunk, layout: KvLayout, segment: TargetSegment | None) -> bytes | memoryview:
+    """The bytes of a chunk.
+
+    Raises:
+        ValueError: They are not within the shared memory, or there is none.
+    """
+    if chunk.shared_offset is None:
+        return chunk.data
+    if segment is None:
+        raise ValueError("shared_offset: no memory is shared")
+    return segment.memory(chunk.shared_offset, chunk.blocks * layout.block_bytes)

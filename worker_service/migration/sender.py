@@ -8,21 +8,24 @@ from contextlib import suppress
 
 from opentelemetry.metrics import Meter
 
-from services.background import end
-from services.domain.errors import PenstockError, Unavailable
-from worker_service.engine.interface import KvTransferring
-from worker_service.migration import source
-from worker_service.migration.bandwidth import BandwidthEstimate, measure
-from worker_service.migration.messages import (
-    Closing,
-    MovedOut,
+from penstock.services.background import end
+from penstock.services.domain.errors import PenstockError
+from penstock.types.workers import (
+    ChunkReceived,
+    HandedOver,
+    MoveReport,
     NotMoved,
-    Opening,
-    Report,
     RoundCopied,
+    TransferAccepted,
+    TransferClosing,
+    TransferFailed,
+    TransferOpening,
 )
-from worker_service.migration.outgoing import OutgoingChunks
-from worker_service.migration.wire import Dial, Wire
+from penstock.worker_service.engine.interface import KvTransferring
+from penstock.worker_service.migration import source
+from penstock.worker_service.migration.bandwidth import BandwidthEstimate
+from penstock.worker_service.migration.outgoing import OutgoingChunks
+from penstock.worker_service.migration.wire import Dial, Wire
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ MAX_TRANSFER_S = 120.0  # limit of a whole move, the wait for the transfer ahead
 class KvSender:
     """Sends requests with their KV to other workers, at most `max_transfers` at once.
 
-    shares_memory: with workers of the same host, through shared memory. bytes_per_s: at which KV moves; None: measured.
+    shares_memory: with workers of the same host, through shared memory. bytes_per_s: at which KV moves; None: as moves show.
     """
 
     def __init__(
@@ -48,22 +51,21 @@ class KvSender:
     ) -> None:
         self._engine, self._dial, self._max_transfers = engine, dial, max_transfers
         self._shares_memory = shares_memory
-        self._elsewhere: set[str] = set()  # addresses of workers that share no memory with this one
         self.bandwidth = BandwidthEstimate(bytes_per_s)
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._moves = meter.create_counter("penstock.worker.moves_out", unit="{move}")
         self._bytes = meter.create_counter("penstock.worker.moved_bytes", unit="By")
         self._stall = meter.create_histogram("penstock.worker.move_stall", unit="s")
 
-    async def move(self, request_id: str, transfer_id: str, address: str) -> AsyncGenerator[Report, None]:
-        """Yield rounds, then MovedOut or NotMoved. Leaving the iteration cancels the transfer, if that is still possible."""
+    async def move(self, request_id: str, transfer_id: str, address: str) -> AsyncGenerator[MoveReport, None]:
+        """Yield rounds, then HandedOver or NotMoved. Leaving the iteration cancels it, if still possible."""
         if request_id in self._under_way:
             yield NotMoved("it is already migrating")
             return
         if len(self._under_way) >= self._max_transfers:
             yield NotMoved(f"{self._max_transfers} transfers are already active here")
             return
-        shares = self._shares_memory and address not in self._elsewhere
+        shares = self._shares_memory
         transfer = _Transfer(self._engine, self._dial, request_id, transfer_id, address, shares_memory=shares)
         task = asyncio.create_task(transfer.run(), name=f"move {request_id}")
         self._under_way[request_id] = task
@@ -82,25 +84,11 @@ class KvSender:
     async def close(self) -> None:
         await end(*self._under_way.values())
 
-    async def measure(self, address: str) -> None:
-        """Measure at which rate KV moves to a worker, without a request; at most 32 MiB, and about 0.3 s.
-
-        Raises:
-            Unavailable: The worker does not answer, or is taking another measurement.
-        """
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                self.bandwidth.measured(await measure(self._engine, self._dial, address, shares=self._shares_memory))
-        except TimeoutError:
-            raise Unavailable(f"the measurement took more than {ANSWER_S:g} s") from None
-
-    def _count(self, report: Report, transfer: "_Transfer") -> None:
-        if transfer.declined_memory:
-            self._elsewhere.add(transfer.address)
+    def _count(self, report: MoveReport, transfer: "_Transfer") -> None:
         self.bandwidth.moved(transfer.copied_bytes, transfer.copied_s)
-        self._moves.add(1, {"penstock.outcome": "moved" if isinstance(report, MovedOut) else "failed"})
+        self._moves.add(1, {"penstock.outcome": "moved" if isinstance(report, HandedOver) else "failed"})
         self._bytes.add(transfer.sent_bytes)
-        if isinstance(report, MovedOut):
+        if isinstance(report, HandedOver):
             self._stall.record(report.stall_s)
 
 
@@ -125,10 +113,8 @@ class _Transfer:
         self._stopped_at = 0.0
         self._offset = 0
         self.events: asyncio.Queue[source.SourceEvent] = asyncio.Queue()
-        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.reports: asyncio.Queue[MoveReport] = asyncio.Queue()
         self.sent_bytes = 0
-        self.declined_memory = False
-        """Whether the target was offered shared memory and could not use it."""
         self._accepted_at = 0.0
         self.copied_bytes, self.copied_s = 0, 0.0
         """What was sent in whole rounds, and how long that took."""
@@ -140,7 +126,7 @@ class _Transfer:
             async with self._dial(self.address) as wire:
                 reader = asyncio.create_task(self._read(wire))
                 try:
-                    await wire.send(Opening(self._transfer_id, self._layout, tokens, shared))
+                    await wire.send(TransferOpening(self._transfer_id, self._layout, tokens, shared))
                     await self._drive(wire)
                 finally:
                     await end(reader)
@@ -157,13 +143,13 @@ class _Transfer:
         try:
             async for answer in wire.answers():
                 self.events.put_nowait(answer)
-            self.events.put_nowait(source.Failed("the target ended the stream"))
+            self.events.put_nowait(TransferFailed("the target ended the stream"))
         except PenstockError as error:
-            self.events.put_nowait(source.Failed(str(error)))
+            self.events.put_nowait(TransferFailed(str(error)))
 
     async def _drive(self, wire: Wire) -> None:
         while not self._state.over:
-            event: source.SourceEvent = source.Failed(f"the target was silent for {ANSWER_S:g} s")
+            event: source.SourceEvent = TransferFailed(f"the target was silent for {ANSWER_S:g} s")
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
                     event = await self.events.get()
@@ -175,15 +161,14 @@ class _Transfer:
             except PenstockError as error:
                 if self._state.over:  # the request ended before it could be handed over or resumed
                     self.reports.put_nowait(NotMoved(str(error)))
-                self.events.put_nowait(source.Failed(str(error)))
+                self.events.put_nowait(TransferFailed(str(error)))
 
     def _note(self, event: source.SourceEvent) -> None:
         match event:
-            case source.Accepted():
-                self.declined_memory = self._chunks.sharing and not event.shares_segment
+            case TransferAccepted():
                 self._chunks.accepted(event.shares_segment)
                 self._accepted_at = time.monotonic()
-            case source.Received():
+            case ChunkReceived():
                 self._chunks.received()
 
     async def _perform(self, effect: source.SourceEffect, wire: Wire) -> None:
@@ -203,7 +188,7 @@ class _Transfer:
                 chunks = self._chunks.rest(first, stopped.data)
                 for chunk in chunks[:-1]:
                     await wire.send(chunk)
-                await wire.send(Closing(stopped.tokens, chunks[-1] if chunks else None))
+                await wire.send(TransferClosing(stopped.tokens, chunks[-1] if chunks else None))
                 self.sent_bytes += stopped.data.nbytes
             case source.Delete():
                 self._offset = (await engine.leave(request_id)).offset
@@ -213,7 +198,7 @@ class _Transfer:
                 self.copied_bytes, self.copied_s = self.sent_bytes, time.monotonic() - self._accepted_at
                 self.reports.put_nowait(RoundCopied(number, blocks, self.sent_bytes))
             case source.TellHandedOver():
-                self.reports.put_nowait(MovedOut(self._offset, time.monotonic() - self._stopped_at))
+                self.reports.put_nowait(HandedOver(self._offset, time.monotonic() - self._stopped_at))
             case source.TellFailed(reason):
                 self.reports.put_nowait(NotMoved(reason))
             case source.HangUp():

@@ -12,6 +12,8 @@ only after it runs there. In CLOSING a cancellation waits for the target's respo
 import enum
 from dataclasses import dataclass, replace
 
+from penstock.types.workers import ChunkReceived, TransferAccepted, TransferCommitted, TransferFailed
+
 WINDOW = 2  # chunks in flight: bounds memory on both sides, and keeps the connection busy while one is written
 LAST_BLOCKS = 1  # this few full blocks need no further round
 MAX_ROUNDS = 8  # a request that decodes faster than its KV is transferred is paused after this many
@@ -41,14 +43,6 @@ class SourceState:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The target has room; the first `present` blocks are present there. shares_segment: it reads the shared memory."""
-
-    present: int
-    shares_segment: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """The number of full blocks that the request has now."""
 
@@ -56,30 +50,11 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """The target has written a chunk of this many blocks."""
-
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The target runs the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A refusal, a broken or silent stream, or the request has ended or lost its KV here."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The transfer was cancelled."""
 
 
-SourceEvent = Accepted | Measured | Received | Committed | Failed | Cancelled
+SourceEvent = TransferAccepted | Measured | ChunkReceived | TransferCommitted | TransferFailed | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +116,7 @@ SourceEffect = (
 def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[SourceState, list[SourceEffect]]:
     """The next state, and the effects in order. chunk_blocks: limit of blocks per chunk. Late events have no effect."""
     match state.phase, event:
-        case SourcePhase.OPENING, Accepted(present=present):
+        case SourcePhase.OPENING, TransferAccepted(present=present):
             return replace(state, phase=SourcePhase.COPYING, sent=present, received=present, goal=present), [Measure()]
         case SourcePhase.COPYING, Measured(blocks):
             if blocks - state.sent <= LAST_BLOCKS or state.round >= MAX_ROUNDS:
@@ -153,7 +128,7 @@ def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[
                 chunks.append(SendChunk(sent_blocks, count))
                 sent_blocks += count
             return replace(state, round=state.round + 1, sent=sent_blocks, goal=blocks), chunks
-        case SourcePhase.COPYING, Received(blocks):
+        case SourcePhase.COPYING, ChunkReceived(blocks):
             now = replace(state, received=state.received + blocks)
             if now.received >= now.goal:
                 return now, [TellRound(now.round, now.received), Measure()]
@@ -161,11 +136,11 @@ def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[
                 return now, []
             count = min(chunk_blocks, now.goal - now.sent)
             return replace(now, sent=now.sent + count), [SendChunk(now.sent, count)]
-        case SourcePhase.CLOSING, Committed():
+        case SourcePhase.CLOSING, TransferCommitted():
             return replace(state, phase=SourcePhase.HANDED_OVER), [Delete(), TellHandedOver()]
-        case SourcePhase.CLOSING, Failed(reason):
+        case SourcePhase.CLOSING, TransferFailed(reason):
             return replace(state, phase=SourcePhase.FAILED), [HangUp(), Resume(), TellFailed(reason)]
-        case ((SourcePhase.OPENING | SourcePhase.COPYING), Failed(reason)):
+        case ((SourcePhase.OPENING | SourcePhase.COPYING), TransferFailed(reason)):
             return replace(state, phase=SourcePhase.FAILED), [HangUp(), TellFailed(reason)]
         case ((SourcePhase.OPENING | SourcePhase.COPYING), Cancelled()):
             return replace(state, phase=SourcePhase.FAILED), [HangUp(), TellFailed("cancelled")]

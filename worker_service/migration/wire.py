@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from worker_service.migration.messages import ToSource, ToTarget
+from penstock.types.workers import ToSource, ToTarget
 
 
 class Wire(Protocol):

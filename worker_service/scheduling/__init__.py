@@ -1,10 +1,10 @@
 """Scheduling of steps: sequences, KV blocks, batches. Pure: no I/O, no torch, no clock."""
 
-from worker_service.scheduling.batching import BatchLimits, BatchScheduler, Reservation
-from worker_service.scheduling.blocks import BlockPool, OutOfBlocks, PrefixMatch
-from worker_service.scheduling.policies import DecodeFirst, PolicyName, PrefillFirst
-from worker_service.scheduling.sequence import IllegalTransition, Phase, Sequence, SequenceSlo
-from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, StepPlan
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler, Reservation
+from penstock.worker_service.scheduling.blocks import BlockPool, OutOfBlocks, PrefixMatch
+from penstock.worker_service.scheduling.policies import DecodeFirst, PolicyName, PrefillFirst
+from penstock.worker_service.scheduling.sequence import IllegalTransition, Phase, Sequence, SequenceSlo
+from penstock.worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, StepPlan
 
 __all__ = [
     "BatchLimits",

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from services.domain.requests import FinishReason
-from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
-from worker_service.scheduling.blocks import ROOT, BlockPool, Node, OutOfBlocks
-from worker_service.scheduling.policies import DecodeFirst
-from worker_service.scheduling.sequence import Phase, Sequence
-from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, StepPlan, queue_key
+from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
+from penstock.types.replies import FinishReason
+from penstock.worker_service.scheduling.blocks import ROOT, BlockPool, Node, OutOfBlocks
+from penstock.worker_service.scheduling.policies import DecodeFirst
+from penstock.worker_service.scheduling.sequence import Phase, Sequence
+from penstock.worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, StepPlan, queue_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class BatchLimits:
 
 @dataclass(slots=True)
 class Reservation:
-    """Reserved blocks for an incoming sequence. The first `present` hold its prefix; `node`: the tree node behind them."""
+    """Reserved blocks for an incoming sequence. The first `present` hold its prefix; `node`: the tree node after them."""
 
     blocks: list[int]
     present: int
@@ -37,8 +37,8 @@ class Reservation:
 class BatchScheduler:
     """The waiting and running sequences of one pool of blocks.
 
-    The loop is `plan_step`, compute, `commit`. Between these calls, only `add`, `decide(during_step=True)` and `finish` of a
-    waiting sequence may be called.
+    The loop is `plan_step`, compute, `commit`. Between these calls, only `add`, the policy's `decide(during_step=True)` and
+    `finish` of a waiting sequence may be called.
     """
 
     def __init__(self, limits: BatchLimits, pool: BlockPool, policy: BatchPolicy | None = None) -> None:
@@ -161,45 +161,16 @@ class BatchScheduler:
         sequence.finish_reason = reason
         return sequence
 
-    def decide(self, now_s: float, *, during_step: bool = False) -> list[Sequence]:
-        """Let the policy decide on sequences that ask for an SLO; return those decided on.
-
-        during_step: the planned step has not been committed yet.
-        """
-        return self.policy.decide(self, now_s, during_step=during_step)
-
-    def plan_step(self, allocation: Mapping[str, int] | None = None, now_s: float = 0.0) -> StepPlan:
-        """Plan the step that begins now, by the policy or by `allocation` (tokens by request id).
-
-        An allocation may contain running and waiting requests; waiting ones are started. A request gets at most its pending
-        tokens, and none if there is no room for it.
-
-        Raises:
-            ValueError: A request is unknown, a count is less than 1, or the total exceeds the step's budget.
-        """
+    def plan_step(self, now_s: float = 0.0) -> StepPlan:
+        """Plan the step that begins now, by the policy."""
         step = StepInProgress(self, self.limits.max_step_tokens)
-        if allocation is None:
-            self.policy.plan(step, now_s)
-            return step.plan()
-        for request_id, count in allocation.items():
-            if request_id not in self._by_id:
-                raise ValueError(f"no request {request_id}")
-            if count < 1:
-                raise ValueError(f"{request_id} must get at least one token, not {count}")
-        if sum(allocation.values()) > self.limits.max_step_tokens:
-            raise ValueError(f"{sum(allocation.values())} tokens, but a step has {self.limits.max_step_tokens}")
-        named = frozenset(allocation)
-        for request_id, count in allocation.items():
-            sequence = self._by_id[request_id]
-            if sequence.phase is Phase.WAITING and not step.start(sequence):
-                continue
-            step.give(sequence, count, keep=named)
+        self.policy.plan(step, now_s)
         return step.plan()
 
     def proposal_limits(self, plan: StepPlan, pace: Callable[[], DraftPace] = lambda: FIRST_PACE) -> Mapping[str, int]:
         """How many tokens may be proposed in a step, by request; only requests that may propose any.
 
-        Proposals take what the step's budget leaves, in equal shares, and no more than the reply may still have behind the
+        Proposals take what the step's budget leaves, in equal shares, and no more than the reply may still have after the
         token that the step yields anyway. The policy may allow less.
 
         pace: what drafts are worth now.
@@ -240,7 +211,7 @@ class BatchScheduler:
     def commit(self, plan: StepPlan, sampled: Mapping[str, Seq[int]], end_s: float = 0.0) -> None:
         """Apply a step that ended at `end_s`. `sampled`: new tokens of each request with logits (none for verifications).
 
-        Of a chunk with proposed tokens, the new tokens are those that stand and the one behind them.
+        Of a chunk with proposed tokens, the new tokens are those that are accepted and the one after them.
         """
         for chunk in plan.chunks:
             sequence, tokens = chunk.sequence, sampled.get(chunk.sequence.request_id, ())
@@ -253,7 +224,7 @@ class BatchScheduler:
         self.policy.committed(plan.chunks, end_s)
 
     def _release_surplus(self, sequence: Sequence) -> None:
-        """Release the blocks behind a sequence's computed tokens: their tokens did not stand."""
+        """Release the blocks after a sequence's computed tokens: their tokens were not accepted."""
         used = -(-sequence.computed // self.pool.block_tokens)
         if used < len(sequence.blocks):
             self.pool.release(sequence.blocks[used:])
@@ -263,7 +234,7 @@ class BatchScheduler:
         """Admit a waiting sequence and reuse its cached prefix; False if there is no room for all its tokens."""
         if self.free_places < 1:
             return False
-        pool, last = self.pool, len(sequence.tokens) - 1 - sequence.draft
+        pool, last = self.pool, len(sequence.tokens) - 1
         salt = sequence.cache_salt
         match = pool.shortened(pool.match(sequence.tokens, salt), sequence.tokens, last, salt)
         needed = -(-len(sequence.tokens) // pool.block_tokens) - len(match.blocks)
@@ -285,7 +256,6 @@ class BatchScheduler:
         limit: int,
         chunks: list[Chunk],
         preempted: list[str],
-        keep: frozenset[str] = frozenset(),
     ) -> int:
         """Give `sequence` up to `most` tokens, preempting others if necessary; return the number."""
         if sequence.phase is not Phase.RUNNING or sequence.paused:
@@ -300,21 +270,20 @@ class BatchScheduler:
         needed = -(-end // self.pool.block_tokens) - len(sequence.blocks)
         if needed > 0:
             while needed > self.pool.free:
-                victim = self._victim(keep, chunks)
+                victim = self._victim(chunks)
                 if victim is None or victim is sequence:
                     if victim is sequence:
                         self.preempt(sequence, preempted)
                     return 0
                 self.preempt(victim, preempted)
             sequence.blocks += self.pool.take(needed)
-        last_positions = end - (there - 1 - sequence.draft)
-        chunks.append(Chunk(sequence, computed, count, min(max(0, last_positions), count)))
+        chunks.append(Chunk(sequence, computed, count, int(end == there)))
         return count
 
-    def _victim(self, keep: frozenset[str], chunks: list[Chunk]) -> Sequence | None:
+    def _victim(self, chunks: list[Chunk]) -> Sequence | None:
         """The request to preempt: of the lowest priority, the last one admitted; not in this step and not migrating."""
         busy = {id(chunk.sequence) for chunk in chunks}
-        able = [s for s in self._running if id(s) not in busy and s.request_id not in keep and not s.paused]
+        able = [s for s in self._running if id(s) not in busy and not s.paused]
         if not able:
             return None
         return max(able, key=self.policy.victim_key)

@@ -21,7 +21,7 @@ class OutOfBlocks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Blocks that hold the first `tokens` tokens of a prompt; `node` is the tree's node behind the last of them."""
+    """Blocks that hold the first `tokens` tokens of a prompt; `node` is the tree's node after the last of them."""
 
     blocks: tuple[int, ...]
     tokens: int
@@ -104,7 +104,7 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def seal(self, block: int, node: Node, tokens: Seq[int]) -> int:
-        """Add full `block` with `tokens` behind `node` to the tree; return its node.
+        """Add full `block` with `tokens` after `node` to the tree; return its node.
 
         If another block has the same prefix, that one stays in the tree.
         """

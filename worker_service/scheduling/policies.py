@@ -2,8 +2,8 @@
 
 import enum
 
-from worker_service.scheduling.sequence import Phase
-from worker_service.scheduling.steps import BatchPolicy, StepInProgress, queue_key
+from penstock.worker_service.scheduling.sequence import Phase
+from penstock.worker_service.scheduling.steps import BatchPolicy, StepInProgress, queue_key
 
 
 class PolicyName(enum.Enum):

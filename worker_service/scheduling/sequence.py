@@ -4,9 +4,11 @@ import enum
 import math
 from dataclasses import dataclass
 
-from services.domain.requests import FinishReason, SamplingParams, Slo
-from services.domain.slo.promises import Promise, SloClass
-from worker_service.scheduling.blocks import ROOT, Node
+from penstock.services.domain.slo.promises import Promise
+from penstock.types.replies import FinishReason
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloClass
+from penstock.worker_service.scheduling.blocks import ROOT, Node
 
 
 class Phase(enum.Enum):
@@ -51,7 +53,6 @@ class Sequence:
 
     tokens: prompt, then output.
     computed: number of tokens with KV in `blocks`.
-    draft: the last `draft` tokens are a draft to verify; logits are needed from the token before them on.
     order: position in the queue, lower is earlier; kept on preemption.
     paused: keeps its blocks but gets no tokens, because it is migrating to another engine.
     slo: the SLO it asks for; None for none.
@@ -62,7 +63,6 @@ class Sequence:
         "cache_salt",
         "cached_prompt_tokens",
         "computed",
-        "draft",
         "finish_reason",
         "history",
         "max_output_tokens",
@@ -88,13 +88,12 @@ class Sequence:
         *,
         max_output_tokens: int,
         output: list[int] | None = None,
-        draft: int = 0,
         priority: int = 0,
         slo: SequenceSlo | None = None,
         cache_salt: str = ROOT,
     ) -> None:
         self.request_id, self.sampling, self.priority, self.slo = request_id, sampling, priority, slo
-        self.prompt_tokens, self.max_output_tokens, self.draft = len(prompt), max_output_tokens, draft
+        self.prompt_tokens, self.max_output_tokens = len(prompt), max_output_tokens
         self.tokens = [*prompt, *(output or ())]
         self.order = -1
         self.phase = Phase.WAITING
@@ -131,7 +130,7 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        return self.phase is Phase.RUNNING and self.pending == 1 and self.draft == 0
+        return self.phase is Phase.RUNNING and self.pending == 1
 
     def move(self, phase: Phase) -> None:
         """Change to `phase`.

@@ -12,22 +12,21 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import TypedDict
 
-import numpy as np
-
-from services.domain.instances import SloHeadroom
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.slo.compiled.admission import budget_per_s
-from services.domain.slo.compiled.layout import KIND, STANDARD, StepModel, step_model
-from services.domain.slo.compiled.table import RequestTable, Snapshot, TableRequest, decide
-from services.domain.slo.correction import LatencyCorrection
-from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
-from services.domain.slo.promises import SloClass
-from worker_service.scheduling.batching import BatchScheduler
-from worker_service.scheduling.policies import DecodeFirst
-from worker_service.scheduling.sequence import Phase, Sequence
-from worker_service.scheduling.slo_drafts import PlannedStep, allowed_windows, verifying_s
-from worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, queue_key
+from penstock.services.domain.instances import SloHeadroom
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.slo.compiled.layout import StepModel, step_model
+from penstock.services.domain.slo.compiled.table import RequestTable, Snapshot, TableRequest, decide
+from penstock.services.domain.slo.correction import LatencyCorrection
+from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
+from penstock.types.slo import SloClass
+from penstock.worker_service.scheduling.batching import BatchScheduler
+from penstock.worker_service.scheduling.headroom import headroom
+from penstock.worker_service.scheduling.policies import DecodeFirst
+from penstock.worker_service.scheduling.sequence import Phase, Sequence
+from penstock.worker_service.scheduling.slo_drafts import PlannedStep, allowed_windows, verifying_s
+from penstock.worker_service.scheduling.steps import BatchPolicy, Chunk, StepInProgress, queue_key
 
 PROMPTS_AHEAD = 4
 """Best-effort prompts that are computed at once: enough to fill a step with short ones, few enough to hold little KV."""
@@ -35,8 +34,11 @@ CORRECTION_STEP = 0.01
 """The step model is replaced when the correction has changed by more than this share."""
 HEADROOM_S = 0.05
 """Headroom is computed this often at most; instances publish their load every quarter of a second."""
-MAX_BACKLOG_S = 3600.0
-"""The backlog of an engine that cannot compute prompts in addition to its decodes."""
+
+
+class _Kv(TypedDict):
+    kv_tokens: int
+    partial_tokens: int
 
 
 class SloPolicy(BatchPolicy):
@@ -54,13 +56,12 @@ class SloPolicy(BatchPolicy):
         self._table = RequestTable()
         self._columns: set[str] = set()  # ids in the table
         self._undecided: list[Sequence] = []
-        self._to_start: list[Sequence] = []  # admitted, without KV
+        self._to_start: list[Sequence] = []  # promised, in the table, without KV
         self._promised: dict[str, Sequence] = {}  # by id, until they have finished
-        self._most_blocks = 0  # that promised sequences hold at any time, by the latest certificate
-        self._release_s: dict[str, float] = {}  # of those admitted, until they are in the table
         self._planned: list[str] | None = None  # ids that the table gave tokens to, in the current step
         self._chunks: Seq[Chunk] = ()  # of a current step that the table has not planned
         self._planned_s = self._begun_s = 0.0
+        self._computed_s = math.inf  # when the step that ended last had been computed
         self._pace = FIRST_PACE  # of drafts, in the step planned last
         self._headroom: SloHeadroom | None = None
         self._headroom_at_s = -math.inf
@@ -78,11 +79,13 @@ class SloPolicy(BatchPolicy):
         table.append(TableRequest("prompt", 4, 8, due_s=1e6, tpot_s=1.0), SloClass.STANDARD)
         table.append(TableRequest("best effort", 4, 8), SloClass.BEST_EFFORT)
         new = [TableRequest("new", 4, 8, due_s=1e6, tpot_s=2.0)]
-        table.apply(decide(0.0, table.snapshot(), new, model, kv_tokens=64, free_places=4))
-        _, took_s = table.plan(0.0, model)
+        table.apply(decide(0.0, table.snapshot(), new, model, kv_tokens=64))
+        took_s = table.plan(0.0, model, kv_tokens=64)
+        table.lengthen(took_s, 0, model, kv_tokens=64)
+        table.may_end_s(took_s, model, kv_tokens=64)
         table.snapshot(planned=True, end_s=took_s)
         table.commit(took_s)
-        budget_per_s(np.ones(1, np.int64), np.ones(1), 1.0, model)
+        headroom([(1.0, 1)], 0, 0, model)
 
     def added(self, sequence: Sequence) -> None:
         if sequence.slo is not None and sequence.slo.granted is None:
@@ -91,14 +94,13 @@ class SloPolicy(BatchPolicy):
     def finished(self, sequence: Sequence) -> None:
         self._leave_column(sequence)
         self._promised.pop(sequence.request_id, None)
-        self._release_s.pop(sequence.request_id, None)
         if sequence in self._to_start:
             self._to_start.remove(sequence)
 
     def preempted(self, sequence: Sequence) -> None:
         self._leave_column(sequence)
         if sequence.promised:  # there was no best effort left to take blocks from
-            self._to_start.append(sequence)
+            self._wait(sequence)
 
     def victim_key(self, sequence: Sequence) -> tuple[int, ...]:
         return 0 if sequence.promised else 1, *queue_key(sequence)
@@ -114,41 +116,45 @@ class SloPolicy(BatchPolicy):
         else:
             self._update_columns(scheduler, but=undecided)
             snapshot = self._table.snapshot()
-        block = scheduler.pool.block_tokens
-        admitted = [(_as_request(s), self._release_s.get(s.request_id, -math.inf)) for s in self._to_start]
-        places = scheduler.free_places + sum(not s.promised for s in scheduler.running) - len(self._to_start)
-        aside = self._blocks_aside(snapshot, block)
         decision = decide(
             now_s,
-            snapshot.with_admitted(admitted),
+            snapshot,
             [_as_request(s) for s in undecided],
             self._step_model(scheduler),
-            kv_tokens=(scheduler.pool.count - aside) * block,
-            partial_tokens=block - 1,
-            free_places=max(0, places),
+            **self._kv(scheduler),
         )
-        if math.isfinite(decision.kv_tokens):
-            self._most_blocks = aside + math.ceil(decision.kv_tokens / block)
         self.replays += decision.replays
-        self._table.apply(decision)
-        for waiting in self._to_start:
-            self._release_s[waiting.request_id] = decision.release_s[waiting.request_id]
         for sequence, granted in zip(undecided, decision.admitted, strict=True):
             assert sequence.slo is not None
             sequence.slo.granted = SloClass.STANDARD if granted else SloClass.BEST_EFFORT
             if granted:
                 self._promised[sequence.request_id] = sequence
-                self._release_s[sequence.request_id] = decision.release_s[sequence.request_id]
-                if sequence.phase is Phase.WAITING:
-                    self._to_start.append(sequence)
+                self._wait(sequence)
+        if any(decision.admitted):
+            self._table.apply(decision)
         self._headroom_at_s = -math.inf
         return undecided
+
+    def _wait(self, sequence: Sequence) -> None:
+        """A sequence has its promise, and a column from now on; one that has no KV is to be started."""
+        self._table.append(_as_request(sequence), SloClass.STANDARD)
+        self._columns.add(sequence.request_id)
+        if sequence.phase is not Phase.RUNNING or sequence.computed == 0:
+            self._to_start.append(sequence)
+
+    def _kv(self, scheduler: BatchScheduler) -> "_Kv":
+        """KV for the promised sequences of the table: the others keep blocks for all their tokens."""
+        block = scheduler.pool.block_tokens
+        return {
+            "kv_tokens": max(0, scheduler.pool.count - self._blocks_aside(block)) * block,
+            "partial_tokens": block - 1,
+        }
 
     def _after_step(self, now_s: float) -> tuple[float, Snapshot]:
         """When the current step is predicted to end, and the requests as they will be then."""
         if self._planned is None:  # no promise in it
             ends_s = self._begun_s + self._latency.step_s(_load(self._chunks)) * self._corrected
-            return max(now_s, ends_s), Snapshot.empty()
+            return max(now_s, ends_s), self._table.snapshot()
         ends_s = max(now_s, self._begun_s + self._planned_s)
         return ends_s, self._table.snapshot(planned=True, end_s=ends_s)
 
@@ -156,24 +162,11 @@ class SloPolicy(BatchPolicy):
         """What could still be promised, at most HEADROOM_S old."""
         if self._headroom is not None and now_s - self._headroom_at_s < HEADROOM_S:
             return self._headroom
-        decodes = dict[float, int]()
-        prompt_tokens = contexts = 0
-        for sequence in self._promised.values():
-            assert sequence.slo is not None
-            if sequence.decoding:
-                decodes[sequence.slo.tpot_s] = decodes.get(sequence.slo.tpot_s, 0) + 1
-                contexts += len(sequence.tokens)
-            else:
-                prompt_tokens += sequence.pending
-        rate = budget_per_s(
-            np.array([*decodes.values()], np.int64),
-            np.array([*decodes], np.float64),
-            contexts / max(1, sum(decodes.values())),
-            self._step_model(scheduler),
-        )
-        backlog_s = prompt_tokens / rate if rate > 0 else MAX_BACKLOG_S
+        promised = self._promised.values()
+        decodes = [(s.slo.tpot_s, len(s.tokens)) for s in promised if s.decoding and s.slo is not None]
+        pending = sum(s.pending for s in promised if not s.decoding)
         self._headroom_at_s = now_s
-        self._headroom = SloHeadroom(min(MAX_BACKLOG_S, backlog_s), max(0.0, rate), self._free_tokens(scheduler))
+        self._headroom = headroom(decodes, pending, self._free_tokens(scheduler), self._step_model(scheduler))
         return self._headroom
 
     def _free_tokens(self, scheduler: BatchScheduler) -> int:
@@ -183,19 +176,16 @@ class SloPolicy(BatchPolicy):
 
     def _reserved_blocks(self, block: int) -> int:
         """Blocks that promised sequences hold at most at any time: by certificate, at most those of all their tokens."""
-        return min(self._most_blocks, sum(_whole_blocks(s, block) for s in self._promised.values()))
+        certified = self._blocks_aside(block) + math.ceil(self._table.most_held / block)
+        return min(certified, sum(_whole_blocks(s, block) for s in self._promised.values()))
 
-    def _blocks_aside(self, snapshot: Snapshot, block: int, *, started: bool = False) -> int:
-        """Blocks for promised sequences that no certificate follows: those that move, those of which only the first token was
-        promised, which they have, and of a certificate of the started ones those that are to start."""
-        followed = {name for name, kind in zip(snapshot.ids, snapshot.counts[KIND], strict=True) if kind == STANDARD}
-        if not started:
-            followed.update(s.request_id for s in self._to_start)
-        return sum(_whole_blocks(s, block) for name, s in self._promised.items() if name not in followed)
+    def _blocks_aside(self, block: int) -> int:
+        """Blocks for all tokens of promised sequences that are not in the table: they move."""
+        return sum(_whole_blocks(s, block) for name, s in self._promised.items() if name not in self._columns)
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         self.decide(step.scheduler, now_s)
-        self._begun_s, self._chunks = now_s, ()
+        self._begun_s, self._chunks, self._computed_s = now_s, (), math.inf
         if not self._promised:
             self._planned = None
             if self._columns:  # not kept up to date without promises
@@ -203,13 +193,19 @@ class SloPolicy(BatchPolicy):
             self._fallback.plan(step, now_s)
             self._chunks = step.chunks
             return
-        self._start_promised(step)
         if step.scheduler.waiting or len(step.scheduler.running) > len(self._promised):
             self._keep_room(step)
             self._start_best_effort(step)
         self._update_columns(step.scheduler)
-        counts, self._planned_s = self._table.plan(now_s, self._step_model(step.scheduler))
-        given = [(name, count) for name, count in zip(self._table.ids, counts, strict=True) if count]
+        self._planned_s = self._table.plan(now_s, self._step_model(step.scheduler), **self._kv(step.scheduler))
+        while self._start_promised(step):
+            model, kv = self._step_model(step.scheduler), self._kv(step.scheduler)
+            self._planned_s = self._table.plan(now_s, model, **kv, again=True)
+        granted = {name for name, count in zip(self._table.ids, self._table.grants(), strict=True) if count}
+        if any(s.request_id in granted for s in self._to_start):  # no blocks for it: those that have places continue
+            model = self._step_model(step.scheduler)._replace(places=len(self._promised) - len(self._to_start))
+            self._planned_s = self._table.plan(now_s, model, **self._kv(step.scheduler), again=True)
+        given = [(name, count) for name, count in zip(self._table.ids, self._table.grants(), strict=True) if count]
         self._planned = [name for name, _ in given]
         for name, count in given:
             sequence = step.scheduler.get(name)
@@ -219,33 +215,27 @@ class SloPolicy(BatchPolicy):
     def proposal_limits(
         self, scheduler: BatchScheduler, limits: Mapping[str, int], pace: Callable[[], DraftPace]
     ) -> Mapping[str, int]:
-        """With promises, only for requests under one, and as far as all promises are kept even if no drafted token stands."""
+        """With promises, only for requests under one, and as far as all promises are kept even if no draft is accepted."""
         if self._planned is None or not limits:
             return limits
-        block = scheduler.pool.block_tokens
-        aside = self._blocks_aside(self._table.snapshot(), block, started=True)
-        tokens = sum(self._table.grants())
+        model, kv, ends_s = self._step_model(scheduler), self._kv(scheduler), self._begun_s + self._planned_s
         step = PlannedStep(
-            self._begun_s + self._planned_s,
-            lambda end_s: self._table.snapshot(planned=True, end_s=end_s),
+            ends_s,
+            self._table.snapshot(planned=True, end_s=ends_s),
             self._table.yields(),
-            tokens,
+            sum(self._table.grants()),
             limits,
-            max(0, scheduler.pool.count - aside) * block,
-            block - 1,
+            lambda end_s, aside: self._table.lengthen(end_s, aside, model, **kv),
         )
         self._pace = pace()
-        allowed = allowed_windows(
+        return allowed_windows(
             step,
             self._pace,
             self._latency,
-            self._step_model(scheduler),
+            model,
             correction=self._corrected,
             prompts_wait=bool(scheduler.waiting) or any(s.pending > 1 for s in scheduler.running),
         )
-        if allowed.windows:
-            self._most_blocks = aside + math.ceil(allowed.kv_tokens / block)
-        return allowed.windows
 
     def proposed(self, chunks: Seq[Chunk]) -> None:
         self._chunks = chunks
@@ -256,11 +246,17 @@ class SloPolicy(BatchPolicy):
         self._planned_s += verifying_s(self._latency, self._corrected, tokens, sum(drafted))
         self._planned_s += self._pace.step_s * max(drafted)
 
+    def may_end_s(self, scheduler: BatchScheduler, computed_s: float) -> float:
+        self._computed_s = computed_s
+        if self._planned is None or any(chunk.proposed for chunk in self._chunks):
+            return computed_s
+        return self._table.may_end_s(computed_s, self._step_model(scheduler), **self._kv(scheduler))
+
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:
             # Observed as well: once steps have been slow, nothing is promised until steps without one are seen to be fast.
             if not any(chunk.proposed for chunk in chunks):
-                self._observe(self._latency.step_s(_load(chunks)), end_s - self._begun_s)
+                self._observe(self._latency.step_s(_load(chunks)), min(end_s, self._computed_s) - self._begun_s)
             return
         done = {chunk.sequence.request_id for chunk in chunks}
         skipped = [request_id for request_id in self._planned if request_id not in done]
@@ -270,7 +266,7 @@ class SloPolicy(BatchPolicy):
             if accepted > 0 and chunk.sequence.request_id in self._columns:
                 self._table.advance(chunk.sequence.request_id, accepted, end_s)
         if not skipped:
-            self._observe(self._planned_s / self._corrected, end_s - self._begun_s)
+            self._observe(self._planned_s / self._corrected, min(end_s, self._computed_s) - self._begun_s)
         self._planned = None
 
     def _observe(self, predicted_s: float, took_s: float) -> None:
@@ -284,16 +280,24 @@ class SloPolicy(BatchPolicy):
         if self._model is None:
             limit = scheduler.limits.max_step_tokens
             self._model = step_model(self._latency, limit, self._reserve, self._corrected)
-        return self._model
+        moving = sum(name not in self._columns for name in self._promised)
+        places = scheduler.free_places + len(scheduler.running) - moving
+        return self._model if self._model.places == places else self._model._replace(places=places)
 
-    def _start_promised(self, step: StepInProgress) -> None:
-        """Start the admitted sequences; best effort gives up blocks and places for them, the last one started first."""
-        waiting, self._to_start = self._to_start, []
-        for sequence in waiting:
-            while not step.start(sequence):
-                if not self._preempt_best_effort(step):
-                    self._to_start.append(sequence)
-                    break
+    def _start_promised(self, step: StepInProgress) -> bool:
+        """Start the promised sequences that the planned step has tokens for; best effort gives up blocks and places for them,
+        the last one started first. Whether the step is to be planned again."""
+        planned = dict(zip(self._table.ids, self._table.grants(), strict=True))
+        changed = False
+        for sequence in [s for s in self._to_start if planned[s.request_id]]:
+            started = step.start(sequence)
+            while not started and self._preempt_best_effort(step):
+                changed, started = True, step.start(sequence)
+            if started:
+                self._to_start.remove(sequence)
+                self._table.place(sequence.request_id, sequence.computed, sequence.pending)
+                changed = True
+        return changed
 
     def _keep_room(self, step: StepInProgress) -> None:
         """Take blocks from best effort while its next tokens would use blocks that are reserved for promises."""
@@ -307,6 +311,8 @@ class SloPolicy(BatchPolicy):
         for sequence in [s for s in scheduler.waiting if not s.promised]:
             needed = -(-(len(sequence.tokens) + 1) // block)
             if prompts >= PROMPTS_AHEAD or step.preempted or needed > self._room_blocks(step):
+                return
+            if scheduler.free_places <= len(self._to_start):  # promised ones are to have the next places
                 return
             if not step.start(sequence):
                 return
@@ -333,7 +339,7 @@ class SloPolicy(BatchPolicy):
         """Make the table hold exactly the running sequences that are not paused. but: these are not added."""
         running = scheduler.running
         paused = any(s.paused for s in running)
-        if not paused and len(running) == len(self._columns):
+        if not paused and len(running) + len(self._to_start) == len(self._columns):
             return
         for sequence in running:
             request_id = sequence.request_id
@@ -341,8 +347,7 @@ class SloPolicy(BatchPolicy):
                 self._leave_column(sequence)
             elif request_id not in self._columns and sequence not in but:
                 granted = SloClass.STANDARD if sequence.promised else SloClass.BEST_EFFORT
-                release_s = self._release_s.pop(request_id, -math.inf)
-                self._table.append(_as_request(sequence), granted, release_s)
+                self._table.append(_as_request(sequence), granted)
                 self._columns.add(request_id)
 
     def _leave_column(self, sequence: Sequence) -> None:
@@ -369,6 +374,7 @@ def _as_request(sequence: Sequence) -> TableRequest:
         output_tokens=max(1, (slo.output_tokens if slo else sequence.max_output_tokens) - sequence.output_tokens),
         context_tokens=sequence.computed,
         decoding=sequence.decoding and sequence.output_tokens > 0,  # a prompt of one token is none
+        placed=sequence.phase is Phase.RUNNING and sequence.computed > 0,
     )
     if slo is None:
         return request

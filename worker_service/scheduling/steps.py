@@ -5,17 +5,17 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.domain.instances import SloHeadroom
-from services.domain.slo.draft_windows import DraftPace
-from worker_service.scheduling.sequence import Sequence
+from penstock.services.domain.instances import SloHeadroom
+from penstock.services.domain.slo.draft_windows import DraftPace
+from penstock.worker_service.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
-    from worker_service.scheduling.batching import BatchScheduler
+    from penstock.worker_service.scheduling.batching import BatchScheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute `count` tokens of `sequence` from position `start` on, and `proposed` tokens behind them, to verify these.
+    """Compute `count` tokens of `sequence` from position `start` on, and `proposed` tokens after them, to verify these.
 
     logits: number of last tokens that need logits, the proposed ones included.
     """
@@ -33,8 +33,8 @@ class Chunk:
 
     @property
     def may_propose(self) -> bool:
-        """Whether the step yields the next token of a reply, so that tokens behind it can be proposed."""
-        return self.logits == 1 and self.sequence.draft == 0 and not self.proposed
+        """Whether the step yields the next token of a reply, so that tokens after it can be proposed."""
+        return self.logits == 1 and not self.proposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,9 @@ class StepInProgress:
         self.chunks: list[Chunk] = []
         self.preempted: list[str] = []
 
-    def give(self, sequence: Sequence, most: int, keep: frozenset[str] = frozenset()) -> int:
-        """Give a running sequence up to `most` tokens, preempting others for the room; how many it got.
-
-        keep: requests that are not preempted.
-        """
-        given = self.scheduler.add_chunk(sequence, min(most, self.budget), self.chunks, self.preempted, keep)
+    def give(self, sequence: Sequence, most: int) -> int:
+        """Give a running sequence up to `most` tokens, preempting others for the room; how many it got."""
+        given = self.scheduler.add_chunk(sequence, min(most, self.budget), self.chunks, self.preempted)
         self.budget -= given
         return given
 
@@ -114,6 +111,10 @@ class BatchPolicy:
 
     def preempted(self, sequence: Sequence) -> None:
         """A running sequence has given up its blocks and waits again."""
+
+    def may_end_s(self, scheduler: "BatchScheduler", computed_s: float) -> float:
+        """When the tokens of the step planned last may come, which has been computed by `computed_s`; by default, at once."""
+        return computed_s
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         """These chunks of the step planned last were computed by `end_s`."""

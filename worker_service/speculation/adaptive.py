@@ -10,11 +10,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.domain.slo.draft_windows import DraftPace
-from services.domain.speculation.choice import Candidate, Chooser, Estimate
-from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
-from worker_service.speculation.acceptance import matching
-from worker_service.speculation.sources import DraftRequest, VerifiedStep
+from penstock.services.domain.slo.draft_windows import DraftPace
+from penstock.services.domain.speculation.choice import ChainCandidate, Chooser, Estimate
+from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
+from penstock.worker_service.speculation.acceptance import matching
+from penstock.worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ NO_DRAFTS: tuple[tuple[str, ...], int] = ((), 0)
 
 
 class DraftingModel(Protocol):
-    """A model that drafts; see `worker_service.engine.torch.draft_model.DraftModel`."""
+    """A model that drafts; see `worker_service.engine.draft_model.DraftModel`."""
 
     known_tokens: int
     """It drafts for replies of which at most so many tokens have no KV."""
@@ -144,12 +144,12 @@ class AdaptiveDrafter:
         for speculating in self.models:
             speculating.model.forget(request_id)
 
-    def _named(self, candidate: Candidate | None) -> tuple[tuple[str, ...], int]:
+    def _named(self, candidate: ChainCandidate | None) -> tuple[tuple[str, ...], int]:
         if candidate is None:
             return NO_DRAFTS
         return tuple(self.models[m].name for m in candidate.chain), candidate.window
 
-    def _pays(self, request: DraftRequest, candidate: Candidate, saved_s: float) -> bool:
+    def _pays(self, request: DraftRequest, candidate: ChainCandidate, saved_s: float) -> bool:
         """Whether the tokens that the reply still has save more time than computing its prompt takes."""
         price_s = 0.0
         for m in candidate.chain:
@@ -171,7 +171,7 @@ class AdaptiveDrafter:
         self,
         requests: Seq[DraftRequest],
         chosen: Seq[int],
-        candidate: Candidate,
+        candidate: ChainCandidate,
         least: float,
         proposals: list[Seq[int]],
         began_s: float,
@@ -197,12 +197,12 @@ class AdaptiveDrafter:
         self,
         speculating: SpeculatingModel,
         requests: Seq[DraftRequest],
-        candidate: Candidate,
+        candidate: ChainCandidate,
         least: float,
         began_s: float,
         replies: int,
     ) -> list[_Draft]:
-        """The drafts of a chain's first model; none if it fails. They leave room for the tokens of those behind it."""
+        """The drafts of a chain's first model; none if it fails. They leave room for the tokens of those after it."""
         model, behind = speculating.model, len(candidate.chain) - 1
         try:
             if self._catch_up(model, requests):

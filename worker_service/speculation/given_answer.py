@@ -1,10 +1,10 @@
 """Proposes the tokens of a given answer: one that another model has given, or what a client predicts. No I/O.
 
 The answer is not the reply, so the two must be aligned again wherever they differ. A pointer tells where the reply is in the
-given answer. If the next token of the reply is not the one at the pointer, it is assumed to stand in its place, and the
-pointer goes on to the next position. If that is wrong as well, the last tokens of the reply are looked up in the given
-answer, and the pointer moves behind the longest match, of several the nearest one. Without a match the pointer is lost: it
-goes on position by position, and little or nothing is proposed, until a token is right or there is a match.
+given answer. If the next token of the reply is not the one at the pointer, it is assumed to be in its place, and the
+pointer moves to the next position. If that is wrong as well, the last tokens of the reply are looked up in the given
+answer, and the pointer moves to the end of the longest match, of several the nearest one. Without a match the pointer
+is lost: it continues position by position, and little or nothing is proposed, until a token is right or there is a match.
 """
 
 from bisect import bisect_left
@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
-from worker_service.speculation.windows import best_window
+from penstock.worker_service.speculation.windows import best_window
 
 SHORTEST_MATCH = 3
-"""Tokens. Shorter matches are often misleading, longer ones come too late: docs/adr/0050-a-rejected-answer-is-a-draft.md."""
+"""Tokens. Shorter matches are often misleading, longer ones come too late: docs/adr/0048."""
 LONGEST_MATCH = 16
 NEAREST_MATCHES = 8
 """Matches that are compared, and as many tokens of each: the work per token is bounded, whatever the given answer."""
@@ -95,7 +95,7 @@ class GivenAnswer:
             run = max(run, 0) + 1
 
     def _advance(self, token: int, acceptance: RunAcceptance | None) -> None:
-        """The reply goes on with `token`. acceptance: that counts it."""
+        """The reply continues with `token`. acceptance: that counts it."""
         self._last.append(token)
         if self._at >= len(self._answer):  # what follows may still repeat a part of the answer
             self._realign()
@@ -112,7 +112,7 @@ class GivenAnswer:
             self._realign()
 
     def _realign(self) -> None:
-        """Move the pointer behind the longest match of the reply's last tokens; without one, it is lost."""
+        """Move the pointer to the end of the longest match of the reply's last tokens; without one, it is lost."""
         self._run = LOST
         last = tuple(self._last)
         ends = self._ends_of.get(last[-SHORTEST_MATCH:], ())

@@ -1,16 +1,16 @@
 """Where the drafts of a running reply come from. No I/O.
 
 The verifier computes the last token of a reply and the proposed tokens in one pass, and draws its own token at each of these
-positions. Proposed tokens stand as far as they equal its tokens (`acceptance.matching`), so a source never changes a reply:
-it only decides how many of its tokens one pass yields.
+positions. Proposed tokens are accepted as far as they equal its tokens (`acceptance.matching`), so a source never
+changes a reply: it only decides how many of its tokens one pass yields.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.domain.requests import SamplingParams
-from services.domain.slo.draft_windows import DraftPace
+from penstock.services.domain.slo.draft_windows import DraftPace
+from penstock.types.sampling import SamplingParams
 
 
 class DraftSource(Protocol):
@@ -33,8 +33,8 @@ class DraftSource(Protocol):
     def observe(self, accepted: int, token: int) -> None:
         """Called after every step that continued the reply, also if `propose` was not called before it.
 
-        accepted: how many tokens of the proposal stand, 0 if none were verified. token: the verifier's token behind them.
-        Together, these are the new tokens of the reply. It is not called after the step that ends the reply.
+        accepted: how many tokens of the proposal are accepted, 0 if none were verified. token: the verifier's token
+        after them. Together, these are the new tokens of the reply. It is not called after the step that ends the reply.
         """
         ...
 
@@ -59,7 +59,7 @@ class VerifiedStep:
 
     replies: how many replies it continued. rows: tokens that it computed. decodes_only: whether it computed nothing else
     than one token and the proposed ones for each reply. seconds: its duration, drafting not included.
-    accepted: by request, (tokens verified, tokens that stand) of what the drafter proposed.
+    accepted: by request, (tokens verified, tokens that are accepted) of what the drafter proposed.
     """
 
     replies: int

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from services.domain.errors import AlreadyRunning, PenstockError, Unavailable
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt
-from services.text_threads import INLINE_CHARACTERS, TextThread
-from worker_service.request_failures import request_failed
-from worker_service.text.tokenizer import Tokenizer, check_characters
+from penstock.services.domain.errors import AlreadyRunning, PenstockError, Unavailable
+from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
+from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt
+from penstock.worker_service.text.request_failures import request_failed
+from penstock.worker_service.text.tokenizer import Tokenizer, check_characters
 
 _T = TypeVar("_T")
 

@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face format."""
+"""Tokenizers of models in Hugging Face format, and of GGUF files."""
 
 import hashlib
 import json
@@ -10,34 +10,41 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from services.domain.errors import FieldProblem, UnsupportedByModel, invalid
-from services.domain.requests import NO_EFFORT, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from services.prompt_bounds import byte_alphabet, characters_per_token
-from services.reasoning import ReasoningFormat, format_of_template
-from services.tool_calls import FORMATS, ToolFormat, encodable, template_chat
-from services.tool_calls import format_of_template as tool_format_of_template
-from worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
-from worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
+from penstock.services.domain.errors import UnsupportedByModel, invalid
+from penstock.services.gguf import is_gguf
+from penstock.services.prompt_bounds import byte_alphabet, characters_per_token
+from penstock.services.reasoning import ReasoningFormat, format_of_template
+from penstock.services.tool_calls import FORMATS, ToolFormat, encodable, template_chat
+from penstock.services.tool_calls import format_of_template as tool_format_of_template
+from penstock.types.problems import FieldProblem
+from penstock.types.prompts import NO_EFFORT, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from penstock.worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
+from penstock.worker_service.text.gguf import gguf_tokenizer
+from penstock.worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates switch reasoning: Qwen 3's and GLM 4.5's, and DeepSeek V3.1's and Granite's."""
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend", "Qwen2Tokenizer", "Qwen2TokenizerFast")
 """Tokenizers that are all in tokenizer.json; other classes may change what it says."""
 MAX_TEMPLATE_MESSAGE_CHARS = 200  # of the error message of a template
 
 
 class HfTokenizer:
-    """The tokenizer of a model folder, with its chat template and end-of-sequence tokens."""
+    """The tokenizer of a model folder or of a GGUF file, with its chat template and end-of-sequence tokens."""
 
-    def __init__(self, folder: Path, vocab_size: int | None = None, tool_format: str = "auto") -> None:
+    def __init__(self, source: Path, vocab_size: int | None = None, tool_format: str = "auto") -> None:
         """vocab_size: of the model, if its embedding is larger or smaller than the vocabulary of the tokenizer.
 
         tool_format: how the model writes tool calls, as in the tier of the mesh file.
         """
-        loaded = self._tokenizer = _loaded(folder)
+        if is_gguf(source):
+            loaded, self.eos_ids = gguf_tokenizer(source)
+        else:
+            loaded = _loaded(source)
+            self.eos_ids = _eos_ids(source, loaded)
+        self._tokenizer = loaded
         self._backend = loaded.backend_tokenizer
         self.vocab_size = vocab_size or len(loaded)
-        self.eos_ids = _eos_ids(folder, loaded)
         self._backend.no_truncation()
         self._backend.no_padding()
         serialised = self._backend.to_str()
@@ -77,7 +84,9 @@ class HfTokenizer:
         if not self._tokenizer.chat_template:
             raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
         if prompt.tool_use.offered and self.tool_format is None:
-            raise UnsupportedByModel(FieldProblem("prompt.chat.tools", "this model's chat template takes no tools"))
+            raise UnsupportedByModel(
+                FieldProblem("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
+            )
         options = self._reasoning_options(prompt)
         chat, tools = template_chat(prompt)
         render = self._tokenizer.apply_chat_template

@@ -7,7 +7,7 @@ the tokens so far, continues with the next character.
 import functools
 from collections.abc import Sequence as Seq
 
-from worker_service.text.tokenizer import Tokenizer
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 
 class ReplyText:
@@ -76,7 +76,7 @@ class StopString:
         self._shorter = _borders(text)
 
     def end_in(self, piece: str) -> int | None:
-        """Where in the next piece the first occurrence ends; None without one. Nothing is looked for behind it."""
+        """Where in the next piece the first occurrence ends; None without one. Nothing is looked for after it."""
         if not self.begun and self.text[0] not in piece:
             return None
         for i, character in enumerate(piece):

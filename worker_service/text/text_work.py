@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence as Seq
 
-from services.domain.errors import PenstockError, invalid
-from services.domain.requests import ChatPrompt, Prompt, TextPrompt
-from services.text_threads import INLINE_CHARACTERS, TextThread
-from worker_service.text.tokenizer import Tokenizer
+from penstock.services.domain.errors import PenstockError, invalid
+from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
+from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 MAX_WAITING_CHARACTERS = 4_000_000
 """Two texts of the largest length: prompts of requests have threads of their own."""

@@ -4,11 +4,12 @@ import codecs
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from services.domain.errors import FieldProblem, PromptTooLong, UnsupportedByModel, invalid
-from services.domain.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from services.domain.tools import ToolUse
-from services.reasoning import ReasoningFormat
-from services.tool_calls import HERMES, ToolFormat, calls_text
+from penstock.services.domain.errors import PromptTooLong, UnsupportedByModel, invalid
+from penstock.services.reasoning import ReasoningFormat
+from penstock.services.tool_calls import HERMES, ToolFormat, calls_text
+from penstock.types.problems import FieldProblem
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from penstock.types.tools import ToolUse
 
 
 class TokenStream(Protocol):
@@ -100,9 +101,9 @@ class ByteTokenizer:
     vocab_size = 257
     digest = "bytes"
     eos_ids = frozenset({END})
-    characters_per_token = 1
-    tool_format = HERMES
-    reasoning_format = None
+    characters_per_token: int | None = 1
+    tool_format: ToolFormat | None = HERMES
+    reasoning_format: ReasoningFormat | None = None
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:

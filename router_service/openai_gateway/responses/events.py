@@ -9,11 +9,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from router_service.domain.events import Finished, RouterEvent
-from router_service.openai_gateway.replies import Choice
-from router_service.openai_gateway.responses.schema import Json, ResponseRequest
-from services.domain.requests import FinishReason, TokenFrame
-from services.tool_calls import CallDelta, ContentDelta, ToolCallParser, ToolFormat, call_id
+from penstock.router_service.domain.events import RouterEvent
+from penstock.router_service.openai_gateway.replies import Choice
+from penstock.router_service.openai_gateway.responses.schema import Json, ResponseRequest
+from penstock.services.tool_calls import CallDelta, ContentDelta, ToolCallParser, ToolFormat, call_id
+from penstock.types.events import Finished
+from penstock.types.replies import FinishReason, TokenFrame
 
 
 class ResponseFormat:
@@ -128,7 +129,7 @@ class GrowingResponse:
         if not self.has_tools or tool_format is None:
             return self._content(text)
         if self._parser is None:
-            self._parser = ToolCallParser(tool_format)
+            self._parser = ToolCallParser(tool_format, self._request.chat.tool_use.callable_names)
         return self._pieces(self._parser.push(text))
 
     def finish(self, finished: Finished, extension: Any) -> list[Json]:

@@ -9,24 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from router_service.openai_gateway.objectives import SloField
-from router_service.openai_gateway.schema import MAX_PARTS, CacheSalt, checked
-from router_service.openai_gateway.structured import JsonObjectFormat, TextFormat, json_schema
-from services.domain.errors import FieldProblem, InvalidRequest
-from services.domain.requests import (
-    MAX_MESSAGES,
-    MAX_MODEL_CHARS,
-    MAX_SEED,
-    MAX_TOP_K,
-    SAMPLING_DEFAULTS,
-    ChatMessage,
-    ChatPrompt,
-    Prompt,
-    SamplingParams,
-    prompt_problems,
-)
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import ANY_OBJECT, MAX_TOOLS, Tool, ToolCall, ToolChoice, ToolMode, ToolUse
+from penstock.router_service.openai_gateway.field_names import renamed_field
+from penstock.router_service.openai_gateway.schema import MAX_PARTS, AnyRequest, Labels, text_of
+from penstock.router_service.openai_gateway.structured import JsonObjectFormat, NamedSchema, TextFormat, json_schema
+from penstock.router_service.openai_gateway.tools import ChoiceMode, FunctionName, FunctionSpec, tool_use
+from penstock.services.domain.errors import InvalidRequest
+from penstock.types.problems import FieldProblem
+from penstock.types.prompts import MAX_MESSAGES, ChatMessage, ChatPrompt, Prompt, prompt_problems
+from penstock.types.sampling import SamplingParams
+from penstock.types.structured import StructuredOutput
+from penstock.types.tools import MAX_TOOLS, ToolCall
 
 Json = dict[str, Any]
 
@@ -35,7 +27,7 @@ _Parts = Field(max_length=MAX_PARTS, fail_fast=True)
 
 
 class TextPart(BaseModel):
-    """A part of a message; the fields besides the text are those of replies, and are not shown to the model."""
+    """A part of a message; the fields in addition to the text are those of replies, and are not shown to the model."""
 
     model_config = _STRICT
 
@@ -84,37 +76,20 @@ class ReasoningItem(_Item):
     encrypted_content: None = None
 
 
-class FunctionTool(BaseModel):
-    model_config = _STRICT
-
+class _OfFunction(BaseModel):
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def plain(self) -> Tool:
-        parameters = ANY_OBJECT if self.parameters is None else json_schema(self.parameters)
-        return Tool(self.name, self.description or "", parameters, bool(self.strict))
 
 
-class NamedTool(BaseModel):
-    model_config = _STRICT
+class FunctionTool(FunctionSpec, _OfFunction):  # the base says first that the type is wrong
+    """A function by its own fields, where chat has them below `function`."""
 
+
+class NamedTool(FunctionName):
     type: Literal["function"]
-    name: str
 
 
-class SchemaFormat(BaseModel):
-    """strict: the schema is enforced either way."""
-
-    model_config = _STRICT
-
+class SchemaFormat(NamedSchema):
     type: Literal["json_schema"]
-    name: str
-    description: str | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
 
 
 class TextOptions(BaseModel):
@@ -134,36 +109,22 @@ class Reasoning(BaseModel):
     generate_summary: str | None = None
 
 
-class StreamOptions(BaseModel):
-    model_config = _STRICT
-
-    include_obfuscation: bool = False
-
-
-class ResponseRequest(SloField):
+class ResponseRequest(AnyRequest, Labels):
     """A request. The interface is that of `schema.ChatRequest`."""
 
     model_config = _STRICT
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
     input: (
         str
         | Annotated[list[MessageItem | CallItem | CallOutputItem | ReasoningItem], Field(min_length=1, fail_fast=True)]
     )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ChoiceMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    cache_salt: CacheSalt | None = None
     # accepted only at the value that changes nothing
     previous_response_id: None = None
     conversation: None = None
@@ -174,60 +135,35 @@ class ResponseRequest(SloField):
     truncation: Literal["disabled"] | None = None
     top_logprobs: Literal[0] | None = None
     context_management: None = None
-    # labels
-    store: bool | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    # a label
     prompt_cache_retention: str | None = None
 
-    def choices(self) -> int:
-        return 1
+    def prompts(self) -> list[Prompt]:
+        return [self.chat]
 
     @cached_property
-    def chat(self) -> Prompt:
+    def chat(self) -> ChatPrompt:
         """The conversation as a prompt."""
         messages = [ChatMessage("system", self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             messages.append(ChatMessage("user", self.input))
         else:
             messages += _messages(self.input)
-        return ChatPrompt(tuple(messages), self._tool_use(), reasoning_effort=self._effort)
+        tools = tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        return ChatPrompt(tuple(messages), tools, reasoning_effort=effort or "")
 
     @cached_property
     def params(self) -> SamplingParams:
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(0, self.top_k or 0),
-            unset=frozenset(name for name in SAMPLING_DEFAULTS if getattr(self, name) is None),
-            seed=self.seed,
-            max_output_tokens=self.max_output_tokens,
-            structured_output=self._structured_output(),
-        )
-
-    def predicted(self) -> str:
-        return ""  # OpenAI has predictions for chats only
-
-    @property
-    def _effort(self) -> str:
-        return (self.reasoning.effort if self.reasoning is not None else None) or ""
-
-    def _tool_use(self) -> ToolUse:
-        tools = tuple(tool.plain() for tool in self.tools or ())
-        parallel = self.parallel_tool_calls is not False
-        if isinstance(self.tool_choice, NamedTool):
-            return ToolUse(tools, ToolChoice(ToolMode.REQUIRED, self.tool_choice.name, parallel=False))
-        return ToolUse(tools, ToolChoice(ToolMode(self.tool_choice or "auto"), parallel=parallel))
+        usual = self.usual_sampling(self.max_output_tokens)
+        return SamplingParams(**usual, structured_output=self._structured_output())
 
     def _structured_output(self) -> StructuredOutput | None:
         form = self.text.format if self.text is not None else None
         if isinstance(form, JsonObjectFormat):
-            return StructuredOutput(StructureKind.JSON_OBJECT)
+            return StructuredOutput(json_object=True)
         if isinstance(form, SchemaFormat):
-            return StructuredOutput(StructureKind.JSON_SCHEMA, json_schema(form.schema_))
+            return StructuredOutput(json_schema=json_schema(form.schema_))
         return None
 
     def problems(self) -> Iterator[FieldProblem]:
@@ -241,27 +177,25 @@ class ResponseRequest(SloField):
 
     def in_own_fields(self, error: InvalidRequest) -> InvalidRequest:
         """An error with our field names, such as a worker's, with the names of this request's fields."""
-        return type(error)(*(FieldProblem(_own_name(p.field), p.problem) for p in error.problems))
+        problems = ((renamed_field(p.field, _NAMES, _WHOLE), p.problem) for p in error.problems)
+        return type(error)(*(FieldProblem(*problem) for problem in problems))
 
 
 _NAMES = {
     "sampling.structured_output": "text.format.schema",
-    "sampling.max_output_tokens": "max_output_tokens",
+    "sampling.max_tokens": "max_output_tokens",
     "sampling.": "",
-    "prompt.chat.tool_choice.function": "tool_choice.name",
+    "prompt.chat.tool_use.choice.function": "tool_choice.name",
+    "prompt.chat.tool_use.choice": "tool_choice",
+    "prompt.chat.tool_use.": "",
     "prompt.chat.reasoning_effort": "reasoning.effort",
     "prompt.chat.messages": "input",
     "prompt.chat.": "",
 }
-
-
-def _own_name(field: str) -> str:
-    for ours, theirs in _NAMES.items():
-        if field.startswith(ours):
-            rest = field.removeprefix(ours)
-            # instructions and calls make the numbers of items others than those of messages
-            return theirs if theirs in ("input", "text.format.schema") else theirs + rest
-    return field
+_WHOLE = (
+    "input",
+    "text.format.schema",
+)  # instructions and calls make the numbers of items others than those of messages
 
 
 def _messages(items: list[MessageItem | CallItem | CallOutputItem | ReasoningItem]) -> list[ChatMessage]:
@@ -271,7 +205,7 @@ def _messages(items: list[MessageItem | CallItem | CallOutputItem | ReasoningIte
         match item:
             case MessageItem():
                 role = "system" if item.role == "developer" else item.role
-                messages.append(ChatMessage(role, _text(item.content)))
+                messages.append(ChatMessage(role, text_of(item.content)))
             case CallItem():
                 call = ToolCall(item.call_id, item.name, item.arguments)
                 last = messages[-1] if messages and messages[-1].role == "assistant" else None
@@ -280,20 +214,7 @@ def _messages(items: list[MessageItem | CallItem | CallOutputItem | ReasoningIte
                 else:
                     messages.append(ChatMessage("assistant", "", (call,)))
             case CallOutputItem():
-                messages.append(ChatMessage("tool", _text(item.output), tool_call_id=item.call_id))
+                messages.append(ChatMessage("tool", text_of(item.output), tool_call_id=item.call_id))
             case ReasoningItem():
                 pass
     return messages
-
-
-def _text(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def parse_response(body: bytes) -> ResponseRequest:
-    """Parse a body.
-
-    Raises:
-        InvalidRequest: Names every invalid field.
-    """
-    return checked(ResponseRequest, body)

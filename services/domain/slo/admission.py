@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 
 BUDGET_TOLERANCE_TOKENS = 1e-6
 
@@ -40,7 +40,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PromiseCandidate:
     """A new request. memory: tokens of KV it will need at most. value: what attaining its SLO is worth."""
 
     due_s: float
@@ -94,21 +94,19 @@ class BudgetModel:
 
 
 def admit(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PromiseCandidate],
     committed: Sequence[Committed],
     budget: BudgetModel,
     free_memory: int = 0,
-    free_places: int | None = None,
 ) -> Admission | None:
     """The best set of candidates that can be admitted. None if those committed do not fit even by themselves.
 
-    free_memory: tokens of KV that are not reserved. free_places: how many more requests may run; None for any number.
+    free_memory: tokens of KV that are not reserved.
     """
-    places = len(candidates) if free_places is None else free_places
     tokens_per_s = functools.cache(budget.tokens_per_s)
     # Requests by prefill deadline; of equal deadlines the one that came first. (With a strict `pDDL_j < pDDL_i`, as printed,
     # requests that arrive together with equal deadlines exclude each other: Figure 3 would admit one.)
-    entries: list[tuple[float, int, int, Committed | Candidate]] = [
+    entries: list[tuple[float, int, int, Committed | PromiseCandidate]] = [
         *((c.due_s, 0, i, c) for i, c in enumerate(committed)),
         *((c.due_s, 1, i, c) for i, c in enumerate(candidates)),
     ]
@@ -128,7 +126,7 @@ def admit(
         value = 0.0 if isinstance(request, Committed) else request.value
         # DP[i, m, pb, n] = max over j before i, with no forced request between them, of
         #     DP[j, m - m_i, pb + p_i - PB*(pDDL_i - pDDL_j, n - 1), n - 1] + v_i
-        # written forwards: with i accepted behind j, pb_i = pb_j + PB*(pDDL_i - pDDL_j, n_j) - p_i must not be negative.
+        # written forwards: with i accepted after j, pb_i = pb_j + PB*(pDDL_i - pDDL_j, n_j) - p_i must not be negative.
         for j in range(i - 1, -1, -1):
             for (used, counts), front in best[j].items():
                 if used + memory > free_memory:
@@ -140,7 +138,7 @@ def admit(
                 for worth, left, accepted in front:
                     after = left + gained - request.tokens
                     chosen = accepted if forced else (*accepted, index)
-                    if after >= -BUDGET_TOLERANCE_TOKENS and len(chosen) <= places:
+                    if after >= -BUDGET_TOLERANCE_TOKENS:
                         _keep(extended.setdefault((used + memory, grown), []), (worth + value, after, chosen))
             if j > 0 and isinstance(entries[j - 1][3], Committed):
                 break

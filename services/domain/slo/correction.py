@@ -4,8 +4,8 @@ A promise is never made on a mean: steps are predicted by the latency model time
 actual over predicted time among the latest steps.
 """
 
-from services.domain.errors import invalid
-from services.domain.slo.sliding_sample import SlidingSample, check_quantile
+from penstock.services.domain.errors import invalid
+from penstock.services.domain.slo.sliding_sample import SlidingSample, check_quantile
 
 DEFAULT_QUANTILE = 0.95
 DEFAULT_WINDOW_STEPS = 256

@@ -7,17 +7,17 @@ prompts. And a step may take no longer than the promises allow, drafts included,
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.domain.latency import StepLatencyModel
-from services.domain.slo.attainment import PACE_WINDOW_TOKENS
-from services.domain.slo.speculation import MAX_LENGTH, SpeculationTier, speculation_lengths
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS
+from penstock.services.domain.slo.speculation import MAX_LENGTH, SpeculationTier, speculation_lengths
 
 TIGHTEST_SHARE = 0.5
-"""A pace is tightened to no less than this share of it: a request that is far behind must not take all that others have."""
+"""A pace is tightened to no less than this share of it: a request that is far too late must not take all that others have."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPace:
-    """What drafts are worth now. acceptance: the probability that a drafted token stands if those before it do.
+    """What drafts are worth now. acceptance: the probability that a drafted token is accepted if those before it are.
 
     step_s: seconds of drafting one more token for each reply.
     """
@@ -32,7 +32,7 @@ FIRST_PACE = DraftPace(0.8, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class PacedDecode:
-    """A decoding request. tpot_s: its pace. late_s: how far behind its deadline its next token will come; at most 0 if in
+    """A decoding request. tpot_s: its pace. late_s: how long after its deadline its next token will come; at most 0 if in
     time."""
 
     tpot_s: float
@@ -40,7 +40,7 @@ class PacedDecode:
 
 
 def tightened_pace(tpot_s: float, late_s: float) -> float:
-    """The pace of a request that is `late_s` behind: it makes up for it within the tokens over which a pace is judged."""
+    """The pace of a request that is `late_s` late: it makes up for it within the tokens over which a pace is judged."""
     return max(TIGHTEST_SHARE * tpot_s, tpot_s - max(0.0, late_s) / PACE_WINDOW_TOKENS)
 
 

@@ -1,24 +1,12 @@
 """What a request was promised, and which phase its reply has reached. No I/O."""
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.domain.requests import Slo, SloFallback, SloPhase
+from penstock.types.slo import Slo, SloFallback, SloPhase
 
 MIN_REMAINDER_S = 0.001
 """A deadline that has passed travels as this: zero would read as "no deadline", and the class of a request never changes."""
-
-
-class SloClass(enum.Enum):
-    """How a request is served.
-
-    STANDARD: admitted; its promise is kept at every step.
-    BEST_EFFORT: without a promise, from what standard requests leave over.
-    """
-
-    STANDARD = "standard"
-    BEST_EFFORT = "best_effort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +38,7 @@ class Promise:
 class PhaseTracker:
     """Finds the pace in force while a reply grows.
 
-    A phase begins at its output token, or with the first token behind its marker. Phases come in order: one behind the
+    A phase begins at its output token, or with the first token after its marker. Phases come in order: one after the
     current phase is never entered again. Text may be cut anywhere, a marker in two included.
     """
 
@@ -96,4 +84,4 @@ class PhaseTracker:
             if following.after_marker or following.from_output_token > self._tokens:
                 return
             self._current += 1
-            self._tail = ""  # a marker counts only behind the beginning of the phase before it
+            self._tail = ""  # a marker counts only after the beginning of the phase before it

@@ -1,6 +1,6 @@
 """Predicts the length of a reply at a high quantile, from the replies that have ended recently. No I/O."""
 
-from services.domain.slo.sliding_sample import SlidingSample, check_quantile
+from penstock.services.domain.slo.sliding_sample import SlidingSample, check_quantile
 
 DEFAULT_QUANTILE = 0.9
 """One admitted request in ten may need more KV than was reserved for it: best effort gives way first, and most of what is

@@ -4,7 +4,7 @@ import bisect
 import math
 from collections import deque
 
-from services.domain.errors import invalid
+from penstock.services.domain.errors import invalid
 
 _PARTS = 10**9  # quantiles are ranks in whole numbers, so that 0.95 of 20 is 19
 

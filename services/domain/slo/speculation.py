@@ -17,8 +17,8 @@ optimum over all max_length^L combinations, as a test shows by trying them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.domain.errors import invalid
-from services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel, StepLoad
+from penstock.services.domain.errors import invalid
+from penstock.services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel, StepLoad
 
 MAX_LENGTH = 10
 """The paper's bound (appendix D): "below 10"."""

@@ -1,1 +1,1 @@
-"""Speculative decoding: what drafts cost, how far they stand, and which models draft. No I/O."""
+"""Speculative decoding: what drafts cost, how far they are accepted, and which models draft. No I/O."""

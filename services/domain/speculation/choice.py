@@ -1,12 +1,12 @@
 """Which models draft and how far ahead, by predicted tokens per second. No I/O.
 
 A chain is a list of models, small to large: the first one drafts, each further one verifies what the one before it proposes
-and hands on what it draws as well, with its own token behind. So what a model rejects, the next one never sees.
+and passes on what it draws as well, followed by its own token. So what a model rejects, the next one never sees.
 
 SpecRouter (section 4) chooses the chain with the least predicted time per token. Here a pass that verifies is priced as one
 pass over all its rows, not as single steps (its equation 7); the probability to reach a position (its P(reach), which it does
-not define) is the product of the shares that stand before it; the target alone is the default; and what exploring other
-choices may cost is limited, for which the paper gives no rule.
+not define) is the product of the shares that are accepted before it; the target alone is the default; and what
+exploring other choices may cost is limited, for which the paper gives no rule.
 """
 
 import itertools
@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from services.domain.slo.draft_windows import FIRST_PACE, DraftPace
-from services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
+from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
+from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
 
 GAIN = 1.03
 """Least predicted gain over the target alone for which there is drafting at all."""
@@ -28,7 +28,7 @@ EXPLORED_DRAFTS = 8
 """Drafts in a row for which a chain is tried: most of the price is the first one's, for which it computes a prompt."""
 MOST_VAIN_PRICE = 16
 """Each time that so many drafts of a chain were in vain, the next one is charged double, up to so much: a model that drafts
-garbage is hardly tried any more. One token that stands ends that."""
+garbage is hardly tried any more. One token that is accepted ends that."""
 CHOSEN_STEPS = 8
 """Steps for which a choice, and what follows from it, holds if the number of replies stays: choosing takes a few tenths of a
 millisecond, a tenth of a small model's step."""
@@ -37,7 +37,7 @@ MOST_CREDIT_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ChainCandidate:
     """A way of drafting: the indices of a chain's models, small to large, and how many tokens the first one drafts."""
 
     chain: tuple[int, ...]
@@ -73,7 +73,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class ChainPrediction:
     """Of one step of a batch. tokens: that the replies get. seconds: drafting and the pass. drafted_s: drafting."""
 
     tokens: float
@@ -85,10 +85,12 @@ class Prediction:
         return self.tokens / self.seconds
 
 
-def predicted(replies: int, target: PassCost, models: Seq[Estimate], candidate: Candidate | None) -> Prediction:
+def predicted(
+    replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None
+) -> ChainPrediction:
     """The step of a batch of so many replies; candidate None: of the target alone."""
     if candidate is None:
-        return Prediction(replies, target.seconds(replies, replies), 0.0)
+        return ChainPrediction(replies, target.seconds(replies, replies), 0.0)
     chain, window = candidate.chain, candidate.window
     first = models[chain[0]]
     if len(chain) == 1:
@@ -101,21 +103,21 @@ def predicted(replies: int, target: PassCost, models: Seq[Estimate], candidate: 
             passes = models[upper].passes
             assert passes is not None  # of those that verify, `chains` yields no other
             drafted_s += passes.seconds(replies, replies * (1 + sum(present)))
-            # A proposal of the upper model has its own token behind as many as it accepts.
+            # A proposal of the upper model has its own token after as many as it accepts.
             present = [1.0, *_standing(present, models[lower].accepted_by(upper))]
         length, tokens = sum(present), 1 + sum(_standing(present, models[chain[-1]].acceptance))
     drafted = replies * length
-    return Prediction(replies * tokens, target.seconds(replies, replies + drafted) + drafted_s, drafted_s)
+    return ChainPrediction(replies * tokens, target.seconds(replies, replies + drafted) + drafted_s, drafted_s)
 
 
 def _standing(present: Seq[float], acceptance: Acceptance) -> list[float]:
-    """The probability that a proposal stands up to and with each position."""
+    """The probability that a proposal is accepted up to and with each position."""
     reached = itertools.accumulate((acceptance.share(i) for i in range(len(present))), lambda a, b: a * b)
     return [there * stands for there, stands in zip(present, reached, strict=True)]
 
 
 def _share(tokens: float, length: int) -> float:
-    """The share a of tokens that stand for which 1 + a + ... + a^length is `tokens`, by halving."""
+    """The share a of tokens that are accepted for which 1 + a + ... + a^length is `tokens`, by halving."""
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
@@ -123,7 +125,7 @@ def _share(tokens: float, length: int) -> float:
     return low
 
 
-def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: Candidate | None) -> float:
+def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None) -> float:
     """Predicted tokens per second of a batch; None: of the target alone."""
     return predicted(replies, target, models, candidate).tokens_per_s
 
@@ -135,15 +137,17 @@ def chains(models: Seq[Estimate]) -> list[tuple[int, ...]]:
     return [chain for chain in subsets if all(models[m].passes is not None for m in chain[1:])]
 
 
-def candidates(models: Seq[Estimate], windows: Seq[int]) -> Iterator[Candidate]:
+def candidates(models: Seq[Estimate], windows: Seq[int]) -> Iterator[ChainCandidate]:
     """Each chain with each window, so that no more than the greatest window is proposed to the target."""
     for chain in chains(models):
         for window in windows:
             if window + len(chain) - 1 <= windows[-1]:
-                yield Candidate(chain, window)
+                yield ChainCandidate(chain, window)
 
 
-def best(replies: int, target: PassCost, models: Seq[Estimate], windows: Seq[int]) -> tuple[Candidate | None, float]:
+def best(
+    replies: int, target: PassCost, models: Seq[Estimate], windows: Seq[int]
+) -> tuple[ChainCandidate | None, float]:
     """The candidate with the most predicted tokens per second, and these. None, the target alone, wins ties."""
     rates = [(tokens_per_s(replies, target, models, c), c) for c in candidates(models, windows)]
     rate, candidate = max(rates, key=lambda pair: pair[0], default=(0.0, None))
@@ -164,10 +168,10 @@ class Chooser:
         self._chosen_for = (0, 0)  # replies, and the steps for which the choice still holds
         self._lost_s = 0.0  # by the present chain, since another one leads
         self._known = dict[Hashable, float]()  # what follows from the present choice, until the next one
-        self.current: Candidate | None = None
+        self.current: ChainCandidate | None = None
         self.switches = 0
 
-    def choose(self, replies: int, missing: Callable[[int], int]) -> Candidate | None:
+    def choose(self, replies: int, missing: Callable[[int], int]) -> ChainCandidate | None:
         """How to draft for the next step of so many replies; None: not at all.
 
         missing: the tokens of all these replies that a model has to compute before it can draft for them.
@@ -196,7 +200,7 @@ class Chooser:
         return self.current
 
     def _repays(
-        self, replies: int, leader: Candidate, own: Candidate, steps: int, missing: Callable[[int], int]
+        self, replies: int, leader: ChainCandidate, own: ChainCandidate, steps: int, missing: Callable[[int], int]
     ) -> bool:
         """Whether what the present chain has lost against another one is the price of the prompts that this one computes."""
         models = [model.upper() for model in self.models]
@@ -207,22 +211,22 @@ class Chooser:
         price_s = sum(self.models[m].cost.catch_up_s(missing(m)) for m in leader.chain if m not in own.chain)
         return self._lost_s > price_s
 
-    def _switch(self, candidate: Candidate | None) -> None:
+    def _switch(self, candidate: ChainCandidate | None) -> None:
         if candidate is None or self.current is None or candidate.chain != self.current.chain:
             self._lost_s = 0.0
         self.switches += candidate != self.current
         self.current = candidate
 
-    def _best_windows(self, replies: int) -> dict[tuple[int, ...], tuple[float, Candidate]]:
+    def _best_windows(self, replies: int) -> dict[tuple[int, ...], tuple[float, ChainCandidate]]:
         """By chain, the window with the most predicted tokens per second, and these."""
-        result = dict[tuple[int, ...], tuple[float, Candidate]]()
+        result = dict[tuple[int, ...], tuple[float, ChainCandidate]]()
         for candidate in candidates(self.models, self._windows):
             rate = tokens_per_s(replies, self.target, self.models, candidate)
             if candidate.chain not in result or rate > result[candidate.chain][0]:
                 result[candidate.chain] = rate, candidate
         return result
 
-    def _leader(self, replies: int, paying: Seq[Candidate]) -> Candidate | None:
+    def _leader(self, replies: int, paying: Seq[ChainCandidate]) -> ChainCandidate | None:
         """Of one candidate per chain, the fastest if what little is known of a chain was bad luck; None of none."""
         if len(paying) < 2:
             return paying[0] if paying else None
@@ -253,7 +257,7 @@ class Chooser:
         return self._known["saved"]
 
     def least(self, replies: int) -> float:
-        """The chance to stand from which on one more token is worth its row in the pass and its drafting; 0 in a chain, whose
+        """The probability from which on one more token is worth its row in the pass and its drafting; 0 in a chain, whose
         tokens the next model verifies."""
         if self.current is None or len(self.current.chain) > 1:
             return 0.0
@@ -265,7 +269,7 @@ class Chooser:
             self._known["least"] = max(0.0, row_s + estimate.cost.token_s) * rate
         return self._known["least"]
 
-    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> Candidate | None:
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> ChainCandidate | None:
         """A chain to try with one reply in the next step; None: none is to be tried, or it would cost too much.
 
         missing: the tokens that each of these models has to compute before it can draft for that reply.
@@ -283,7 +287,7 @@ class Chooser:
         chain = self._tried
         vain = self.models[chain[-1]].acceptance.in_vain // EXPLORED_DRAFTS
         window = 1 if vain else min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
-        tried = Candidate(chain, window)
+        tried = ChainCandidate(chain, window)
         if tried not in self._known:
             drafted_s = predicted(1, self.target, self.models, tried).drafted_s
             rows = replies + window + len(chain) - 1
@@ -312,7 +316,7 @@ class Chooser:
         return others[0] if leader is None else leader.chain
 
     def remove(self, model: int) -> None:
-        """A model has failed; the indices of those behind it change."""
+        """A model has failed; the indices of those after it change."""
         self.models = [estimate for i, estimate in enumerate(self.models) if i != model]
         for estimate in self.models:
             remaining = {i - (i > model): known for i, known in estimate.by.items() if i != model}

@@ -1,4 +1,4 @@
-"""What passes cost and how far drafts stand, measured while they run. No I/O."""
+"""What passes cost and how far drafts are accepted, measured while they run. No I/O."""
 
 import bisect
 import math
@@ -15,7 +15,7 @@ MIN_VARIANCE = 0.02
 REPLIES_PER_MEMORY = 4
 """In larger batches a step verifies many drafts; the memory grows so that one step does not replace all that is known."""
 PRIOR = 0.8
-"""Share of tokens expected to stand before any was verified: a drafter is worth a try."""
+"""Share of tokens expected to be accepted before any was verified: a drafter is worth a try."""
 PRIOR_DRAFTS = 4
 DOUBT = 1.0
 """Standard errors by which a share may be higher than measured, where chains are compared that pay."""
@@ -26,11 +26,11 @@ MOST_CHANGE = 2.0
 
 
 class Acceptance:
-    """How far the drafts of one model stand, by position.
+    """How far the drafts of one model are accepted, by position.
 
     A draft may end before its window, where its own model is unsure, so three shares are measured at each position: of the
-    drafts that stand so far, those that have a token there which stands; of those with a token there, those whose token
-    stands; and of all drafts, those that have a token there.
+    drafts that are accepted so far, those that have a token there which is accepted; of those with a token there, those
+    whose token is accepted; and of all drafts, those that have a token there.
     """
 
     def __init__(self, max_window: int) -> None:
@@ -42,18 +42,18 @@ class Acceptance:
         self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
         self._tokens = [PRIOR_DRAFTS] * max_window
         self.in_vain = 0
-        """Drafts in a row of which nothing stands."""
+        """Drafts in a row of which nothing is accepted."""
 
     @classmethod
     def known(cls, share: float, max_window: int) -> "Acceptance":
-        """Of a model whose tokens stand with this probability at every position, and whose drafts never end early."""
+        """Of a model whose tokens are accepted with this probability at every position, and whose drafts never end early."""
         acceptance = cls(max_window)
         acceptance._standing = [share] * max_window
         acceptance._share = [share] * max_window
         return acceptance
 
     def observe(self, window: int, verified: int, accepted: int, replies: int) -> None:
-        """A draft for `window` tokens had `verified`, none if it ended at once, of which `accepted` stand.
+        """A draft for `window` tokens had `verified`, none if it ended at once, of which `accepted` were right.
 
         replies: of the step.
         """
@@ -87,7 +87,7 @@ class Acceptance:
                     shares[i] += (shares[i - 1] - shares[i]) / memory
 
     def share(self, position: int) -> float:
-        """Of the drafts that stand before a position and have a token there, those whose token there stands."""
+        """Of the drafts that are accepted before a position and have a token there, those whose token there is accepted."""
         return self._share[position]
 
     def upper(self) -> "Acceptance":
@@ -99,7 +99,7 @@ class Acceptance:
         return optimistic
 
     def tokens(self, window: int) -> float:
-        """Expected tokens of a pass: the accepted ones and the verifier's own behind them.
+        """Expected tokens of a pass: the accepted ones and the verifier's own after them.
 
         With one share a at all positions, this is (1 - a^(window + 1)) / (1 - a), the sum of a geometric series;
         SpecRouter's equation 3 adds the verifier's own token a second time.

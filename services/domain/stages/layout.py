@@ -4,16 +4,10 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.domain.errors import FieldProblem, InvalidRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Instances for sequences of from_tokens to to_tokens - 1 tokens, input and output so far."""
-
-    from_tokens: int
-    to_tokens: int
-    instances: int
+from penstock.services.domain.errors import InvalidRequest
+from penstock.types.plans import Stage
+from penstock.types.problems import FieldProblem
+from penstock.types.ranges import own_range_problems
 
 
 def stage_problems(stages: tuple[Stage, ...], path: str) -> Iterator[FieldProblem]:
@@ -24,8 +18,7 @@ def stage_problems(stages: tuple[Stage, ...], path: str) -> Iterator[FieldProble
             yield FieldProblem(f"{path}[{i}].from_tokens", f"must be {at}, the end of the previous stage")
         if stage.to_tokens <= stage.from_tokens:
             yield FieldProblem(f"{path}[{i}].to_tokens", f"must be greater than from_tokens ({stage.from_tokens})")
-        if stage.instances < 1:
-            yield FieldProblem(f"{path}[{i}].instance_count", "must be at least 1")
+        yield from own_range_problems(stage, f"{path}[{i}]")
         at = stage.to_tokens
 
 

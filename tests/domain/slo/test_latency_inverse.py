@@ -5,11 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from services.domain import InvalidRequest
-from services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel, StepLoad
-from services.domain.slo import LatencyCorrection
-from services.domain.slo.compiled import layout
-from services.domain.slo.correction import MIN_SAMPLES
+from penstock.services.domain import InvalidRequest
+from penstock.services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel, StepLoad
+from penstock.services.domain.slo.compiled import layout
+from penstock.services.domain.slo.correction import MIN_SAMPLES, LatencyCorrection
 
 MODEL = StepLatencyModel((1.0, 64.0, 256.0, 1024.0), (0.02, 0.021, 0.05, 0.3), 3e-7, 2e-8, 1e-7, 0.004)
 

@@ -4,16 +4,19 @@ import math
 import subprocess
 import sys
 
-import pytest
-
-from services.domain import InvalidRequest, Slo, SloPhase
-from services.domain.requests import GenerationRequest, SamplingParams, TextPrompt
-from services.domain.slo import AttainmentTracker, PhaseTracker, Promise
+from penstock.services.domain import Slo, SloPhase
+from penstock.services.domain.slo.attainment import AttainmentTracker
+from penstock.services.domain.slo.promises import PhaseTracker, Promise
+from penstock.types.prompts import TextPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 
 
 def test_importing_the_package_loads_no_compiled_code() -> None:
     """Routers have neither numba nor numpy, and import the vocabulary of promises."""
-    script = "import sys, services.domain.slo; print(sorted({'numba', 'numpy', 'llvmlite'} & set(sys.modules)))"
+    script = (
+        "import sys, penstock.services.domain.slo; print(sorted({'numba', 'numpy', 'llvmlite'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -46,9 +49,7 @@ def test_bad_markers_are_refused_by_field() -> None:
     request = GenerationRequest(
         "a", TextPrompt("x"), SamplingParams(), slo=Slo(1.0, (SloPhase(0, 0.1, "m" * 65), SloPhase(3, 0.1, "m")))
     )
-    with pytest.raises(InvalidRequest) as refused:
-        request.validate()
-    assert [p.field for p in refused.value.problems] == ["slo.phases[0].after_marker", "slo.phases[1].after_marker"]
+    assert [p.field for p in request.problems()] == ["slo.phases[0].after_marker", "slo.phases[1].after_marker"]
 
 
 def judged(times: list[float], due_s: float = 1.0, tpot_s: float = 0.1) -> tuple[bool, bool]:

@@ -11,15 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from services.domain.errors import (
-    FieldProblem,
-    Overloaded,
-    PenstockError,
-    PromptTooLong,
-    Unavailable,
-    UnsupportedByModel,
-    shortened,
-)
+from penstock.services.domain.errors import Overloaded, PenstockError, PromptTooLong, Unavailable, UnsupportedByModel
+from penstock.types.problems import FieldProblem, shortened
 
 _log = logging.getLogger(__name__)
 

@@ -1,12 +1,13 @@
 """The stream of a remote endpoint as the text that a model would have written. No I/O."""
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from services.domain.requests import TokenUsage
-from services.reasoning import REASONING_FORMATS, ReasoningFormat
-from services.tool_calls import HERMES, ToolFormat
+from penstock.services.reasoning import REASONING_FORMATS, ReasoningFormat
+from penstock.services.tool_calls import HERMES, ToolFormat
+from penstock.types.replies import PositionLogprobs, TokenLogprob, Usage
 
 TOOL_FORMAT: ToolFormat = HERMES
 REASONING_FORMAT: ReasoningFormat = REASONING_FORMATS["think"]
@@ -18,11 +19,13 @@ those of any model."""
 class RemoteReply:
     """Reads the events of one reply.
 
-    finish_reason: of the endpoint; None until it has come. usage: as the endpoint counts; None if it does not.
+    top: more likely tokens that are kept of each position. finish_reason: of the endpoint; None until it has come. usage: as
+    the endpoint counts; None if it does not.
     """
 
+    top: int = 0
     finish_reason: str | None = None
-    usage: TokenUsage | None = None
+    usage: Usage | None = None
     _reasoning: bool = False
     _calls: int = 0
     _call: Any = None  # the id or number of the call that is written
@@ -37,13 +40,26 @@ class RemoteReply:
         if usage := event.get("usage"):
             details = usage.get("prompt_tokens_details") or {}
             cached = details.get("cached_tokens") or 0
-            self.usage = TokenUsage(int(usage["prompt_tokens"]), int(cached), int(usage["completion_tokens"]))
+            self.usage = Usage(int(usage["prompt_tokens"]), int(cached), int(usage["completion_tokens"]))
         text = ""
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
             text += self._delta(delta)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
         return text
+
+    def logprobs(self, event: dict[str, Any]) -> tuple[PositionLogprobs, ...]:
+        """The log-probabilities of an event's tokens, whose ids the endpoint does not tell: 0.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: It is no event of a chat completion.
+        """
+        positions = list[PositionLogprobs]()
+        for choice in event.get("choices") or ():
+            for entry in (choice.get("logprobs") or {}).get("content") or ():
+                top = tuple(map(_token, (entry.get("top_logprobs") or ())[: self.top]))
+                positions.append(PositionLogprobs(_token(entry), top))
+        return tuple(positions)
 
     def end(self) -> str:
         """The text that closes what is open."""
@@ -86,3 +102,11 @@ class RemoteReply:
         text = ("" if self._begun else "{}") + "}" + TOOL_FORMAT.end
         self._call = None
         return text
+
+
+def _token(entry: dict[str, Any]) -> TokenLogprob:
+    """An endpoint may round a logarithm to above 0."""
+    logprob, content = float(entry["logprob"]), entry.get("bytes")
+    if math.isnan(logprob):
+        raise ValueError("logprob: not a number")
+    return TokenLogprob(0, min(0.0, logprob), str(entry["token"]).encode() if content is None else bytes(content))

@@ -2,7 +2,7 @@
 
 The endpoint renders prompts, samples and ends replies. Its replies are text; the bytes of the text take the place of tokens,
 so the positions of a reply are bytes, while usage is what the endpoint counts. Calls and reasoning, which endpoints send
-apart, are written into the text as models write them.
+apart, are written into the text as models write them. Log-probabilities are of the endpoint's own tokens.
 
 A reply that is resumed is generated again from its beginning and compared: it continues only if the endpoint writes the same.
 """
@@ -10,33 +10,44 @@ A reply that is resumed is generated again from its beginning and compared: it c
 import asyncio
 import contextlib
 import hashlib
+import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable, invalid
-from services.domain.instances import Load
-from services.domain.requests import ChatPrompt, FinishReason, GenerationRequest, TokenFrame, TokenUsage
-from services.event_streams import OnTokens
-from worker_service.engine import reply_rules
-from worker_service.engine.interface import Admitted, Capability, EngineEvent, EngineInfo, EngineUnusable, Finished
-from worker_service.engine.remote.client import RemoteClient, events
-from worker_service.engine.remote.deltas import RemoteReply
-from worker_service.engine.remote.requests import chat_body
-from worker_service.engine.remote.tokenizer import RemoteTokenizer
-from worker_service.engine.throughput import Throughput
-from worker_service.request_failures import request_failed
-from worker_service.text import ReplyText
+from penstock.services.domain.errors import PenstockError, Unavailable, UnsupportedByModel, invalid
+from penstock.services.domain.instances import Load
+from penstock.services.event_streams import OnTokens
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame, Usage
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import Admitted, EngineFinished
+from penstock.worker_service.engine import reply_rules
+from penstock.worker_service.engine.interface import Capability, EngineEvent, EngineInfo, EngineUnusable
+from penstock.worker_service.engine.places import Places
+from penstock.worker_service.engine.remote.client import RemoteClient, events
+from penstock.worker_service.engine.remote.deltas import RemoteReply
+from penstock.worker_service.engine.remote.requests import chat_body
+from penstock.worker_service.engine.remote.tokenizer import RemoteTokenizer
+from penstock.worker_service.engine.throughput import Throughput
+from penstock.worker_service.text import ReplyText
+from penstock.worker_service.text.request_failures import request_failed
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_REMOTE_CONTEXT = 131_072
 """Of models whose context the mesh file does not state; the endpoint refuses what is too long for it."""
 CHARS_PER_TOKEN = 4  # an estimate, until the endpoint tells its own count
 POLL_S = 0.5
-RETRY_S = 1.0
+TRIAL = GenerationRequest(
+    "trial", ChatPrompt((ChatMessage("user", "Hi"),)), SamplingParams(max_tokens=16, top_logprobs=0)
+)
+"""What an endpoint is asked once, to see whether it gives log-probabilities; some refuse shorter replies."""
 _REASONS = {"length": FinishReason.LENGTH}
 
 
@@ -75,10 +86,10 @@ class RemoteEngine:
 
     def __init__(self, options: RemoteEngineOptions) -> None:
         self.options = options
-        self._requests: dict[str, _Running] = {}
+        self._places = Places[_Running](options.max_requests)
         self._tokenizer = RemoteTokenizer()
         self._throughput = Throughput(time.monotonic())
-        self._closed = False
+        self._gives_logprobs = True
         self.preemptions = 0
 
     @property
@@ -93,7 +104,8 @@ class RemoteEngine:
             kv_blocks=1,  # the endpoint's KV is not known
             kv_block_tokens=options.max_context_tokens,
             max_requests=options.max_requests,
-            capabilities=frozenset({Capability.STRUCTURED_OUTPUT}),
+            capabilities=frozenset({Capability.STRUCTURED_OUTPUT})
+            | ({Capability.LOGPROBS} if self._gives_logprobs else set()),
             sampling_defaults=None,
         )
 
@@ -118,6 +130,27 @@ class RemoteEngine:
             await self._client.close()
             listed = ", ".join(models[:10])
             raise EngineUnusable(f"openai.endpoints: no model '{options.model}' there, but {listed}")
+        self._gives_logprobs = await self._tries_logprobs()
+
+    async def _tries_logprobs(self) -> bool:
+        """Whether a reply comes with log-probabilities; True where the endpoint has no reply for now."""
+        body, reply = self._body(TRIAL), RemoteReply()
+        try:
+            response = await self._client.open(body)
+            try:
+                return any([reply.logprobs(event) async for event in events(response)])
+            finally:
+                response.close()
+        except UnsupportedByModel:
+            return False
+        except (PenstockError, KeyError, TypeError, ValueError, AttributeError) as error:
+            _log.warning("it is not known whether the endpoint gives log-probabilities: %s", error)
+            return True
+
+    def _body(self, request: GenerationRequest) -> dict[str, Any]:
+        options = self.options
+        given = self._gives_logprobs
+        return chat_body(request, options.model, options.extensions, options.limit_field, logprobs=given)
 
     async def _models(self) -> list[str]:
         """Wait until an endpoint answers; return its models.
@@ -136,20 +169,14 @@ class RemoteEngine:
             await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for request_id in list(self._requests):
-            await self.abort(request_id)
-        while self._requests:
-            await asyncio.sleep(0.01)
-        await self._client.close()
+        if await self._places.close(self.abort):
+            await self._client.close()
 
     async def failed(self) -> BaseException:
         return await asyncio.shield(self._failure)
 
     async def abort(self, request_id: str) -> bool:
-        running = self._requests.get(request_id)
+        running = self._places.requests.get(request_id)
         if running is None:
             return False
         running.aborted = True
@@ -160,7 +187,7 @@ class RemoteEngine:
         return True
 
     def load(self) -> Load:
-        running = self._requests.values()
+        running = self._places.requests.values()
         return Load(
             running_tokens=tuple(r.prompt_tokens + r.output // CHARS_PER_TOKEN for r in running),
             free_kv_blocks=1,
@@ -178,26 +205,26 @@ class RemoteEngine:
             Unavailable: No endpoint answers, a stream broke, or a resumed reply was written differently.
         """
         options = self.options
-        body = chat_body(request, options.model, options.extensions, options.limit_field)
+        body = self._body(request)
         resumed = request.resume_token_ids
         if resumed and max(resumed) >= self._tokenizer.vocab_size:
             raise invalid("resume_token_ids", "are not those of this tier")
         text = reply_rules.resumed_text(request, self._tokenizer)
         prompt_tokens = _estimate(request)
-        most = request.sampling.max_output_tokens or max(1, options.max_context_tokens - prompt_tokens)
-        with self._place(request.request_id, prompt_tokens) as running:
+        most = request.sampling.max_tokens or max(1, options.max_context_tokens - prompt_tokens)
+        with self._places.place(request.request_id, _Running(prompt_tokens)) as running:
             again, running.output = bytes(resumed), len(resumed)
             if text.stopped:
                 yield Admitted(prompt_tokens, most)
-                yield Finished(FinishReason.STOP, TokenUsage(prompt_tokens, 0, 0), text.stopped_by)
+                yield EngineFinished(FinishReason.STOP, Usage(prompt_tokens, 0, 0), text.stopped_by)
                 return
-            reply, reason = RemoteReply(), None
+            reply, reason = RemoteReply(request.sampling.top_logprobs or 0), None
             try:
-                async with self._response(running, body) as response:
+                async with self._response(running, body, _without_logprobs(request, body)) as response:
                     yield Admitted(prompt_tokens, most)
                     async for event in events(response):
                         data, again = _beyond(reply.text(event).encode(), again)
-                        if frame := self._frame(running, data, text):
+                        if frame := self._frame(running, data, text, reply.logprobs(event) if data else ()):
                             if on_tokens is None:
                                 yield frame
                             else:
@@ -223,17 +250,19 @@ class RemoteEngine:
                     yield frame
                 else:
                     on_tokens(frame)
-            usage = reply.usage or TokenUsage(prompt_tokens, 0, math.ceil(running.output / CHARS_PER_TOKEN))
-        yield Finished(reason, usage, text.stopped_by)
+            usage = reply.usage or Usage(prompt_tokens, 0, math.ceil(running.output / CHARS_PER_TOKEN))
+        yield EngineFinished(reason, usage, text.stopped_by)
 
     @contextlib.asynccontextmanager
-    async def _response(self, running: _Running, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The stream of a request, closed at the end of the context.
+    async def _response(
+        self, running: _Running, body: dict[str, Any], spare: dict[str, Any] | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The stream of a request, closed at the end of the context. spare: what is asked if the endpoint refuses `body`.
 
         Raises:
             PenstockError: As `RemoteClient.open`; Unavailable where the request is aborted meanwhile.
         """
-        running.opening = asyncio.create_task(self._client.open(body))
+        running.opening = asyncio.create_task(self._open(body, spare))
         try:
             await asyncio.wait([running.opening])
             if running.opening.cancelled():
@@ -250,28 +279,23 @@ class RemoteEngine:
         finally:
             response.close()  # a reply that has not ended is no longer generated
 
-    @contextlib.contextmanager
-    def _place(self, request_id: str, prompt_tokens: int) -> Iterator[_Running]:
-        """Register a request.
-
-        Raises:
-            Unavailable: The engine has stopped.
-            AlreadyRunning: A request with this id is in the engine.
-            Overloaded: The limit on requests is reached.
-        """
-        if self._closed:
-            raise Unavailable("the engine has stopped")
-        if request_id in self._requests:
-            raise AlreadyRunning(request_id)
-        if len(self._requests) >= self.options.max_requests:
-            raise Overloaded(f"{len(self._requests)} requests are already running here", RETRY_S)
-        running = self._requests[request_id] = _Running(prompt_tokens)
+    async def _open(self, body: dict[str, Any], spare: dict[str, Any] | None) -> aiohttp.ClientResponse:
         try:
-            yield running
-        finally:
-            del self._requests[request_id]
+            return await self._client.open(body)
+        except UnsupportedByModel:
+            if spare is None:
+                raise
+            return await self._client.open(spare)
 
-    def _frame(self, running: _Running, data: bytes, text: ReplyText, *, last: bool = False) -> TokenFrame | None:
+    def _frame(
+        self,
+        running: _Running,
+        data: bytes,
+        text: ReplyText,
+        logprobs: tuple[PositionLogprobs, ...] = (),
+        *,
+        last: bool = False,
+    ) -> TokenFrame | None:
         """The next part of a reply; None if there is nothing."""
         first, token_ids, new_text = running.output, list[int](), ""
         for byte in data:
@@ -283,7 +307,14 @@ class RemoteEngine:
             new_text += text.finish()
         running.output += len(token_ids)
         self._throughput.add(math.ceil(len(token_ids) / CHARS_PER_TOKEN), time.monotonic())
-        return TokenFrame(first, tuple(token_ids), new_text) if token_ids or new_text else None
+        return TokenFrame(first, tuple(token_ids), new_text, logprobs) if token_ids or new_text else None
+
+
+def _without_logprobs(request: GenerationRequest, body: dict[str, Any]) -> dict[str, Any] | None:
+    """What may be asked instead, if anything: some endpoints give no log-probabilities of replies with tools."""
+    if request.sampling.top_logprobs != 0 or "logprobs" not in body:
+        return None
+    return {name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs")}
 
 
 def _estimate(request: GenerationRequest) -> int:

@@ -4,20 +4,26 @@ import json
 from collections.abc import Set
 from typing import Any
 
-from services.domain.errors import FieldProblem, UnsupportedByModel
-from services.domain.requests import NO_EFFORT, ChatMessage, ChatPrompt, GenerationRequest, SamplingParams
-from services.domain.structured import StructuredOutput, StructureKind
-from services.domain.tools import ToolMode, ToolUse
-from services.tool_calls.rendering import template_tool
+from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.tool_calls.rendering import template_tool
+from penstock.types.problems import FieldProblem
+from penstock.types.prompts import NO_EFFORT, ChatMessage, ChatPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.structured import StructuredOutput, StructureKind
+from penstock.types.tools import ToolMode, ToolUse
 
 Json = dict[str, Any]
 
 
-def chat_body(request: GenerationRequest, model: str, extensions: Set[str], limit_field: str) -> Json:
+def chat_body(
+    request: GenerationRequest, model: str, extensions: Set[str], limit_field: str, *, logprobs: bool = True
+) -> Json:
     """The body of a streamed chat completion.
 
     extensions: of `services.mesh_schema.tiers.RemoteExtension`, those that the endpoint takes. limit_field: its name of
-        the largest length of a reply.
+        the largest length of a reply. logprobs: whether the endpoint gives some; without any, they are left out where only
+        the reply's own tokens are asked for.
 
     Raises:
         UnsupportedByModel: The request needs something that the endpoint does not have.
@@ -31,9 +37,9 @@ def chat_body(request: GenerationRequest, model: str, extensions: Set[str], limi
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if sampling.max_output_tokens is not None:
-        body[limit_field] = sampling.max_output_tokens
-    body |= _sampling(sampling, extensions)
+    if sampling.max_tokens is not None:
+        body[limit_field] = sampling.max_tokens
+    body |= _logprobs(sampling.top_logprobs, given=logprobs) | _sampling(sampling, extensions)
     if sampling.structured_output is not None:
         body |= _form(sampling.structured_output, extensions)
     if prompt.tool_use.offered:
@@ -41,17 +47,23 @@ def chat_body(request: GenerationRequest, model: str, extensions: Set[str], limi
     return body | _reasoning(prompt, extensions)
 
 
+def _logprobs(top: int | None, *, given: bool) -> Json:
+    if top is None or not (given or top):
+        return {}
+    if not given:
+        raise _unsupported("sampling.top_logprobs", "this tier's endpoint gives no log-probabilities")
+    return {"logprobs": True, "top_logprobs": max(1, top)}  # for 0, llama.cpp gives none at all
+
+
 def _sampling(sampling: SamplingParams, extensions: Set[str]) -> Json:
-    if sampling.top_logprobs:
-        raise _unsupported("sampling.top_logprobs_count", "this tier is a remote endpoint, whose tokens are not known")
-    values: Json = {name: getattr(sampling, name) for name in ("temperature", "top_p") if name not in sampling.unset}
+    values: Json = {name: value for name in ("temperature", "top_p") if (value := getattr(sampling, name)) is not None}
     if sampling.seed is not None and not sampling.greedy:
         values["seed"] = sampling.seed & 0x7FFFFFFF  # some endpoints take 32 bits
     for name in ("frequency_penalty", "presence_penalty"):
         if value := getattr(sampling, name):
             values[name] = value
     if sampling.logit_bias:
-        values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+        values["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     for name, neutral in (
         ("top_k", 0),
         ("min_p", 0.0),
@@ -59,7 +71,7 @@ def _sampling(sampling: SamplingParams, extensions: Set[str]) -> Json:
         ("stop_token_ids", ()),
         ("ignore_eos", False),
     ):
-        if (value := getattr(sampling, name)) != neutral:
+        if (value := getattr(sampling, name)) not in (None, neutral):
             _needs(name, f"sampling.{name}", extensions)
             values[name] = value
     return values
@@ -74,7 +86,7 @@ def _form(form: StructuredOutput, extensions: Set[str]) -> Json:
             return {"response_format": {"type": "json_schema", "json_schema": schema}}
         case kind:
             _needs("structured_outputs", "sampling.structured_output", extensions)
-            return {"structured_outputs": {kind.value: list(form.choices) or form.text}}
+            return {"structured_outputs": {kind.value: list(form.choice) or form.text}}
 
 
 def _tools(tool_use: ToolUse) -> Json:

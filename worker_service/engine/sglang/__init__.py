@@ -1,5 +1,1 @@
 """The production engine: an SGLang server, used over HTTP."""
-
-from worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
-
-__all__ = ["SglangEngine", "SglangEngineOptions"]

@@ -1,15 +1,13 @@
-"""LoRA adapters in PEFT's format: folders, and what a server was started with. Reads folders, nothing else."""
+"""LoRA adapters that a server was started with. Reads folders, nothing else."""
 
-import json
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker_service.engine.digest import model_digest
-from worker_service.engine.interface import EngineUnusable
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+from penstock.worker_service.engine.digest import model_digest
+from penstock.worker_service.engine.interface import EngineUnusable
+from penstock.worker_service.engine.sglang.adapter_folder import CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +22,6 @@ def server_adapters(data: dict[str, Any]) -> tuple[ServerAdapter, ...]:
     """The adapters in a response of `/server_info`."""
     entries = data.get("lora_paths") or ()
     return tuple(ServerAdapter(entry["lora_name"], entry["lora_path"]) for entry in entries)
-
-
-def adapter_problem(folder: Path) -> str:
-    """Why this folder holds no LoRA adapter; empty if it holds one."""
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            return f"{folder} has no {name}: a LoRA adapter in PEFT's format is needed"
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        return f"{folder / CONFIG}: {error}"
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        return f"{folder / CONFIG}: peft_type must be LORA"
-    rank = config.get("r")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        return f"{folder / CONFIG}: r must be a positive integer"
-    return ""
 
 
 def name_at_server(adapters: Seq[ServerAdapter], folder: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker_service.engine.digest import model_digest
+from penstock.worker_service.engine.digest import model_digest
 
 OLDEST, TOO_NEW = (0, 5, 20), (0, 6)
 """The versions whose API the client knows: from OLDEST, and before TOO_NEW."""

@@ -12,9 +12,9 @@ import time
 from contextlib import aclosing
 from itertools import pairwise
 
-from services.domain.latency import StepLatencyModel, StepLoad
-from worker_service.engine.latency_fit import fitted
-from worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.worker_service.engine.latency_fit import fitted
+from penstock.worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
 
 BATCHES, CONTEXTS = (1, 4, 16), (16, 256)
 DECODES = 12

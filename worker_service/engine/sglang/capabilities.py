@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from worker_service.engine.interface import Capability
-from worker_service.engine.sglang.client import ServerInfo
+from penstock.worker_service.engine.interface import Capability
+from penstock.worker_service.engine.sglang.client import ServerInfo
 
 
 def capabilities(server: ServerInfo, *, keeps_slos: bool, adapted: bool) -> Iterator[Capability]:
@@ -13,8 +13,6 @@ def capabilities(server: ServerInfo, *, keeps_slos: bool, adapted: bool) -> Iter
     if adapted:
         yield Capability.ADAPTER
     yield Capability.LOGPROBS
-    yield Capability.VERIFY_GREEDY
-    yield Capability.VERIFY_REJECTION
     if server.grammars:
         yield Capability.STRUCTURED_OUTPUT
     if server.prefix_cache:

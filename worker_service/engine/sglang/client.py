@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from services import telemetry
-from services.domain.errors import Overloaded, Unavailable, invalid
-from worker_service.engine.sglang.adapter import ServerAdapter, server_adapters
-from worker_service.engine.sglang.attach import ServerIdentity
+from penstock.services import telemetry
+from penstock.services.domain.errors import Overloaded, Unavailable, invalid
+from penstock.worker_service.engine.sglang.adapter import ServerAdapter, server_adapters
+from penstock.worker_service.engine.sglang.attach import ServerIdentity
 
 CALL_TIMEOUT_S = 5.0
 IDLE_S = 4.0  # limit on waiting for the server to become idle; less than the time-out of calls
@@ -107,17 +107,17 @@ class SglangClient:
 
     async def healthy(self) -> bool:
         """Whether the server responds and has loaded its model."""
-        try:
-            async with self._session.get(f"{self._base}/health", timeout=_BRIEF) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        with contextlib.suppress(Unavailable):
+            async with self._call("health"):
+                return True
+        return False
 
     async def info(self) -> ServerInfo:
         """Raises:
         Unavailable: The server does not respond, or with an unexpected response.
         """
-        data = await self._get("server_info")
+        async with self._call("server_info") as response:
+            data = await response.json()
         load = await self.load()
         try:
             dp, attn_dp = int(data.get("dp_size") or 1), int(data.get("attn_dp_size") or 1)
@@ -151,7 +151,8 @@ class SglangClient:
         """Raises:
         Unavailable: The server does not respond, or with an unexpected response.
         """
-        data = await self._get("v1/loads?include=core")
+        async with self._call("v1/loads?include=core") as response:
+            data = await response.json()
         try:
             ranks = data["loads"]
             return ServerLoad(
@@ -170,13 +171,8 @@ class SglangClient:
         Raises:
             Unavailable: The server does not respond.
         """
-        try:
-            async with self._session.get(f"{self._base}/metrics", timeout=_BRIEF) as response:
-                if response.status != 200:
-                    raise Unavailable(f"{self._base}/metrics answered {response.status}")
-                lines = (await response.text()).splitlines()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unavailable(f"{self._base}/metrics: {error!r}") from error
+        async with self._call("metrics") as response:
+            lines = (await response.text()).splitlines()
         return round(
             sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("sglang:kv_evictable_tok"))
         )
@@ -187,13 +183,15 @@ class SglangClient:
         Raises:
             Unavailable: The server does not respond or does not become idle.
         """
-        await self._post(f"flush_cache?timeout={IDLE_S:g}", {})
+        async with self._call(f"flush_cache?timeout={IDLE_S:g}", {}):
+            pass
 
     async def abort(self, request_id: str) -> None:
         """Raises:
         Unavailable: The server does not respond.
         """
-        await self._post("abort_request", {"rid": request_id})
+        async with self._call("abort_request", {"rid": request_id}):
+            pass
 
     async def generate(
         self,
@@ -220,49 +218,18 @@ class SglangClient:
         if cache_salt:
             body["extra_key"] = cache_salt  # the part of the prefix tree that the request uses
         received = 0
-        headers = dict(telemetry.inject())
-        try:
-            async with self._session.post(f"{self._base}/generate", json=body, headers=headers) as response:
-                if response.status != 200:
-                    raise _refusal(response.status, await response.text())
-                async for data in _events(response.content):
-                    if "error" in data:
-                        raise _refusal(int(data["error"].get("code", 500)), str(data["error"].get("message")))
-                    piece = _piece(data, received)
-                    received += len(piece.token_ids)
-                    if piece.finish is None:
-                        yield piece
-                        continue
-                    await _drain(response)
+        async with self._generating(body) as response:
+            async for data in _events(response.content):
+                if "error" in data:
+                    raise _refusal(int(data["error"].get("code", 500)), str(data["error"].get("message")))
+                piece = _piece(data, received)
+                received += len(piece.token_ids)
+                if piece.finish is None:
                     yield piece
-                    return  # the caller may have left the iteration
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise Unavailable(f"{self._base}: {error!r}") from error
-
-    async def top_tokens(
-        self, request_id: str, prefix: Seq[int], draft: Seq[int], top: int, priority: int | None = None
-    ) -> list[TopTokens]:
-        """The `top` most likely tokens at every position of `draft` behind `prefix`, and at the position after both.
-
-        Takes one forward pass over the tokens that are not in the prefix cache.
-
-        Raises:
-            InvalidRequest: The server refuses the request.
-            Overloaded: The server is full.
-            Unavailable: The server does not respond.
-        """
-        body = self._body(request_id, [*prefix, *draft], _ONE_TOKEN)
-        body |= {"return_logprob": True, "logprob_start_len": len(prefix) - 1, "top_logprobs_num": top}
-        if priority is not None:
-            body["priority"] = priority
-        meta = await self._generate_unstreamed(body)
-        try:
-            rows = [*meta["input_top_logprobs"][1:], *meta["output_top_logprobs"]]
-        except (KeyError, TypeError) as error:
-            raise Unavailable(f"{self._base}/generate: unexpected response: {error!r}") from error
-        if len(rows) != len(draft) + 1 or not all(rows):
-            raise Unavailable(f"{self._base}/generate: logprobs at {len(rows)} positions, not {len(draft) + 1}")
-        return [_top_tokens(row) for row in rows]
+                    continue
+                await _drain(response)
+                yield piece
+                return  # the caller may have left the iteration
 
     async def prompt_seconds(self, request_id: str, token_ids: Seq[int]) -> float:
         """Seconds of the server's forward pass over a prompt, by the server's clock.
@@ -272,7 +239,9 @@ class SglangClient:
             Overloaded: The server is full.
             Unavailable: The server does not respond.
         """
-        meta = await self._generate_unstreamed(self._body(request_id, token_ids, _ONE_TOKEN))
+        async with self._generating(self._body(request_id, token_ids, _ONE_TOKEN)) as response:
+            meta: dict[str, Any] = (await response.json()).get("meta_info") or {}
+        _refuse_aborted(meta)
         try:
             return float(meta["prefill_finished_time"]) - float(meta["forward_entry_time"])
         except (KeyError, TypeError, ValueError) as error:
@@ -284,36 +253,31 @@ class SglangClient:
             body["lora_path"] = self.adapter
         return body
 
-    async def _generate_unstreamed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The response of the server without streaming."""
+    @contextlib.asynccontextmanager
+    async def _generating(self, body: dict[str, Any]) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """The response to a generation that the server has taken, which joins the trace of the caller."""
         headers = dict(telemetry.inject())
         try:
             async with self._session.post(f"{self._base}/generate", json=body, headers=headers) as response:
                 if response.status != 200:
                     raise _refusal(response.status, await response.text())
-                meta: dict[str, Any] = (await response.json())["meta_info"]
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-            raise Unavailable(f"{self._base}: {error!r}") from error
-        _refuse_aborted(meta)
-        return meta
-
-    async def _get(self, path: str) -> Any:
-        try:
-            async with self._session.get(f"{self._base}/{path}", timeout=_BRIEF) as response:
-                if response.status != 200:
-                    raise Unavailable(f"{self._base}/{path} answered {response.status}")
-                return await response.json()
+                yield response
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise Unavailable(f"{self._base}/{path}: {error!r}") from error
+            raise Unavailable(f"{self._base}: {error!r}") from error
 
-    async def _post(self, path: str, body: dict[str, Any]) -> None:
+    @contextlib.asynccontextmanager
+    async def _call(
+        self, path: str, body: dict[str, Any] | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """The response to a brief call; with a body it is posted."""
+        method, url = "GET" if body is None else "POST", f"{self._base}/{path}"
         try:
-            async with self._session.post(f"{self._base}/{path}", json=body, timeout=_BRIEF) as response:
+            async with self._session.request(method, url, json=body, timeout=_BRIEF) as response:
                 if response.status != 200:
-                    raise Unavailable(f"{self._base}/{path} answered {response.status}")
-                await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unavailable(f"{self._base}/{path}: {error!r}") from error
+                    raise Unavailable(f"{url} answered {response.status}")
+                yield response
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"{url}: {error!r}") from error
 
 
 _BRIEF = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)

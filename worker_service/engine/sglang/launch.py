@@ -54,13 +54,13 @@ class ServerShape:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def command(shape: ServerShape, port: int) -> list[str]:
-    """The command line of a server that listens on loopback at `port`."""
+def command(shape: ServerShape, port: int, host: str = "127.0.0.1") -> list[str]:
+    """The command line of a server that listens at `host` and `port`."""
     device, _, number = shape.device.partition(":")
     options: dict[str, object] = {
         "model-path": shape.model,
         "served-model-name": shape.name,
-        "host": "127.0.0.1",
+        "host": host,
         "port": port,
         "device": device,
         "dtype": shape.dtype,

@@ -6,38 +6,39 @@ servers share (`--hicache-storage-backend`); so tokens are transferred. KvTransf
 - a block has no layers, and chunks are empty;
 - `reserve` lets the target's server prefetch the prefix while the source keeps decoding;
 - `pause` aborts the request on the source's server at a token boundary, which also writes the rest of its KV to the store;
-- `enter` generates behind all tokens, of which the target's server has all but the last few.
+- `enter` generates after all tokens, of which the target's server has all but the last few.
 
 Without a shared store, or below its shortest prefix (256 tokens), the target computes the prefix in advance, which is slower.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from opentelemetry import trace
 
-from services.background import end
-from services.domain.errors import AlreadyRunning, NotFound, Overloaded, Unavailable, invalid
-from services.domain.requests import GenerationRequest, SamplingParams
-from services.event_streams import OnTokens
-from worker_service.engine.interface import (
-    Blocks,
-    EngineEvent,
-    EngineInfo,
-    HandedOver,
-    KvLayout,
-    LastBlocks,
-    Stopped,
-)
-from worker_service.engine.sglang.client import Piece, SglangClient, server_id
-from worker_service.scheduling import SequenceSlo
-from worker_service.text.encoder import EncodingAborted, PromptEncoder
+from penstock.services.background import end
+from penstock.services.domain.errors import AlreadyRunning, NotFound, Overloaded, Unavailable, invalid
+from penstock.services.event_streams import OnTokens
+from penstock.types.requests import GenerationRequest
+from penstock.types.workers import HandedOver, KvLayout
+from penstock.worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, LastBlocks, Stopped
+from penstock.worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient, server_id
+from penstock.worker_service.engine.sglang.forms import sampling_form, sampling_parameters
+from penstock.worker_service.engine.throughput import Throughput
+from penstock.worker_service.scheduling import SequenceSlo
+from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
+from penstock.worker_service.text.hf import HfTokenizer
+
+if TYPE_CHECKING:
+    from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
+    from penstock.worker_service.engine.sglang.turns import SendQueue
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +94,12 @@ class Running:
 class MovingRequests:
     """The part of the engine for migration."""
 
+    options: "SglangEngineOptions"
     _client: SglangClient
+    _server: ServerInfo
+    _sends: "SendQueue"
+    _tokenizer: HfTokenizer
+    _throughput: Throughput
     _info: EngineInfo
     _encoder: PromptEncoder
     _requests: dict[str, Running]
@@ -102,23 +108,6 @@ class MovingRequests:
     def generate(
         self, request: GenerationRequest, on_tokens: OnTokens | None = None
     ) -> AsyncGenerator[EngineEvent, None]:
-        raise NotImplementedError
-
-    def _sampling(self, sampling: SamplingParams, most: int, interval_s: float | None) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _form(self, request: GenerationRequest) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _priority(self, priority: int) -> int | None:
-        raise NotImplementedError
-
-    async def _wait_turn(self, running: Running) -> bool:
-        """Wait until a request may be sent to the server; False if it was aborted meanwhile."""
-        raise NotImplementedError
-
-    def _left_server(self, running: Running) -> None:
-        """A request is on the server no longer."""
         raise NotImplementedError
 
     @property
@@ -134,9 +123,6 @@ class MovingRequests:
         if not 0 <= first_block < first_block + blocks <= full:
             raise invalid("first_block", f"blocks {first_block} to {first_block + blocks - 1} of {full} full ones")
         return _empty(self.kv_layout, blocks)
-
-    async def rehearse_read(self, out: Blocks) -> None:
-        """Do nothing: there is no KV to copy."""
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
         running = self._decoding(request_id)
@@ -187,7 +173,7 @@ class MovingRequests:
         return len(tokens) // layout.block_tokens
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
-        """Do nothing: the prefix is prefetched, and the few tokens behind it are computed when the request starts."""
+        """Do nothing: the prefix is prefetched, and the few tokens after it are computed when the request starts."""
         if transfer_id not in self._arriving:
             raise NotFound("transfer", transfer_id)
 
@@ -229,10 +215,10 @@ class MovingRequests:
         """The pieces of a reply across its pauses, with at most `most` output tokens. The caller adds their tokens to
         `running`. The last piece is MOVED if the request has moved."""
         resumed = running.output_tokens > 0
-        form = self._form(request)
+        form = sampling_form(request, self._tokenizer.tool_format, enforces=self._server.grammars)
         try:
             while True:
-                if not await self._wait_turn(running):
+                if not await self._sends.turn(running):
                     yield ABORTED
                     return
                 stopped = False
@@ -243,12 +229,14 @@ class MovingRequests:
                 pieces = self._client.generate(
                     running.server_id,
                     running.tokens[: len(running.tokens) - len(again)],
-                    self._sampling(
-                        request.sampling, most - running.output_tokens + len(again), request.output_interval_s
+                    sampling_parameters(
+                        request.sampling,
+                        most - running.output_tokens + len(again),
+                        self._tokens_per_event(request.output_interval_s),
                     )
                     | form,
                     top_logprobs=request.sampling.top_logprobs,
-                    priority=self._priority(request.priority),
+                    priority=request.priority if self._server.priorities else None,
                     cache_salt=request.cache_salt,
                 )
                 async with aclosing(pieces):
@@ -262,7 +250,7 @@ class MovingRequests:
                         yield replace(piece, finish=None) if stopped else piece
                 if not stopped:
                     return
-                self._left_server(running)
+                self._sends.left(running)
                 running.preempted = False
                 if running.stopped is not None and (decision := await self._decision(running)) is not None:
                     running.moved = decision is MOVED
@@ -272,6 +260,14 @@ class MovingRequests:
         finally:
             if running.stopped is not None and not running.stopped.done():
                 running.stopped.set_exception(NotFound("decoding request", request.request_id))  # the request has ended
+
+    def _tokens_per_event(self, interval_s: float | None) -> int:
+        """Tokens per event after the first: as many as one stream generates in the time that they may be held."""
+        hold, running = self.options.hold, sum(request.computing for request in self._requests.values())
+        if hold is None or not running:
+            return 1
+        wait_s = max(hold.seconds, interval_s or 0.0)
+        return max(1, min(hold.tokens, int(wait_s * self._throughput.per_second(time.monotonic()) / running)))
 
     @staticmethod
     async def _decision(running: Running) -> Piece | None:

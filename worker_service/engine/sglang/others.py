@@ -5,7 +5,7 @@ Placement must not take a server for idle because its load comes from elsewhere.
 
 from collections.abc import Sequence as Seq
 
-from worker_service.engine.sglang.client import ServerLoad
+from penstock.worker_service.engine.sglang.client import ServerLoad
 
 
 class OtherClients:

@@ -13,9 +13,9 @@ from contextlib import aclosing
 from itertools import pairwise
 from statistics import median
 
-from services.domain.latency import StepLoad
-from worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
-from worker_service.profile import BATCHES, CONTEXTS, MAX_PROMPT_TOKENS, StepSample
+from penstock.services.domain.latency import StepLoad
+from penstock.worker_service.engine.profile import BATCHES, CONTEXTS, MAX_PROMPT_TOKENS, StepSample
+from penstock.worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
 
 DECODES = 16  # steps per batch; steps during which prompts are computed are excluded
 REPEATS = 3  # of each prompt

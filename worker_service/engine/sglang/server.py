@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.processes import ProcessSpec, Watched, Watcher
-from worker_service.engine.sglang.launch import ServerShape, command, environment
+from penstock.services.processes import ProcessSpec, Watched, Watcher
+from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment
 
 _log = logging.getLogger(__name__)
 

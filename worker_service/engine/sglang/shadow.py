@@ -6,7 +6,7 @@ requests it has sent, how many tokens each has, and how long steps take. From th
 
 - whom to admit (`decide`): by the compiled admission of `services.domain.slo`, whose steps are not exactly the server's;
 - what to send (`plan`): admitted prompts by deadline, only few chunks ahead, so that the server's own order hardly matters;
-- which best-effort requests to pause: those that came last, while they stand in the way of admitted ones.
+- which best-effort requests to pause: those that came last, while they are in the way of admitted ones.
 
 What the prediction misses, the correction of step times makes good, and the measured attainment shows.
 """
@@ -16,26 +16,22 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-import numpy as np
-
-from services.domain.instances import SloHeadroom
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.slo.compiled.admission import budget_per_s
-from services.domain.slo.compiled.layout import step_model
-from services.domain.slo.compiled.table import Snapshot, TableRequest, decide
-from services.domain.slo.correction import LatencyCorrection
-from services.domain.slo.promises import SloClass
-from worker_service.engine.sglang.client import ServerInfo
-from worker_service.engine.sglang.moves import Running
+from penstock.services.domain.instances import SloHeadroom
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.slo.compiled.layout import step_model
+from penstock.services.domain.slo.compiled.table import Snapshot, TableRequest, decide
+from penstock.services.domain.slo.correction import LatencyCorrection
+from penstock.types.slo import SloClass
+from penstock.worker_service.engine.sglang.client import ServerInfo
+from penstock.worker_service.engine.sglang.moves import Running
+from penstock.worker_service.scheduling.headroom import headroom
 
 CHUNKS_AHEAD = 2
-"""Prompt tokens sent and not computed yet, in chunks of the server: one that is computed, one that waits behind it."""
+"""Prompt tokens sent and not computed yet, in chunks of the server: one that is computed, one that waits after it."""
 CORRECTION_WINDOWS = 64
 """Windows of ten tokens whose times are compared with their prediction."""
 TYPICAL_DECODES = 16
 """Decodes next to which a chunk must keep the tightest pace; with more of them, admission declines."""
-MAX_BACKLOG_S = 3600.0
-"""The backlog of a server that cannot compute prompts in addition to its decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +71,29 @@ class ShadowScheduler:
 
     def warm(self) -> None:
         """Compile every compiled function that is called here, or read it from its cache."""
-        self._decide(0.0, [], [TableRequest("new", 4, 8, due_s=1e6, tpot_s=1.0)], 0)
+        self._decide(0.0, [], [TableRequest("new", 4, 8, due_s=1e6, tpot_s=1.0)])
         self.headroom([])
 
     def decide(self, now_s: float, requests: Seq[Running], new: Seq[Running]) -> list[bool]:
         """Whether each of `new` is admitted. requests: all others."""
-        followed = [r for r in requests if _promised(r) and not _kept(r)]
-        aside = sum(_whole_tokens(r) for r in requests if _promised(r) and _kept(r))
-        begins_s = now_s + self.step_s(r for r in requests if r.sent)  # behind the running step
+        promised = [r for r in requests if _promised(r)]
+        begins_s = now_s + self.step_s(r for r in requests if r.sent)  # after the running step
         candidates = [_as_table_request(r) for r in new]
-        return self._decide(begins_s, [_as_table_request(r) for r in followed], candidates, aside)
+        return self._decide(begins_s, [_as_table_request(r) for r in promised], candidates)
 
-    def _decide(self, now_s: float, running: list[TableRequest], new: list[TableRequest], aside: int) -> list[bool]:
+    def _decide(self, now_s: float, running: list[TableRequest], new: list[TableRequest]) -> list[bool]:
         decision = decide(
             now_s,
-            Snapshot.empty().with_admitted([(request, -math.inf) for request in running]),
+            Snapshot.of(running),
             new,
-            step_model(self._latency, self._limits.step_tokens, correction=self.correction.factor),
-            kv_tokens=self._limits.kv_tokens - aside,
+            step_model(
+                self._latency,
+                self._limits.step_tokens,
+                correction=self.correction.factor,
+                places=self._limits.max_running,
+            ),
+            kv_tokens=self._limits.kv_tokens,
             partial_tokens=self._limits.page_tokens - 1,
-            free_places=max(0, self._limits.max_running - len(running)),
         )
         return list(decision.admitted)
 
@@ -159,34 +158,16 @@ class ShadowScheduler:
 
     def headroom(self, requests: Seq[Running]) -> SloHeadroom:
         """What could still be promised."""
-        decodes, prompt_tokens, contexts, reserved = dict[float, int](), 0, 0, 0
-        for request in requests:
-            if not _promised(request):
-                continue
-            assert request.slo is not None
-            reserved += _whole_tokens(request)
-            if request.answered:
-                decodes[request.slo.tpot_s] = decodes.get(request.slo.tpot_s, 0) + 1
-                contexts += len(request.tokens)
-            else:
-                prompt_tokens += len(request.tokens)
-        rate = budget_per_s(
-            np.array([*decodes.values()], np.int64),
-            np.array([*decodes], np.float64),
-            contexts / max(1, sum(decodes.values())),
-            step_model(self._latency, self._limits.step_tokens, correction=self.correction.factor),
-        )
-        backlog_s = min(MAX_BACKLOG_S, prompt_tokens / rate) if rate > 0 else MAX_BACKLOG_S
-        return SloHeadroom(backlog_s, max(0.0, rate), max(0, self._limits.kv_tokens - reserved))
+        promised = [r for r in requests if _promised(r)]
+        decodes = [(r.slo.tpot_s, len(r.tokens)) for r in promised if r.answered and r.slo is not None]
+        pending = sum(len(r.tokens) for r in promised if not r.answered)
+        free = self._limits.kv_tokens - sum(map(_whole_tokens, promised))
+        model = step_model(self._latency, self._limits.step_tokens, correction=self.correction.factor)
+        return headroom(decodes, pending, free, model)
 
 
 def _promised(request: Running) -> bool:
     return request.slo is not None and request.slo.granted is SloClass.STANDARD
-
-
-def _kept(request: Running) -> bool:
-    """Whether only a first token was promised, and it has come."""
-    return request.slo is not None and math.isinf(request.slo.tpot_s) and math.isinf(request.slo.due_s)
 
 
 def _deadline(request: Running) -> float:
@@ -218,4 +199,5 @@ def _as_table_request(request: Running) -> TableRequest:
         context_tokens=length - 1 if request.answered else 0,
         decoding=request.answered,
         value=slo.value,
+        placed=request.sent,
     )

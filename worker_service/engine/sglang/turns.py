@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.domain.slo.attainment import PACE_WINDOW_TOKENS
-from services.domain.slo.promises import SloClass
-from worker_service.engine.sglang.moves import Running
+from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS
+from penstock.types.slo import SloClass
+from penstock.worker_service.engine.sglang.moves import Running
 
 if TYPE_CHECKING:
-    from worker_service.engine.sglang.shadow import ShadowScheduler
+    from penstock.worker_service.engine.sglang.shadow import ShadowScheduler
 
 _log = logging.getLogger(__name__)
 

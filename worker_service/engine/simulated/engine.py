@@ -7,25 +7,30 @@ Penalties and biases apply to logits by which the next token is a little more li
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from services.clock import Clock, SystemClock
-from services.domain.latency import StepLatencyModel, StepLoad
-from services.domain.randomness import uniform
-from services.domain.requests import SamplingParams
-from worker_service.engine.batch_policy import batch_policy
-from worker_service.engine.core import CoreLimits, EngineCore
-from worker_service.engine.interface import EngineInfo, KvLayout, capabilities_of_own_steps
-from worker_service.engine.loop import LoopEngine, OutputCoalescing
-from worker_service.engine.penalties import logit_changes
-from worker_service.engine.runner import RawLogprobs, Row, RowResult
-from worker_service.scheduling import BatchLimits, BlockPool, PolicyName
-from worker_service.text import ByteTokenizer
+from penstock.services.clock import Clock, SystemClock
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.randomness import uniform
+from penstock.types.sampling import SamplingParams
+from penstock.types.workers import KvLayout
+from penstock.worker_service.engine.batch_policy import batch_policy
+from penstock.worker_service.engine.core import CoreLimits, EngineCore
+from penstock.worker_service.engine.extension import untold
+from penstock.worker_service.engine.held_tokens import OutputCoalescing
+from penstock.worker_service.engine.interface import EngineInfo, capabilities_of_own_steps
+from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.penalties import logit_changes
+from penstock.worker_service.engine.runner import RawLogprobs, Row, RowResult
+from penstock.worker_service.scheduling import BatchLimits, BlockPool, PolicyName
+from penstock.worker_service.text import ByteTokenizer
 
+LOADED_PARTS = 20  # of a model that takes time to load
 OWN_SHARE = 0.9  # probability that the model reports for the chosen token
 _NEXT_LOGIT, _LETTER_LOGIT, _OTHER_LOGIT = -1.0, -1.5, -50.0  # other tokens than letters need a bias
 _VOCAB = ByteTokenizer.vocab_size
@@ -104,11 +109,7 @@ class SimulatedRunner:
         entries: list[RawLogprobs] = []
         if row.sampling.top_logprobs is not None:
             entries = [self._logprobs(token, row.sampling.top_logprobs) for token in chosen]
-        spread = None
-        if row.distributions:
-            spread = np.zeros((row.logits, _VOCAB), np.float32)
-            spread[range(row.logits), chosen] = 1.0
-        return RowResult(chosen, entries, spread)
+        return RowResult(chosen, entries)
 
     def _next(self, token: int, position: int, offset: int, endless: bool) -> int:
         """The token that follows `token` at `position`; the first one never ends a reply."""
@@ -171,7 +172,20 @@ def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[Engin
 
 
 def simulated_engine(
-    options: SimulatedEngineOptions, clock: Clock | None = None, hold: OutputCoalescing | None = None
+    options: SimulatedEngineOptions,
+    clock: Clock | None = None,
+    hold: OutputCoalescing | None = None,
+    *,
+    load_s: float = 0.0,
+    progress: Callable[[float], None] = untold,
 ) -> LoopEngine:
-    """The simulated engine in real time."""
-    return LoopEngine(lambda: simulated_core(options, clock or SystemClock()), hold)
+    """The simulated engine in real time. load_s: that loading takes. progress: as in EngineSite."""
+    clock = clock or SystemClock()
+
+    def loaded() -> tuple[EngineCore, EngineInfo]:
+        for part in range(LOADED_PARTS):
+            progress(part / LOADED_PARTS)
+            clock.sleep(load_s / LOADED_PARTS)
+        return simulated_core(options, clock)
+
+    return LoopEngine(loaded, hold)

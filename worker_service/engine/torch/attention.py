@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker_service.engine.torch import block_copies, kernels
-from worker_service.engine.torch.step_layout import Segment, step_layout
+from penstock.worker_service.engine.torch import block_copies, kernels
+from penstock.worker_service.engine.torch.step_layout import Segment, step_layout
 
 KERNEL_TOKENS = 16
 """Up to this many tokens of a sequence use the compiled kernel next to torch's products."""
@@ -174,23 +174,11 @@ class PagedBatch:
         exact = qkv.dtype == torch.float32
         q = (qkv if exact else qkv[:, : out.shape[1]].float()).numpy()
         result = out if exact else torch.zeros(out.shape)
+        pool = (k_pool, v_pool)
+        where = kernels.Context(self.tables, self._rows, self.runs, self._table_of, self._context)
 
         def part(first: int, last: int) -> None:
-            kernels.attend(
-                q,
-                heads,
-                k_pool,
-                v_pool,
-                self.tables,
-                self._rows,
-                self.runs,
-                self._table_of,
-                self._context,
-                scale,
-                result.numpy(),
-                first,
-                last,
-            )
+            kernels.attend(q, heads, pool, where, scale, result.numpy(), first, last)
 
         threads.run(part, self._cuts)
         if not exact:

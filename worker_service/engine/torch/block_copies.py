@@ -6,9 +6,10 @@ permutation of the keys and two stacks carried 0.8 GB/s on one core.
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from penstock.services.compilation import compiled
 
 Bits = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
@@ -22,7 +23,7 @@ def bits(array: npt.NDArray[Any], *shape: int) -> npt.NDArray[Any]:
     return integers.reshape(shape)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def gather(keys: Bits, values: Bits, blocks: I64, out: Bits) -> None:
     """Copy blocks out of a pool: keys and values (layers, blocks, elements), out (len(blocks), layers, 2, elements)."""
     layers, _, elements = keys.shape
@@ -35,7 +36,7 @@ def gather(keys: Bits, values: Bits, blocks: I64, out: Bits) -> None:
                 out[i, layer, 1, element] = values[layer, block, element]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def scatter(keys: Bits, values: Bits, blocks: I64, data: Bits) -> None:
     """Copy blocks into a pool; shapes as in `gather`."""
     layers, _, elements = keys.shape

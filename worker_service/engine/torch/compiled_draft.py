@@ -5,34 +5,33 @@ because every token of it is verified; still, the loop computes the model's own 
 random numbers of their positions, as the verifier does.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from services import tiles
-from services.tiles import F32
-from worker_service.engine.torch.compiled_forward import CompiledForward, Weights, forward
-from worker_service.engine.torch.kernels import I64
+from penstock.services import tiles
+from penstock.services.compilation import compiled
+from penstock.services.tiles import F32
+from penstock.worker_service.engine.runner import Draft
+from penstock.worker_service.engine.torch.compiled_forward import CompiledForward, Constants, forward
+from penstock.worker_service.engine.torch.kernels import I64
+from penstock.worker_service.engine.torch.step_layout import StepLayout
 
 F64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What to draft for one sequence. tokens: known ones without KV, at least one. start: their first position.
-
-    temperature: 0 for greedy. chances: random numbers, one for each token to draft.
+class DraftColumns(NamedTuple):
+    """B sequences. tables (B, most blocks). known (B, most tokens). places (B, 3): position of the first known token,
+    number of known tokens, number of tokens to draft. sampling (B, 3): temperature, top-p, top-k. chances (B, W): of what
+    is drawn.
     """
 
-    tokens: list[int]
-    start: int
-    blocks: list[int]
-    temperature: float
-    top_p: float
-    top_k: int
-    chances: list[float]
+    tables: I64
+    known: I64
+    places: I64
+    sampling: F64
+    chances: F64
 
 
 class CompiledDraft:
@@ -44,7 +43,7 @@ class CompiledDraft:
     def __call__(self, drafts: list[Draft], least: float) -> list[list[int]]:
         """The drafted tokens of each sequence. Their KV, but that of the last one, is in the pool then.
 
-        least: a greedy draft ends before the first token that has less than this chance to stand, by the model's own
+        least: a greedy draft ends before the first token that has less than this chance to be accepted, by the model's own
         probabilities of the tokens up to it.
         """
         size = self._forward.block_tokens
@@ -63,31 +62,12 @@ class CompiledDraft:
             chances[i, : len(draft.chances)] = draft.chances
         out = np.empty((len(drafts), most), np.int64)
         counts = np.empty(len(drafts), np.int64)
-        constants = self._forward.constants
-        _draft(
-            constants.weights,
-            constants.embedding,
-            constants.last_norm,
-            self._forward.head,
-            constants.inverse_frequencies,
-            constants.angle_scale,
-            constants.eps,
-            constants.scale,
-            constants.heads,
-            *self._forward.kv,
-            tables,
-            known,
-            places,
-            sampling,
-            chances,
-            least,
-            out,
-            counts,
-        )
+        columns = DraftColumns(tables, known, places, sampling, chances)
+        _draft(self._forward.constants, self._forward.head, self._forward.kv, columns, least, out, counts)
         return [row[:count].tolist() for row, count in zip(out, counts, strict=True)]
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def _greedy(logits: F32) -> tuple[int, float]:
     """The most likely token and its probability."""
     token = int(np.argmax(logits))
@@ -97,7 +77,7 @@ def _greedy(logits: F32) -> tuple[int, float]:
     return token, 1.0 / float(mass)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _drawn(logits: F32, temperature: float, top_p: float, top_k: int, chance: float) -> int:
     """The token at the fraction `chance` of what top-k and then top-p leave, as in `sampling.choose`."""
     weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
@@ -121,62 +101,31 @@ def _drawn(logits: F32, temperature: float, top_p: float, top_k: int, chance: fl
     return int(order[count - 1])
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def _draft(
-    weights: Weights,
-    embedding: F32,
-    last_norm: F32,
+    model: Constants,
     head: F32,
-    inverse_frequencies: F32,
-    angle_scale: float,
-    eps: float,
-    scale: float,
-    heads: int,
-    k_pools: F32,
-    v_pools: F32,
-    tables: I64,
-    known: I64,
-    places: I64,
-    sampling: F64,
-    chances: F64,
+    kv: tuple[F32, F32],
+    drafts: DraftColumns,
     least: float,
     out: I64,
     counts: I64,
 ) -> None:
-    """Draft for each sequence in turn; `out` (B, W) and `counts` (B,) are the result.
-
-    k_pools (L, blocks, Hkv, D, slots), v_pools (L, blocks, Hkv, slots, D). known (B, most tokens). places (B, 3): position of
-    the first known token, number of known tokens, number of tokens to draft. sampling (B, 3): temperature, top-p, top-k.
-    """
-    size = v_pools.shape[3]
+    """Draft for each sequence in turn; `out` (B, W) and `counts` (B,) are the result. kv: as in `forward`."""
+    tables, known, places, sampling, chances = drafts
+    size = kv[1].shape[3]
     no_bias = np.empty(0, np.float32)
-    logits = np.empty((1, embedding.shape[0]), np.float32)
+    logits = np.empty((1, model.embedding.shape[0]), np.float32)
     for b in range(tables.shape[0]):
         start, given, window = places[b, 0], places[b, 1], places[b, 2]
         drafted, survival = 0, 1.0
         tokens, first = known[b, :given].copy(), start  # those of the next pass
         while drafted < window:
             positions = np.arange(first, first + len(tokens))
-            hidden = np.empty((len(tokens), embedding.shape[1]), np.float32)
-            forward(
-                weights,
-                embedding,
-                last_norm,
-                inverse_frequencies,
-                angle_scale,
-                eps,
-                scale,
-                heads,
-                k_pools,
-                v_pools,
-                tokens,
-                positions,
-                tables,
-                np.array([0, len(tokens)]),
-                np.full(len(tokens), b),
-                tables[b, positions // size] * size + positions % size,
-                hidden,
-            )
+            hidden = np.empty((len(tokens), model.embedding.shape[1]), np.float32)
+            slots = tables[b, positions // size] * size + positions % size
+            layout = StepLayout(positions, np.full(len(tokens), b), slots, np.array([0, len(tokens)]))
+            forward(model, kv, tokens, layout, tables, hidden)
             tiles.product(hidden[len(tokens) - 1 :], head, no_bias, logits)
             if sampling[b, 0] == 0.0:
                 out[b, drafted], probability = _greedy(logits[0])

@@ -6,25 +6,38 @@ is the same, bit by bit, however the tokens are spread over passes.
 """
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 
-from services import tiles
-from services.tiles import F32
-from worker_service.engine.torch import kernels
-from worker_service.engine.torch.attention import KvPool
-from worker_service.engine.torch.forward import parts
-from worker_service.engine.torch.kernels import I64
-from worker_service.engine.torch.plain_model import CausalModel
-from worker_service.engine.torch.step_layout import StepLayout
+from penstock.services import tiles
+from penstock.services.compilation import compiled
+from penstock.services.tiles import F32
+from penstock.worker_service.engine.torch import kernels
+from penstock.worker_service.engine.torch.attention import KvPool
+from penstock.worker_service.engine.torch.forward import parts
+from penstock.worker_service.engine.torch.kernels import I64
+from penstock.worker_service.engine.torch.plain_model import CausalModel
+from penstock.worker_service.engine.torch.step_layout import StepLayout
 
-Weights = tuple[F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32, F32]
-"""Of all layers, each with the layer as its first axis, (L, 0) where a model has none: panels and biases of queries, keys
-and values, of the output, of gate and up, and of down; then the norms of queries, keys, attention and MLP."""
+
+class Weights(NamedTuple):
+    """Of all layers, each with the layer as its first axis, (L, 0) where a model has none: panels and biases of products,
+    then the weights of norms."""
+
+    qkv: F32
+    qkv_bias: F32
+    out: F32
+    out_bias: F32
+    gate_up: F32
+    gate_up_bias: F32
+    down: F32
+    down_bias: F32
+    query_norm: F32
+    key_norm: F32
+    input_norm: F32
+    mlp_norm: F32
 
 
 _NONE = np.empty(0, np.float32)
@@ -36,8 +49,7 @@ def can_compile(model: CausalModel) -> bool:
     return on_cpu and model.num_parameters() <= tiles.MAX_PARAMETERS
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
+class Constants(NamedTuple):
     """What every pass of a model is given. scale: of the attention's scores."""
 
     weights: Weights
@@ -79,100 +91,56 @@ class CompiledForward:
 
     def __call__(self, tokens: I64, layout: StepLayout, tables: I64) -> F32:
         """The last hidden states (N, hidden) of tokens (N). tables: the block tables (rows, most blocks) of the layout."""
-        constants = self.constants
-        out = np.empty((len(tokens), constants.embedding.shape[1]), np.float32)
-        forward(
-            constants.weights,
-            constants.embedding,
-            constants.last_norm,
-            constants.inverse_frequencies,
-            constants.angle_scale,
-            constants.eps,
-            constants.scale,
-            constants.heads,
-            *self.kv,
-            tokens,
-            layout.positions,
-            tables,
-            layout.runs,
-            layout.table_of,
-            layout.slots,
-            out,
-        )
+        out = np.empty((len(tokens), self.constants.embedding.shape[1]), np.float32)
+        forward(self.constants, self.kv, tokens, layout, tables, out)
         return out
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
-def forward(
-    weights: Weights,
-    embedding: F32,
-    last_norm: F32,
-    inverse_frequencies: F32,
-    angle_scale: float,
-    eps: float,
-    scale: float,
-    heads: int,
-    k_pools: F32,
-    v_pools: F32,
-    tokens: I64,
-    positions: I64,
-    tables: I64,
-    runs: I64,
-    table_of: I64,
-    slots: I64,
-    out: F32,
-) -> None:
+@compiled(fastmath=True)
+def forward(model: Constants, kv: tuple[F32, F32], tokens: I64, layout: StepLayout, tables: I64, out: F32) -> None:
     """Write the last hidden states of N tokens to `out` (N, hidden), and their KV into the pools.
 
-    k_pools (L, blocks, Hkv, D, slots), v_pools (L, blocks, Hkv, slots, D). tables, runs, table_of, slots: as in
-    `kernels.attend`.
+    kv: keys (L, blocks, Hkv, D, slots) and values (L, blocks, Hkv, slots, D). tables: as in `kernels.Context`. For each
+    layer, with h the residual,
+
+        h += out(attention(rotate(qkv(norm(h))))),    h += down(silu(gate(norm(h))) up(norm(h))).
+
+    The same in PyTorch: `forward.FusedForward`.
     """
-    qkv_weights, qkv_biases, out_weights, out_biases, gate_up_weights, gate_up_biases = weights[:6]
-    down_weights, down_biases, query_norms, key_norms, input_norms, mlp_norms = weights[6:]
+    weights, heads, eps, inverse_frequencies = model.weights, model.heads, model.eps, model.inverse_frequencies
+    positions, (k_pools, v_pools) = layout.positions, kv
     count, hidden = out.shape
     layers, kv_heads, dim = k_pools.shape[0], k_pools.shape[2], k_pools.shape[3]
     residual, added = np.empty((count, hidden), np.float32), np.zeros((count, hidden), np.float32)
     qkv = np.empty((count, (heads + 2 * kv_heads) * dim), np.float32)
     attended = np.empty((count, heads * dim), np.float32)
-    inner = np.empty((count, down_weights.shape[2]), np.float32)
+    inner = np.empty((count, weights.down.shape[2]), np.float32)
     gate_up = np.empty((count, 2 * inner.shape[1]), np.float32)
     half = len(inverse_frequencies)
     cos, sin = np.empty((count, half), np.float32), np.empty((count, half), np.float32)
-    rows, context = np.arange(count), positions + 1
+    where = kernels.Context(tables, np.arange(count), layout.runs, layout.table_of, positions + 1)
+    items = (len(layout.runs) - 1) * kv_heads
     for n in range(count):
-        residual[n] = embedding[tokens[n]]
+        residual[n] = model.embedding[tokens[n]]
         for d in range(half):
             angle = np.float32(positions[n]) * inverse_frequencies[d]
-            cos[n, d] = np.cos(angle) * angle_scale
-            sin[n, d] = np.sin(angle) * angle_scale
+            cos[n, d] = np.cos(angle) * model.angle_scale
+            sin[n, d] = np.sin(angle) * model.angle_scale
     for layer in range(layers):
-        kernels.add_rms_norm(residual, added, input_norms[layer], eps, out)
-        tiles.product(out, qkv_weights[layer], qkv_biases[layer], qkv)
-        if query_norms.shape[1]:
-            kernels.head_norm(qkv, 0, heads, query_norms[layer], eps)
-            kernels.head_norm(qkv, heads * dim, kv_heads, key_norms[layer], eps)
-        kernels.rotate_and_store(qkv, heads, cos, sin, k_pools[layer], v_pools[layer], slots)
-        kernels.attend(
-            qkv,
-            heads,
-            k_pools[layer],
-            v_pools[layer],
-            tables,
-            rows,
-            runs,
-            table_of,
-            context,
-            scale,
-            attended,
-            0,
-            (len(runs) - 1) * kv_heads,
-        )
-        tiles.product(attended, out_weights[layer], out_biases[layer], added)
-        kernels.add_rms_norm(residual, added, mlp_norms[layer], eps, out)
-        tiles.product(out, gate_up_weights[layer], gate_up_biases[layer], gate_up)
+        kernels.add_rms_norm(residual, added, weights.input_norm[layer], eps, out)
+        tiles.product(out, weights.qkv[layer], weights.qkv_bias[layer], qkv)
+        if weights.query_norm.shape[1]:
+            kernels.head_norm(qkv, 0, heads, weights.query_norm[layer], eps)
+            kernels.head_norm(qkv, heads * dim, kv_heads, weights.key_norm[layer], eps)
+        kernels.rotate_and_store(qkv, heads, cos, sin, k_pools[layer], v_pools[layer], layout.slots)
+        pool = (k_pools[layer], v_pools[layer])
+        kernels.attend(qkv, heads, pool, where, model.scale, attended, 0, items)
+        tiles.product(attended, weights.out[layer], weights.out_bias[layer], added)
+        kernels.add_rms_norm(residual, added, weights.mlp_norm[layer], eps, out)
+        tiles.product(out, weights.gate_up[layer], weights.gate_up_bias[layer], gate_up)
         kernels.gated(gate_up, inner)
-        tiles.product(inner, down_weights[layer], down_biases[layer], added)
-    kernels.add_rms_norm(residual, added, last_norm, eps, out)
+        tiles.product(inner, weights.down[layer], weights.down_bias[layer], added)
+    kernels.add_rms_norm(residual, added, model.last_norm, eps, out)
 
 
 def _taken(layers: Any) -> Weights:
@@ -185,14 +153,13 @@ def _taken(layers: Any) -> Weights:
         products.append(np.stack([torch.cat(of_layer).numpy() if of_layer else _NONE for of_layer in biases]))
         for module in itertools.chain.from_iterable(modules):
             module.weight.data = torch.empty(0)
-    (qkv, qkv_biases, out, out_biases, gate_up, gate_up_biases, down, down_biases) = products
-    return (
-        *(qkv, qkv_biases, out, out_biases, gate_up, gate_up_biases, down, down_biases),
+    norms = [
         _norms([getattr(layer.self_attn, "q_norm", None) for layer in layers]),
         _norms([getattr(layer.self_attn, "k_norm", None) for layer in layers]),
         _norms([layer.input_layernorm for layer in layers]),
         _norms([layer.post_attention_layernorm for layer in layers]),
-    )
+    ]
+    return Weights(*products, *norms)
 
 
 def _norms(modules: list[Any]) -> F32:

@@ -6,28 +6,16 @@ memory. On a CPU in float32, norms, rotary positions and the writing of the KV a
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from worker_service.engine.torch import kernels
-from worker_service.engine.torch.attention import PagedBatch
-from worker_service.engine.torch.plain_model import ARCHITECTURES, CausalModel, architecture
-
-FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others' frequencies depend on the length of the sequence
-
-
-class Forward(Protocol):
-    """Computes a step."""
-
-    def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, paged: PagedBatch, rows: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The last hidden states (N, hidden) of tokens (N,) at positions (N,), or of those in `rows` only."""
-        ...
+from penstock.worker_service.engine.torch import kernels
+from penstock.worker_service.engine.torch.attention import PagedBatch
+from penstock.worker_service.engine.torch.plain_model import CausalModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ class _Layer:
 
 
 class FusedForward:
-    """The modules' results with fused weights."""
+    """Computes steps with fused weights."""
 
     def __init__(self, model: CausalModel, *, compiled: bool) -> None:
         """Fuse the weights of the model. compiled: use the compiled CPU kernels, in float32."""
@@ -75,6 +63,7 @@ class FusedForward:
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, paged: PagedBatch, rows: torch.Tensor | None
     ) -> torch.Tensor:
+        """The last hidden states (N, hidden) of tokens (N,) at positions (N,), or of those in `rows` only."""
         ops, heads, linear = self._ops, self._heads, functional.linear
         cos, sin = self._angles(positions)
         residual, added = functional.embedding(tokens, self._embedding), None
@@ -169,15 +158,6 @@ class _CompiledOps(_TorchOps):
             kernels.head_norm(numbers, first_key, kv_heads, layer.key_norm.array, layer.key_norm.eps)
         kernels.rotate_and_store(numbers, heads, cos.numpy(), sin.numpy(), *k_pool_v_pool, paged.slots)
         return True
-
-
-def can_fuse(model: CausalModel) -> bool:
-    """Whether the fused pass computes what this model's modules compute."""
-    config, rotary = model.config, getattr(model.model, "rotary_emb", None)
-    if architecture(model) not in ARCHITECTURES.values() or rotary is None or config.hidden_act != "silu":
-        return False
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return rotary.rope_type in FIXED_ROPE and 2 * len(rotary.inv_freq) == head_dim
 
 
 def _norm(module: Any) -> _Norm:

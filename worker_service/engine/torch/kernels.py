@@ -4,18 +4,20 @@ The KV layouts are chosen for vector registers: with keys as (block, kv_head, di
 multiply-adds over all slots at once; with values as (block, kv_head, slot, dim), the output is one multiply-add over `dim`
 per slot. Each key and value is read from memory once for all query heads that share it (GQA). Pools hold float32, or
 bfloat16 as uint16; all arithmetic is in float32. Measured against gathering blocks and calling torch's SDPA: see
-docs/engine.md.
+docs/explanation/engine.md.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import numpy.typing as npt
 from numba.extending import overload
 
-from services.tiles import F32, add_product
+from penstock.services.compilation import compiled
+from penstock.services.tiles import F32, Product, add_product
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Kv = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 
@@ -24,7 +26,7 @@ _EXPONENT_BIAS = np.int32(127)  # of float32, whose exponent begins at this bit:
 _EXPONENT_BIT = np.int32(23)
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def add_rms_norm(x: F32, added: F32, weight: F32, eps: float, out: F32) -> None:
     """Add `added` to `x` in place, and write the RMS norm of the sum to `out`; all (N, hidden), weight (hidden,)."""
     rows, width = x.shape
@@ -39,7 +41,7 @@ def add_rms_norm(x: F32, added: F32, weight: F32, eps: float, out: F32) -> None:
             out[n, i] = weight[i] * (x[n, i] * factor)
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def rms_norm(x: F32, weight: F32, eps: float, out: F32) -> None:
     """Write the RMS norm of `x` to `out`, both (N, hidden)."""
     rows, width = x.shape
@@ -52,7 +54,7 @@ def rms_norm(x: F32, weight: F32, eps: float, out: F32) -> None:
             out[n, i] = weight[i] * (x[n, i] * factor)
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def head_norm(qkv: F32, first: int, heads: int, weight: F32, eps: float) -> None:
     """RMS norm in place of `heads` heads of (N, width) from column `first` on; weight (D,)."""
     dim = weight.shape[0]
@@ -67,7 +69,7 @@ def head_norm(qkv: F32, first: int, heads: int, weight: F32, eps: float) -> None
                 qkv[n, at + d] = weight[d] * (qkv[n, at + d] * factor)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def store(qkv: Kv, heads: int, k_pool: Kv, v_pool: Kv, slots: I64) -> None:
     """Write the keys and values of N tokens into the pools, `slots`: block * block_tokens + position in the block.
 
@@ -84,7 +86,7 @@ def store(qkv: Kv, heads: int, k_pool: Kv, v_pool: Kv, slots: I64) -> None:
                 v_pool[block, h, place, d] = qkv[n, value + d]
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def rotate_and_store(qkv: F32, heads: int, cos: F32, sin: F32, k_pool: F32, v_pool: F32, slots: I64) -> None:
     """Apply rotary positions in place to the queries and keys of N tokens, and write keys and values into the pools.
 
@@ -125,7 +127,7 @@ def _as_float32_compiled(block: Any, numbers: Any, bits: Any) -> Any:  # noqa: A
     return unchanged
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def _power_of_two(part: np.float32) -> np.float32:
     """2^part of a part from 0 to 1, by a polynomial. exp(x) is that times 2^whole, which goes into the exponent's bits."""
     y = np.float32(1.5403530e-4)
@@ -137,7 +139,7 @@ def _power_of_two(part: np.float32) -> np.float32:
     return y * part + np.float32(1.0)
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
 def gated(gate_up: F32, out: F32) -> None:
     """Write silu(gate) * up to `out` (N, inner); gate_up: (N, 2 * inner)."""
     inner = out.shape[1]
@@ -154,28 +156,54 @@ def gated(gate_up: F32, out: F32) -> None:
             line[i] = gates[i] / (np.float32(1.0) + line[i] * powers[i]) * ups[i]
 
 
-@numba.njit(nogil=True, fastmath=True, cache=True)
+@compiled(fastmath=True)
+def _softmax(line: F32, count: int, bits: I32, powers: F32) -> None:
+    """The softmax in place of the first `count` scores, and 0 after them. bits, powers: the same memory, as integers too."""
+    high = np.float32(-3.0e38)
+    for k in range(count):
+        high = max(high, line[k])
+    for k in range(count):
+        t = max((line[k] - high) * _LOG2_E, np.float32(-126.0))
+        whole = np.floor(t)
+        bits[k] = (np.int32(whole) + _EXPONENT_BIAS) << _EXPONENT_BIT
+        line[k] = _power_of_two(t - whole)
+    mass = np.float32(0.0)
+    for k in range(count):
+        line[k] *= powers[k]
+        mass += line[k]
+    inverse = np.float32(1.0) / mass
+    for k in range(count):
+        line[k] *= inverse
+    line[count:] = np.float32(0.0)
+
+
+class Context(NamedTuple):
+    """What T query tokens attend to. Token t is row rows[t] of the queries, and attends to the first context[t] tokens of the
+    sequence whose blocks are tables[table_of[t]], (sequences, most blocks).
+
+    A run is the tokens runs[j] to runs[j + 1] - 1: neighbours in a sequence, which read its keys and values together.
+    """
+
+    tables: I64
+    rows: I64
+    runs: I64
+    table_of: I64
+    context: I64
+
+
+@compiled(fastmath=True)
 def attend(
-    q: F32,
-    heads: int,
-    k_pool: Kv,
-    v_pool: Kv,
-    tables: I64,
-    rows: I64,
-    runs: I64,
-    table_of: I64,
-    context: I64,
-    scale: float,
-    out: F32,
-    first: int,
-    last: int,
+    q: F32, heads: int, pool: tuple[Kv, Kv], where: Context, scale: float, out: F32, first: int, last: int
 ) -> None:
     """Attention of query tokens over the paged cache, for the work items `first` to `last` - 1.
 
-    Item i is KV head i % Hkv of the run i // Hkv. A run is the tokens runs[j] to runs[j + 1] - 1 of `rows`: neighbours in a
-    sequence, which read its keys and values together. q: (N, at least H * D), out: (N, H * D). Token r of `rows` is row
-    `rows[r]` of q and out, and attends to the first `context[r]` tokens of table `table_of[r]`. tables: (T, most blocks).
+        out[row, h] = sum over k of softmax_k(scale q[row, h] . key[k]) value[k]
+
+    Item i is KV head i % Hkv of the run i // Hkv. q: (N, at least H * D), out: (N, H * D). pool: keys, values. The same in
+    PyTorch: `attention.PagedBatch._attend_with_gathered`.
     """
+    k_pool, v_pool = pool
+    tables, rows, runs, table_of, context = where
     kv_heads, dim, size = k_pool.shape[1], k_pool.shape[2], k_pool.shape[3]
     group = heads // kv_heads
     most, longest = 0, 0
@@ -203,29 +231,13 @@ def attend(
         for b in range(blocks):
             keys = _as_float32(k_pool[tables[table, b], g], key_numbers, key_bits)
             place = scores.ctypes.data + 4 * b * size
-            add_product(query.ctypes.data, keys.ctypes.data, place, lines, dim, size, dim, size, room)
+            add_product(query.ctypes.data, keys.ctypes.data, place, Product(lines, dim, size, dim, size, room))
         for j in range(lines):
-            line, n = scores[j], context[begin + j // group]
-            high = np.float32(-3.0e38)
-            for k in range(n):
-                high = max(high, line[k])
-            for k in range(n):
-                t = max((line[k] - high) * _LOG2_E, np.float32(-126.0))
-                whole = np.floor(t)
-                bits[k] = (np.int32(whole) + _EXPONENT_BIAS) << _EXPONENT_BIT
-                line[k] = _power_of_two(t - whole)
-            mass = np.float32(0.0)
-            for k in range(n):
-                line[k] *= powers[k]
-                mass += line[k]
-            inverse = np.float32(1.0) / mass
-            for k in range(n):
-                line[k] *= inverse
-            line[n:longest] = np.float32(0.0)
+            _softmax(scores[j, :longest], context[begin + j // group], bits, powers)
         for b in range(blocks):
             values = _as_float32(v_pool[tables[table, b], g], value_numbers, value_bits)
             place, count = scores.ctypes.data + 4 * b * size, min(size, longest - b * size)
-            add_product(place, values.ctypes.data, total.ctypes.data, lines, count, dim, room, dim, dim)
+            add_product(place, values.ctypes.data, total.ctypes.data, Product(lines, count, dim, room, dim, dim))
         for j in range(lines):
             row, at = rows[begin + j // group], (g * group + j % group) * dim
             for d in range(dim):

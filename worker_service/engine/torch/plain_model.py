@@ -6,6 +6,7 @@ it with them. All other models are loaded by transformers.
 """
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,11 @@ from safetensors import safe_open
 from torch import nn
 from torch.nn import functional
 
+from penstock.worker_service.engine.torch.supported import ARCHITECTURES
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""The models of the torch engine, all of which have a fused pass: the type in config.json, and the class in transformers."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NEEDED = (
@@ -87,7 +88,7 @@ class PlainModel(nn.Module):
     def __init__(self, config: SimpleNamespace, biases: frozenset[str]) -> None:
         """biases: names of the products with a bias, such as `q_proj`."""
         super().__init__()
-        self.config, self.architecture = config, ARCHITECTURES[config.model_type]
+        self.config = config
         hidden, head_dim, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
 
         def product(name: str, inputs: int, outputs: int) -> Product:
@@ -169,8 +170,12 @@ def read_config(folder: Path) -> SimpleNamespace | None:
     )
 
 
-def read_model(folder: Path, config: SimpleNamespace, dtype: str) -> PlainModel:
-    """The model, on the CPU. dtype: `auto` is that of config.json, or else of the file.
+def read_model(
+    folder: Path, config: SimpleNamespace, dtype: str, progress: Callable[[float], None] = lambda _: None
+) -> PlainModel:
+    """The model, on the CPU.
+
+    dtype: `auto` is that of config.json, or else of the file. progress: told the share that is read.
 
     Raises:
         ValueError: Weights are missing, or their shapes are not those of config.json.
@@ -187,7 +192,8 @@ def read_model(folder: Path, config: SimpleNamespace, dtype: str) -> PlainModel:
         tied = config.tie_word_embeddings or "lm_head.weight" not in names
         with torch.device("meta"):
             model = PlainModel(config, biases)
-        for name, parameter in list(model.named_parameters()):
+        parameters = list(model.named_parameters())
+        for number, (name, parameter) in enumerate(parameters, 1):
             source = "model.embed_tokens.weight" if tied and name == "lm_head.weight" else name
             if source not in names:
                 raise ValueError(f"{folder}: no weights '{source}'")
@@ -197,6 +203,7 @@ def read_model(folder: Path, config: SimpleNamespace, dtype: str) -> PlainModel:
             chosen = chosen or value.dtype
             owner = model.get_submodule(name.rpartition(".")[0])
             setattr(owner, name.rpartition(".")[2], nn.Parameter(value.to(chosen), requires_grad=False))
+            progress(number / len(parameters))
         if tied:
             model.lm_head.weight = model.model.embed_tokens.weight
     model.model.rotary_emb = Rotary(config.head_dim, config.rope_theta)
@@ -213,8 +220,3 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 CausalModel: TypeAlias = "PlainModel | PreTrainedModel"
-
-
-def architecture(model: CausalModel) -> str:
-    """The name of the model's class in transformers."""
-    return model.architecture if isinstance(model, PlainModel) else type(model).__name__

@@ -1,13 +1,13 @@
-"""Where the tokens of a step stand: in their sequences, and in the pool of KV blocks."""
+"""Where the tokens of a step are: in their sequences, and in the pool of KV blocks."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from worker_service.engine.torch.kernels import I64
+from penstock.services.compilation import compiled
+from penstock.worker_service.engine.torch.kernels import I64
 
 RUN_TOKENS = 8
 """Tokens of a sequence for which the attention kernel reads its keys and values once."""
@@ -42,7 +42,7 @@ def step_layout(segments: Seq[Segment], tables: I64, block_tokens: int) -> StepL
     return StepLayout(*_layout(counted, tables, block_tokens))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _layout(segments: I64, tables: I64, block_tokens: int) -> tuple[I64, I64, I64, I64]:
     """One function, as a step of a small model takes no longer than ten calls of numpy.
 

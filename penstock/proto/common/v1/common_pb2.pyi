@@ -27,7 +27,7 @@ class _ToolMode:
 class _ToolModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TOOL_MODE_UNSPECIFIED: _ToolMode.ValueType  # 0
-    """As AUTO; as REQUIRED where a function is named."""
+    """As AUTO."""
     TOOL_MODE_AUTO: _ToolMode.ValueType  # 1
     """The model decides."""
     TOOL_MODE_NONE: _ToolMode.ValueType  # 2
@@ -38,7 +38,7 @@ class _ToolModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolMode.Val
 class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper): ...
 
 TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
-"""As AUTO; as REQUIRED where a function is named."""
+"""As AUTO."""
 TOOL_MODE_AUTO: ToolMode.ValueType  # 1
 """The model decides."""
 TOOL_MODE_NONE: ToolMode.ValueType  # 2
@@ -100,7 +100,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """The model ended its reply, or a stop string was generated."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_output_tokens or the model's context was reached."""
+    """max_tokens or the model's context was reached."""
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 3
     """The request was aborted."""
     FINISH_REASON_DECLINED: _FinishReason.ValueType  # 4
@@ -114,7 +114,7 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """The model ended its reply, or a stop string was generated."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_output_tokens or the model's context was reached."""
+"""max_tokens or the model's context was reached."""
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 3
 """The request was aborted."""
 FINISH_REASON_DECLINED: FinishReason.ValueType  # 4
@@ -162,8 +162,7 @@ class ChatPrompt(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
-    TOOLS_FIELD_NUMBER: _builtins.int
-    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    TOOL_USE_FIELD_NUMBER: _builtins.int
     THINKING_FIELD_NUMBER: _builtins.int
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     thinking: _builtins.bool
@@ -177,29 +176,50 @@ class ChatPrompt(_message.Message):
         """1 to 4,096 messages with at most 2,000,000 characters in total."""
 
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """What the model may call; at most 128 tools, of at most 524,288 characters together."""
-
-    @_builtins.property
-    def tool_choice(self) -> Global___ToolChoice: ...
+    def tool_use(self) -> Global___ToolUse: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
-        tools: _abc.Iterable[Global___Tool] | None = ...,
-        tool_choice: Global___ToolChoice | None = ...,
+        tool_use: Global___ToolUse | None = ...,
         thinking: _builtins.bool | None = ...,
         reasoning_effort: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "thinking", b"thinking", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "thinking", b"thinking", "tool_use", b"tool_use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "thinking", b"thinking", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "thinking", b"thinking", "tool_use", b"tool_use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__thinking: _TypeAlias = _typing.Literal["thinking"]  # noqa: Y015
     _WhichOneofArgType__thinking: _TypeAlias = _typing.Literal["_thinking", b"_thinking"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking) -> _WhichOneofReturnType__thinking | None: ...
 
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
+
+@_typing.final
+class ToolUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """What the model may call; at most 128 tools, of at most 524,288 characters together."""
+
+    @_builtins.property
+    def choice(self) -> Global___ToolChoice: ...
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        choice: Global___ToolChoice | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolUse: _TypeAlias = ToolUse  # noqa: Y015
 
 @_typing.final
 class Tool(_message.Message):
@@ -209,12 +229,12 @@ class Tool(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
-    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 64 of A-Z, a-z, 0-9, `_`, `-` and `.`."""
     description: _builtins.str
-    parameters_json: _builtins.str
+    parameters: _builtins.str
     """JSON schema of its arguments, as text of at most 65,536 characters, nested at most 64 deep. [any object]"""
     strict: _builtins.bool
     """Calls must fit the schema, also where the model decides by itself whether to call. [false]"""
@@ -223,14 +243,16 @@ class Tool(_message.Message):
         *,
         name: _builtins.str = ...,
         description: _builtins.str = ...,
-        parameters_json: _builtins.str = ...,
+        parameters: _builtins.str | None = ...,
         strict: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parameters", b"_parameters", "parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parameters", b"_parameters", "description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__parameters: _TypeAlias = _typing.Literal["parameters"]  # noqa: Y015
+    _WhichOneofArgType__parameters: _TypeAlias = _typing.Literal["_parameters", b"_parameters"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parameters) -> _WhichOneofReturnType__parameters | None: ...
 
 Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
@@ -242,21 +264,21 @@ class ToolCall(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
-    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
-    arguments_json: _builtins.str
+    arguments: _builtins.str
     """A JSON object as text, as the model wrote it."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
-        arguments_json: _builtins.str = ...,
+        arguments: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,24 +290,26 @@ class ToolChoice(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     FUNCTION_FIELD_NUMBER: _builtins.int
-    SINGLE_CALL_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     mode: Global___ToolMode.ValueType
     function: _builtins.str
-    """The one tool that must be called; the mode is then TOOL_MODE_REQUIRED or left out."""
-    single_call: _builtins.bool
-    """At most one call in a reply. [false]"""
+    """The one tool that must be called; the mode is then TOOL_MODE_REQUIRED."""
+    parallel: _builtins.bool
+    """Several calls in one reply are allowed. [true]"""
     def __init__(
         self,
         *,
         mode: Global___ToolMode.ValueType = ...,
         function: _builtins.str = ...,
-        single_call: _builtins.bool = ...,
+        parallel: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel", b"_parallel", "parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "mode", b"mode", "single_call", b"single_call"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel", b"_parallel", "function", b"function", "mode", b"mode", "parallel", b"parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__parallel: _TypeAlias = _typing.Literal["parallel"]  # noqa: Y015
+    _WhichOneofArgType__parallel: _TypeAlias = _typing.Literal["_parallel", b"_parallel"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel) -> _WhichOneofReturnType__parallel | None: ...
 
 Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
@@ -440,9 +464,9 @@ class SamplingParams(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
-    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
-    TOP_LOGPROBS_COUNT_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
@@ -458,9 +482,9 @@ class SamplingParams(_message.Message):
     """Greater than 0, at most 1. [the model's default, or 1]"""
     seed: _builtins.int
     """The same seed and prompt give the same text, for any batch and instance. [drawn by the router]"""
-    max_output_tokens: _builtins.int
+    max_tokens: _builtins.int
     """At least 1. [as many as the context allows]"""
-    top_logprobs_count: _builtins.int
+    top_logprobs: _builtins.int
     """Return the logprobs of each output token and of this many most likely tokens (0 to 20). [no logprobs]"""
     ignore_eos: _builtins.bool
     """Continue after the end-of-sequence token, for benchmarks. [false]"""
@@ -498,9 +522,9 @@ class SamplingParams(_message.Message):
         temperature: _builtins.float | None = ...,
         top_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
-        max_output_tokens: _builtins.int | None = ...,
+        max_tokens: _builtins.int | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
-        top_logprobs_count: _builtins.int | None = ...,
+        top_logprobs: _builtins.int | None = ...,
         ignore_eos: _builtins.bool = ...,
         structured_output: Global___StructuredOutput | None = ...,
         top_k: _builtins.int | None = ...,
@@ -511,12 +535,12 @@ class SamplingParams(_message.Message):
         min_p: _builtins.float = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "max_output_tokens", b"max_output_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "max_tokens", b"max_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs_count", b"_top_logprobs_count", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_output_tokens", b"max_output_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs_count", b"top_logprobs_count", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_output_tokens: _TypeAlias = _typing.Literal["max_output_tokens"]  # noqa: Y015
-    _WhichOneofArgType__max_output_tokens: _TypeAlias = _typing.Literal["_max_output_tokens", b"_max_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -525,12 +549,12 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
-    _WhichOneofReturnType__top_logprobs_count: _TypeAlias = _typing.Literal["top_logprobs_count"]  # noqa: Y015
-    _WhichOneofArgType__top_logprobs_count: _TypeAlias = _typing.Literal["_top_logprobs_count", b"_top_logprobs_count"]  # noqa: Y015
+    _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_output_tokens) -> _WhichOneofReturnType__max_output_tokens | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -540,7 +564,7 @@ class SamplingParams(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs_count) -> _WhichOneofReturnType__top_logprobs_count | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
@@ -586,14 +610,14 @@ Global___Slo: _TypeAlias = Slo  # noqa: Y015
 
 @_typing.final
 class SloPhase(_message.Message):
-    """From output token `from_output_token_count` on, the average time per token is at most this."""
+    """From output token `from_output_token` on, the average time per token is at most this."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    FROM_OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    FROM_OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
     AFTER_MARKER_FIELD_NUMBER: _builtins.int
-    from_output_token_count: _builtins.int
+    from_output_token: _builtins.int
     after_marker: _builtins.str
     """The phase begins after the first occurrence of this text instead, such as `</think>`; at most 64 characters."""
     @_builtins.property
@@ -601,20 +625,20 @@ class SloPhase(_message.Message):
     def __init__(
         self,
         *,
-        from_output_token_count: _builtins.int = ...,
+        from_output_token: _builtins.int = ...,
         time_per_output_token: _duration_pb2.Duration | None = ...,
         after_marker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time_per_output_token", b"time_per_output_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_marker", b"after_marker", "from_output_token_count", b"from_output_token_count", "time_per_output_token", b"time_per_output_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_marker", b"after_marker", "from_output_token", b"from_output_token", "time_per_output_token", b"time_per_output_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SloPhase: _TypeAlias = SloPhase  # noqa: Y015
 
 @_typing.final
-class TokenUsage(_message.Message):
+class Usage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -622,7 +646,7 @@ class TokenUsage(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     REJECTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
-    COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_prompt_tokens: _builtins.int
     """Of these, found in the prefix cache."""
@@ -632,7 +656,7 @@ class TokenUsage(_message.Message):
     the instance that ended the reply counted them.
     """
     rejected_draft_tokens: _builtins.int
-    compute_seconds: _builtins.float
+    compute_s: _builtins.float
     """The reply's share of the time of the GPUs of the instance that ended it (of its engine, on a CPU). 0 if unknown."""
     def __init__(
         self,
@@ -642,15 +666,15 @@ class TokenUsage(_message.Message):
         output_tokens: _builtins.int = ...,
         accepted_draft_tokens: _builtins.int = ...,
         rejected_draft_tokens: _builtins.int = ...,
-        compute_seconds: _builtins.float = ...,
+        compute_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "compute_seconds", b"compute_seconds", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "rejected_draft_tokens", b"rejected_draft_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "compute_s", b"compute_s", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "rejected_draft_tokens", b"rejected_draft_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TokenUsage: _TypeAlias = TokenUsage  # noqa: Y015
+Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
@@ -722,7 +746,7 @@ class TokenFrame(_message.Message):
     offset: _builtins.int
     """Output position of the first token of this frame. Frames have no gaps or overlaps."""
     text: _builtins.str
-    """Text that is final with these tokens; it may lag behind (an incomplete character, or a possible stop string)."""
+    """Text that is final with these tokens; it may be less (an incomplete character, or a possible stop string)."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

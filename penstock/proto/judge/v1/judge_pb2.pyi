@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from penstock.proto.common.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -20,59 +19,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _ScorerKind:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ScorerKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScorerKind.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    SCORER_KIND_UNSPECIFIED: _ScorerKind.ValueType  # 0
-    SCORER_KIND_JUDGE_MODEL: _ScorerKind.ValueType  # 1
-    """A classifier over (prompt, answer)."""
-    SCORER_KIND_LLM: _ScorerKind.ValueType  # 2
-    """A language model that grades."""
-    SCORER_KIND_CONFIDENCE: _ScorerKind.ValueType  # 3
-    """The logprobs of the answer's tokens."""
-    SCORER_KIND_EXACT: _ScorerKind.ValueType  # 4
-    """Comparison with an expected answer."""
-    SCORER_KIND_REWARD: _ScorerKind.ValueType  # 5
-    """A reward model served by SGLang."""
-    SCORER_KIND_JSON_SCHEMA: _ScorerKind.ValueType  # 6
-    """Whether the answer is JSON that fits a schema."""
-    SCORER_KIND_CODE: _ScorerKind.ValueType  # 7
-    """Whether the answer's code passes the reference, which is a test program."""
-    SCORER_KIND_CONSISTENCY: _ScorerKind.ValueType  # 8
-    """The share of further samples of the same tier that give the same answer."""
-    SCORER_KIND_COMBINED: _ScorerKind.ValueType  # 9
-    """A logistic model over the raw scores of other scorers."""
-    SCORER_KIND_SCREENED: _ScorerKind.ValueType  # 10
-    """The score of one scorer where it is sure, otherwise that of another."""
-
-class ScorerKind(_ScorerKind, metaclass=_ScorerKindEnumTypeWrapper): ...
-
-SCORER_KIND_UNSPECIFIED: ScorerKind.ValueType  # 0
-SCORER_KIND_JUDGE_MODEL: ScorerKind.ValueType  # 1
-"""A classifier over (prompt, answer)."""
-SCORER_KIND_LLM: ScorerKind.ValueType  # 2
-"""A language model that grades."""
-SCORER_KIND_CONFIDENCE: ScorerKind.ValueType  # 3
-"""The logprobs of the answer's tokens."""
-SCORER_KIND_EXACT: ScorerKind.ValueType  # 4
-"""Comparison with an expected answer."""
-SCORER_KIND_REWARD: ScorerKind.ValueType  # 5
-"""A reward model served by SGLang."""
-SCORER_KIND_JSON_SCHEMA: ScorerKind.ValueType  # 6
-"""Whether the answer is JSON that fits a schema."""
-SCORER_KIND_CODE: ScorerKind.ValueType  # 7
-"""Whether the answer's code passes the reference, which is a test program."""
-SCORER_KIND_CONSISTENCY: ScorerKind.ValueType  # 8
-"""The share of further samples of the same tier that give the same answer."""
-SCORER_KIND_COMBINED: ScorerKind.ValueType  # 9
-"""A logistic model over the raw scores of other scorers."""
-SCORER_KIND_SCREENED: ScorerKind.ValueType  # 10
-"""The score of one scorer where it is sure, otherwise that of another."""
-Global___ScorerKind: _TypeAlias = ScorerKind  # noqa: Y015
-
 @_typing.final
 class ScoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -82,14 +28,14 @@ class ScoreRequest(_message.Message):
     scorer: _builtins.str
     """One of ListScorers; empty: the judge's default."""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreItem]:
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgedAnswer]:
         """1 to 256 items."""
 
     def __init__(
         self,
         *,
         scorer: _builtins.str = ...,
-        items: _abc.Iterable[Global___ScoreItem] | None = ...,
+        items: _abc.Iterable[Global___JudgedAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -100,7 +46,7 @@ class ScoreRequest(_message.Message):
 Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
 
 @_typing.final
-class ScoreItem(_message.Message):
+class JudgedAnswer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_FIELD_NUMBER: _builtins.int
@@ -124,7 +70,7 @@ class ScoreItem(_message.Message):
     """
     unfinished: _builtins.bool
     """The answer is the beginning of one that is still being generated: that it ends here counts for nothing. It must not be
-    blank, and the scorer must score unfinished answers (Scorer.scores_unfinished).
+    blank, and the scorer must score unfinished answers (ScorerInfo.scores_unfinished).
     """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
@@ -162,28 +108,28 @@ class ScoreItem(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reference) -> _WhichOneofReturnType__reference | None: ...
 
-Global___ScoreItem: _TypeAlias = ScoreItem  # noqa: Y015
+Global___JudgedAnswer: _TypeAlias = JudgedAnswer  # noqa: Y015
 
 @_typing.final
 class LogprobSummary(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    MEAN_LOGPROB_FIELD_NUMBER: _builtins.int
-    MIN_LOGPROB_FIELD_NUMBER: _builtins.int
-    token_count: _builtins.int
-    mean_logprob: _builtins.float
-    min_logprob: _builtins.float
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    mean: _builtins.float
+    least: _builtins.float
     def __init__(
         self,
         *,
-        token_count: _builtins.int = ...,
-        mean_logprob: _builtins.float = ...,
-        min_logprob: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+        mean: _builtins.float = ...,
+        least: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_logprob", b"mean_logprob", "min_logprob", b"min_logprob", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["least", b"least", "mean", b"mean", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,8 +141,11 @@ class ScoreResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
+    UNCALIBRATED_FIELD_NUMBER: _builtins.int
     scorer: _builtins.str
     """The scorer that was used."""
+    uncalibrated: _builtins.bool
+    """Its scores are not shares of right answers."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreResult]:
         """One per item, in their order."""
@@ -206,10 +155,11 @@ class ScoreResponse(_message.Message):
         *,
         results: _abc.Iterable[Global___ScoreResult] | None = ...,
         scorer: _builtins.str = ...,
+        uncalibrated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "scorer", b"scorer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "scorer", b"scorer", "uncalibrated", b"uncalibrated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,11 +218,11 @@ class ListScorersResponse(_message.Message):
     DEFAULT_SCORER_FIELD_NUMBER: _builtins.int
     default_scorer: _builtins.str
     @_builtins.property
-    def scorers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Scorer]: ...
+    def scorers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorerInfo]: ...
     def __init__(
         self,
         *,
-        scorers: _abc.Iterable[Global___Scorer] | None = ...,
+        scorers: _abc.Iterable[Global___ScorerInfo] | None = ...,
         default_scorer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -284,7 +234,7 @@ class ListScorersResponse(_message.Message):
 Global___ListScorersResponse: _TypeAlias = ListScorersResponse  # noqa: Y015
 
 @_typing.final
-class Scorer(_message.Message):
+class ScorerInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -293,28 +243,35 @@ class Scorer(_message.Message):
     NEEDS_LOGPROBS_FIELD_NUMBER: _builtins.int
     NEEDS_REFERENCE_FIELD_NUMBER: _builtins.int
     SCORES_UNFINISHED_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    kind: Global___ScorerKind.ValueType
+    kind: _builtins.str
+    """The entry point that it is of: `confidence`, `llm`, ..."""
     calibrated: _builtins.bool
     needs_logprobs: _builtins.bool
-    """Required fields of an item besides prompt and answer."""
+    """Required fields of an item in addition to prompt and answer."""
     needs_reference: _builtins.bool
     scores_unfinished: _builtins.bool
     """Whether it scores unfinished answers."""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tiers of the mesh whose models read prompt and answer for a score."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        kind: Global___ScorerKind.ValueType = ...,
+        kind: _builtins.str = ...,
         calibrated: _builtins.bool = ...,
         needs_logprobs: _builtins.bool = ...,
         needs_reference: _builtins.bool = ...,
         scores_unfinished: _builtins.bool = ...,
+        tiers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibrated", b"calibrated", "kind", b"kind", "name", b"name", "needs_logprobs", b"needs_logprobs", "needs_reference", b"needs_reference", "scores_unfinished", b"scores_unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibrated", b"calibrated", "kind", b"kind", "name", b"name", "needs_logprobs", b"needs_logprobs", "needs_reference", b"needs_reference", "scores_unfinished", b"scores_unfinished", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Scorer: _TypeAlias = Scorer  # noqa: Y015
+Global___ScorerInfo: _TypeAlias = ScorerInfo  # noqa: Y015

@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -50,13 +49,13 @@ class _LengthSource:
 class _LengthSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LengthSource.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LENGTH_SOURCE_UNSPECIFIED: _LengthSource.ValueType  # 0
-    LENGTH_SOURCE_JUDGED: _LengthSource.ValueType  # 1
+    LENGTH_SOURCE_QUALITY: _LengthSource.ValueType  # 1
     LENGTH_SOURCE_TRACE: _LengthSource.ValueType  # 2
 
 class LengthSource(_LengthSource, metaclass=_LengthSourceEnumTypeWrapper): ...
 
 LENGTH_SOURCE_UNSPECIFIED: LengthSource.ValueType  # 0
-LENGTH_SOURCE_JUDGED: LengthSource.ValueType  # 1
+LENGTH_SOURCE_QUALITY: LengthSource.ValueType  # 1
 LENGTH_SOURCE_TRACE: LengthSource.ValueType  # 2
 Global___LengthSource: _TypeAlias = LengthSource  # noqa: Y015
 
@@ -68,26 +67,26 @@ class _ObjectiveEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Objective.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     OBJECTIVE_UNSPECIFIED: _Objective.ValueType  # 0
     OBJECTIVE_LARGEST_TIER: _Objective.ValueType  # 1
-    """Of the slowest tier; the default."""
+    """Of the slowest tier."""
     OBJECTIVE_END_TO_END: _Objective.ValueType  # 2
     """Over all tiers that a request visits, judging included."""
     OBJECTIVE_FIRST_TOKEN: _Objective.ValueType  # 3
     """To the first token that the user sees: a held answer is seen when it has been accepted, the last tier is streamed."""
     OBJECTIVE_PACE: _Objective.ValueType  # 4
-    """Seconds per token after the first, of the answer that stands, as its tier writes it."""
+    """Seconds per token after the first, of the accepted answer, as its tier writes it."""
 
 class Objective(_Objective, metaclass=_ObjectiveEnumTypeWrapper):
     """The latency that is meant, at the percentile of the request."""
 
 OBJECTIVE_UNSPECIFIED: Objective.ValueType  # 0
 OBJECTIVE_LARGEST_TIER: Objective.ValueType  # 1
-"""Of the slowest tier; the default."""
+"""Of the slowest tier."""
 OBJECTIVE_END_TO_END: Objective.ValueType  # 2
 """Over all tiers that a request visits, judging included."""
 OBJECTIVE_FIRST_TOKEN: Objective.ValueType  # 3
 """To the first token that the user sees: a held answer is seen when it has been accepted, the last tier is streamed."""
 OBJECTIVE_PACE: Objective.ValueType  # 4
-"""Seconds per token after the first, of the answer that stands, as its tier writes it."""
+"""Seconds per token after the first, of the accepted answer, as its tier writes it."""
 Global___Objective: _TypeAlias = Objective  # noqa: Y015
 
 class _Goal:
@@ -97,7 +96,6 @@ class _Goal:
 class _GoalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Goal.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     GOAL_UNSPECIFIED: _Goal.ValueType  # 0
-    """Cost where both targets are given, else what has none."""
     GOAL_LATENCY: _Goal.ValueType  # 1
     """The least latency; needs min_quality."""
     GOAL_QUALITY: _Goal.ValueType  # 2
@@ -111,7 +109,6 @@ class Goal(_Goal, metaclass=_GoalEnumTypeWrapper):
     """What a plan makes best, within its targets."""
 
 GOAL_UNSPECIFIED: Goal.ValueType  # 0
-"""Cost where both targets are given, else what has none."""
 GOAL_LATENCY: Goal.ValueType  # 1
 """The least latency; needs min_quality."""
 GOAL_QUALITY: Goal.ValueType  # 2
@@ -130,7 +127,7 @@ class _GpuBudgetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuBudget.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     GPU_BUDGET_UNSPECIFIED: _GpuBudget.ValueType  # 0
     GPU_BUDGET_AT_MOST: _GpuBudget.ValueType  # 1
-    """As many as improve the objective; the default."""
+    """As many as improve the objective."""
     GPU_BUDGET_EXACT: _GpuBudget.ValueType  # 2
     """All; only with OBJECTIVE_LARGEST_TIER."""
 
@@ -139,7 +136,7 @@ class GpuBudget(_GpuBudget, metaclass=_GpuBudgetEnumTypeWrapper):
 
 GPU_BUDGET_UNSPECIFIED: GpuBudget.ValueType  # 0
 GPU_BUDGET_AT_MOST: GpuBudget.ValueType  # 1
-"""As many as improve the objective; the default."""
+"""As many as improve the objective."""
 GPU_BUDGET_EXACT: GpuBudget.ValueType  # 2
 """All; only with OBJECTIVE_LARGEST_TIER."""
 Global___GpuBudget: _TypeAlias = GpuBudget  # noqa: Y015
@@ -152,7 +149,7 @@ class _DispatchEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispatch.Val
     DESCRIPTOR: _descriptor.EnumDescriptor
     DISPATCH_UNSPECIFIED: _Dispatch.ValueType  # 0
     DISPATCH_CAPACITY: _Dispatch.ValueType  # 1
-    """In proportion to the capacity of replicas; the default."""
+    """In proportion to the capacity of replicas."""
     DISPATCH_ROUND_ROBIN: _Dispatch.ValueType  # 2
     DISPATCH_PENDING_WORK: _Dispatch.ValueType  # 3
     """As routers place requests: where the least work is pending. For SimulateDeployment, without pipeline stages."""
@@ -162,7 +159,7 @@ class Dispatch(_Dispatch, metaclass=_DispatchEnumTypeWrapper):
 
 DISPATCH_UNSPECIFIED: Dispatch.ValueType  # 0
 DISPATCH_CAPACITY: Dispatch.ValueType  # 1
-"""In proportion to the capacity of replicas; the default."""
+"""In proportion to the capacity of replicas."""
 DISPATCH_ROUND_ROBIN: Dispatch.ValueType  # 2
 DISPATCH_PENDING_WORK: Dispatch.ValueType  # 3
 """As routers place requests: where the least work is pending. For SimulateDeployment, without pipeline stages."""
@@ -176,9 +173,13 @@ class Plan(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
     JUDGE_UNAVAILABLE_FIELD_NUMBER: _builtins.int
-    PROVENANCE_FIELD_NUMBER: _builtins.int
     BURST_FIELD_NUMBER: _builtins.int
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    INPUT_DIGEST_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Set by the planner; the first is 1."""
     scorer: _builtins.str
@@ -188,15 +189,24 @@ class Plan(_message.Message):
     """Routers deliver the answer with the highest score of those that a request has got, instead of always the last one: of equal
     scores the latest. The last tier's answer is judged, too, where there is an earlier one that was.
     """
+    source: _builtins.str
+    """The plan's origin: mesh-file, operator, planned (`penstock plan --apply`), drift (by the planner), ..."""
+    note: _builtins.str
+    created_at: _builtins.float
+    """Unix time in seconds."""
+    input_digest: _builtins.str
+    """Of the inputs of the plan, if there are any."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierPlan]:
         """From the cheapest to the most expensive; at least one, with distinct names."""
 
     @_builtins.property
-    def provenance(self) -> Global___Provenance: ...
-    @_builtins.property
     def burst(self) -> Global___BurstLadder:
         """How thresholds give way under a burst. Unset: they do not."""
+
+    @_builtins.property
+    def prediction(self) -> Global___Prediction:
+        """Only of a computed plan."""
 
     def __init__(
         self,
@@ -205,13 +215,17 @@ class Plan(_message.Message):
         tiers: _abc.Iterable[Global___TierPlan] | None = ...,
         scorer: _builtins.str = ...,
         judge_unavailable: Global___JudgeUnavailablePolicy.ValueType = ...,
-        provenance: Global___Provenance | None = ...,
         burst: Global___BurstLadder | None = ...,
         best_answer: _builtins.bool = ...,
+        source: _builtins.str = ...,
+        note: _builtins.str = ...,
+        created_at: _builtins.float = ...,
+        input_digest: _builtins.str = ...,
+        prediction: Global___Prediction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "provenance", b"provenance"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "burst", b"burst", "judge_unavailable", b"judge_unavailable", "provenance", b"provenance", "revision", b"revision", "scorer", b"scorer", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "burst", b"burst", "created_at", b"created_at", "input_digest", b"input_digest", "judge_unavailable", b"judge_unavailable", "note", b"note", "prediction", b"prediction", "revision", b"revision", "scorer", b"scorer", "source", b"source", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -319,7 +333,7 @@ class TierPlan(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
-    INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     QOE_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
@@ -331,7 +345,7 @@ class TierPlan(_message.Message):
     model: _builtins.str
     threshold: _builtins.float
     """Answers with at least this score are accepted, 0 to 100. Required for every tier but the last, which must not have it."""
-    instance_count: _builtins.int
+    instances: _builtins.int
     skip_below: _builtins.float
     """The tier is passed over for prompts for which the router's score predictor expects less, 0 to 100. Unset: never. Must not
     be set for the last tier.
@@ -366,7 +380,7 @@ class TierPlan(_message.Message):
         name: _builtins.str = ...,
         model: _builtins.str = ...,
         threshold: _builtins.float | None = ...,
-        instance_count: _builtins.int = ...,
+        instances: _builtins.int = ...,
         stages: _abc.Iterable[Global___Stage] | None = ...,
         qoe: Global___QoeModel | None = ...,
         skip_below: _builtins.float | None = ...,
@@ -376,7 +390,7 @@ class TierPlan(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instance_count", b"instance_count", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instances", b"instances", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
@@ -450,20 +464,20 @@ class Stage(_message.Message):
 
     FROM_TOKENS_FIELD_NUMBER: _builtins.int
     TO_TOKENS_FIELD_NUMBER: _builtins.int
-    INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
+    INSTANCES_FIELD_NUMBER: _builtins.int
     from_tokens: _builtins.int
     to_tokens: _builtins.int
-    instance_count: _builtins.int
+    instances: _builtins.int
     def __init__(
         self,
         *,
         from_tokens: _builtins.int = ...,
         to_tokens: _builtins.int = ...,
-        instance_count: _builtins.int = ...,
+        instances: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tokens", b"from_tokens", "instance_count", b"instance_count", "to_tokens", b"to_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_tokens", b"from_tokens", "instances", b"instances", "to_tokens", b"to_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -477,78 +491,37 @@ class QoeModel(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    BATCH_SECONDS_FIELD_NUMBER: _builtins.int
-    REQUEST_SECONDS_FIELD_NUMBER: _builtins.int
-    INPUT_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
-    INPUT_TOKEN_SQUARED_SECONDS_FIELD_NUMBER: _builtins.int
-    CONTEXT_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
-    batch_seconds: _builtins.float
+    BATCH_S_FIELD_NUMBER: _builtins.int
+    REQUEST_S_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_S_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_SQUARED_S_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
+    batch_s: _builtins.float
     """D0."""
-    request_seconds: _builtins.float
+    request_s: _builtins.float
     """D1."""
-    input_token_seconds: _builtins.float
+    input_token_s: _builtins.float
     """D2."""
-    input_token_squared_seconds: _builtins.float
+    input_token_squared_s: _builtins.float
     """D3."""
-    context_token_seconds: _builtins.float
+    context_token_s: _builtins.float
     """D4."""
     def __init__(
         self,
         *,
-        batch_seconds: _builtins.float = ...,
-        request_seconds: _builtins.float = ...,
-        input_token_seconds: _builtins.float = ...,
-        input_token_squared_seconds: _builtins.float = ...,
-        context_token_seconds: _builtins.float = ...,
+        batch_s: _builtins.float = ...,
+        request_s: _builtins.float = ...,
+        input_token_s: _builtins.float = ...,
+        input_token_squared_s: _builtins.float = ...,
+        context_token_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_seconds", b"batch_seconds", "context_token_seconds", b"context_token_seconds", "input_token_seconds", b"input_token_seconds", "input_token_squared_seconds", b"input_token_squared_seconds", "request_seconds", b"request_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_s", b"batch_s", "context_token_s", b"context_token_s", "input_token_s", b"input_token_s", "input_token_squared_s", b"input_token_squared_s", "request_s", b"request_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QoeModel: _TypeAlias = QoeModel  # noqa: Y015
-
-@_typing.final
-class Provenance(_message.Message):
-    """The origin of a plan."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SOURCE_FIELD_NUMBER: _builtins.int
-    NOTE_FIELD_NUMBER: _builtins.int
-    CREATED_AT_FIELD_NUMBER: _builtins.int
-    INPUT_DIGEST_FIELD_NUMBER: _builtins.int
-    PREDICTION_FIELD_NUMBER: _builtins.int
-    source: _builtins.str
-    """mesh-file, operator, planned (`penstock plan --apply`), drift (by the planner), ..."""
-    note: _builtins.str
-    input_digest: _builtins.str
-    """Of the inputs of the plan, if there are any."""
-    @_builtins.property
-    def created_at(self) -> _timestamp_pb2.Timestamp: ...
-    @_builtins.property
-    def prediction(self) -> Global___Prediction:
-        """Only of a computed plan."""
-
-    def __init__(
-        self,
-        *,
-        source: _builtins.str = ...,
-        note: _builtins.str = ...,
-        created_at: _timestamp_pb2.Timestamp | None = ...,
-        input_digest: _builtins.str = ...,
-        prediction: Global___Prediction | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prediction", b"_prediction", "created_at", b"created_at", "prediction", b"prediction"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prediction", b"_prediction", "created_at", b"created_at", "input_digest", b"input_digest", "note", b"note", "prediction", b"prediction", "source", b"source"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__prediction: _TypeAlias = _typing.Literal["prediction"]  # noqa: Y015
-    _WhichOneofArgType__prediction: _TypeAlias = _typing.Literal["_prediction", b"_prediction"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__prediction) -> _WhichOneofReturnType__prediction | None: ...
-
-Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
 
 @_typing.final
 class Prediction(_message.Message):
@@ -765,149 +738,308 @@ class ListPlansResponse(_message.Message):
 Global___ListPlansResponse: _TypeAlias = ListPlansResponse  # noqa: Y015
 
 @_typing.final
-class PlanningInputs(_message.Message):
-    """The inputs of planning. The fields have the names of those in the files of `penstock plan`."""
+class PlanningQuestion(_message.Message):
+    """Where a cascade is to run, what it is to serve, and what its plan is to reach. `penstock plan --question FILE` reads the JSON
+    form of this message as YAML, see docs/planner.md. In brackets: what a field is that is not set.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_FIELD_NUMBER: _builtins.int
-    CASCADE_FIELD_NUMBER: _builtins.int
-    WORKLOAD_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    MIN_QUALITY_FIELD_NUMBER: _builtins.int
+    MAX_LATENCY_S_FIELD_NUMBER: _builtins.int
+    GOAL_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    PERCENTILE_FIELD_NUMBER: _builtins.int
+    MAX_UTILISATION_FIELD_NUMBER: _builtins.int
+    ALLOW_OVERLOAD_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    DISPATCH_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    IGNORE_CACHED_FIELD_NUMBER: _builtins.int
+    MAX_TIERS_FIELD_NUMBER: _builtins.int
+    MIN_TIERS_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    min_quality: _builtins.float
+    """Targets, one at least: the mean quality of the accepted answers, 0 to 100, and the latency that `objective` means, at
+    `percentile`. [for the goal cost: 1.2 times that of the largest model alone on the fewest GPUs within max_utilisation]
+    """
+    max_latency_s: _builtins.float
+    goal: Global___Goal.ValueType
+    """[cost with min_quality, quality without; latency with min_quality alone and allow_overload or the objective largest tier]"""
+    objective: Global___Objective.ValueType
+    """[end to end; with more than three tiers, a confidence or an exact budget: of the largest tier]"""
+    percentile: _builtins.float
+    """50 to less than 100. [95]"""
+    max_utilisation: _builtins.float
+    """Of what a tier sustains, the share that its requests may take. [0.75]"""
+    allow_overload: _builtins.bool
+    """Plan although no plan sustains the rate: for a burst."""
+    gpus: _builtins.int
+    """Number of GPUs of the cluster. [all]"""
+    budget: Global___GpuBudget.ValueType
+    """[at most]"""
+    confidence: _builtins.float
+    """Guarantee min_quality for new requests with this probability, 0.5 to less than 1. [for the mean of the sample]"""
+    dispatch: Global___Dispatch.ValueType
+    """[in proportion to capacity]"""
+    requests: _builtins.int
+    """Number of requests of the trace, from a position drawn by the seed. [as many as come in 20 latencies, from 500 to 6000, or
+    all that the trace has]
+    """
+    seed: _builtins.int
+    """[1]"""
+    runs: _builtins.int
+    """Other stretches of the trace that the plan is run on, 0 to 100; a latency target holds for their mean. [5]"""
+    lengths: Global___LengthSource.ValueType
+    """Source of the token counts. [the judged prompts]"""
+    rate: _builtins.float
+    """Requests per second; scales the intervals of the trace. [the rate of the trace]"""
+    ignore_cached: _builtins.bool
+    """Compute all prompts whole, whatever the trace has cached."""
+    max_tiers: _builtins.int
+    """The tiers are candidates: of which a cascade has so many at most, in their order. The best plan over all such cascades is
+    the result. [a cascade has all tiers]
+    """
+    min_tiers: _builtins.int
+    """With max_tiers: so many at least. [1]"""
     @_builtins.property
     def cluster(self) -> Global___Cluster: ...
     @_builtins.property
-    def cascade(self) -> Global___Cascade: ...
+    def models(self) -> Global___Cascade: ...
     @_builtins.property
-    def workload(self) -> Global___Workload: ...
+    def trace(self) -> Global___Trace:
+        """The arrivals, and the lengths if `lengths` is the trace. In a file: a path."""
+
+    @_builtins.property
+    def quality(self) -> Global___JudgedPrompts:
+        """The results of each tier on typical prompts; determines the quality. In a file: a path."""
+
+    @_builtins.property
+    def rules(self) -> Global___RuleOptions: ...
     def __init__(
         self,
         *,
         cluster: Global___Cluster | None = ...,
-        cascade: Global___Cascade | None = ...,
-        workload: Global___Workload | None = ...,
+        models: Global___Cascade | None = ...,
+        trace: Global___Trace | None = ...,
+        quality: Global___JudgedPrompts | None = ...,
+        min_quality: _builtins.float | None = ...,
+        max_latency_s: _builtins.float | None = ...,
+        goal: Global___Goal.ValueType = ...,
+        objective: Global___Objective.ValueType = ...,
+        percentile: _builtins.float | None = ...,
+        max_utilisation: _builtins.float | None = ...,
+        allow_overload: _builtins.bool = ...,
+        gpus: _builtins.int | None = ...,
+        budget: Global___GpuBudget.ValueType = ...,
+        confidence: _builtins.float | None = ...,
+        dispatch: Global___Dispatch.ValueType = ...,
+        requests: _builtins.int | None = ...,
+        seed: _builtins.int | None = ...,
+        runs: _builtins.int | None = ...,
+        lengths: Global___LengthSource.ValueType = ...,
+        rate: _builtins.float | None = ...,
+        ignore_cached: _builtins.bool = ...,
+        max_tiers: _builtins.int | None = ...,
+        min_tiers: _builtins.int | None = ...,
+        rules: Global___RuleOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "cluster", b"cluster", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_seed", b"_seed", "cluster", b"cluster", "confidence", b"confidence", "gpus", b"gpus", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "cluster", b"cluster", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_seed", b"_seed", "allow_overload", b"allow_overload", "budget", b"budget", "cluster", b"cluster", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "ignore_cached", b"ignore_cached", "lengths", b"lengths", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "objective", b"objective", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
+    _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
+    _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
+    _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
+    _WhichOneofReturnType__max_latency_s: _TypeAlias = _typing.Literal["max_latency_s"]  # noqa: Y015
+    _WhichOneofArgType__max_latency_s: _TypeAlias = _typing.Literal["_max_latency_s", b"_max_latency_s"]  # noqa: Y015
+    _WhichOneofReturnType__max_tiers: _TypeAlias = _typing.Literal["max_tiers"]  # noqa: Y015
+    _WhichOneofArgType__max_tiers: _TypeAlias = _typing.Literal["_max_tiers", b"_max_tiers"]  # noqa: Y015
+    _WhichOneofReturnType__max_utilisation: _TypeAlias = _typing.Literal["max_utilisation"]  # noqa: Y015
+    _WhichOneofArgType__max_utilisation: _TypeAlias = _typing.Literal["_max_utilisation", b"_max_utilisation"]  # noqa: Y015
+    _WhichOneofReturnType__min_quality: _TypeAlias = _typing.Literal["min_quality"]  # noqa: Y015
+    _WhichOneofArgType__min_quality: _TypeAlias = _typing.Literal["_min_quality", b"_min_quality"]  # noqa: Y015
+    _WhichOneofReturnType__min_tiers: _TypeAlias = _typing.Literal["min_tiers"]  # noqa: Y015
+    _WhichOneofArgType__min_tiers: _TypeAlias = _typing.Literal["_min_tiers", b"_min_tiers"]  # noqa: Y015
+    _WhichOneofReturnType__percentile: _TypeAlias = _typing.Literal["percentile"]  # noqa: Y015
+    _WhichOneofArgType__percentile: _TypeAlias = _typing.Literal["_percentile", b"_percentile"]  # noqa: Y015
+    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
+    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
+    _WhichOneofReturnType__requests: _TypeAlias = _typing.Literal["requests"]  # noqa: Y015
+    _WhichOneofArgType__requests: _TypeAlias = _typing.Literal["_requests", b"_requests"]  # noqa: Y015
+    _WhichOneofReturnType__runs: _TypeAlias = _typing.Literal["runs"]  # noqa: Y015
+    _WhichOneofArgType__runs: _TypeAlias = _typing.Literal["_runs", b"_runs"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus) -> _WhichOneofReturnType__gpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_latency_s) -> _WhichOneofReturnType__max_latency_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tiers) -> _WhichOneofReturnType__max_tiers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_utilisation) -> _WhichOneofReturnType__max_utilisation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_quality) -> _WhichOneofReturnType__min_quality | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tiers) -> _WhichOneofReturnType__min_tiers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__percentile) -> _WhichOneofReturnType__percentile | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests) -> _WhichOneofReturnType__requests | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__runs) -> _WhichOneofReturnType__runs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
-Global___PlanningInputs: _TypeAlias = PlanningInputs  # noqa: Y015
+Global___PlanningQuestion: _TypeAlias = PlanningQuestion  # noqa: Y015
 
 @_typing.final
-class Cluster(_message.Message):
-    """`nodes` nodes with `gpus_per_node` GPUs each."""
+class RuleOptions(_message.Message):
+    """The acceptance rules that are chosen with a plan, in addition to thresholds. Each takes several times as long."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    GPU_NAME_FIELD_NUMBER: _builtins.int
-    GPU_SPEC_FIELD_NUMBER: _builtins.int
-    NODES_FIELD_NUMBER: _builtins.int
-    GPUS_PER_NODE_FIELD_NUMBER: _builtins.int
-    NODE_LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
-    DOLLARS_PER_GPU_HOUR_FIELD_NUMBER: _builtins.int
+    SKIP_FIELD_NUMBER: _builtins.int
+    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
+    BEST_ANSWER_FIELD_NUMBER: _builtins.int
+    EARLY_ERROR_FIELD_NUMBER: _builtins.int
+    BURST_FLOOR_FIELD_NUMBER: _builtins.int
+    BURST_MEAN_FIELD_NUMBER: _builtins.int
+    skip: _builtins.bool
+    """Also choose below which predicted score each tier is passed over. Needs predicted_scores of the judged prompts."""
+    long_answers: _builtins.bool
+    """Also choose from which length and score on long answers are accepted."""
+    best_answer: _builtins.bool
+    """Also choose whether the best answer of a request is delivered instead of the last one; see Plan."""
+    early_error: _builtins.float
+    """Also fit early checks, which may reject this share of the answers that would be accepted: over 0 and under 1. Needs
+    early_after_tokens of the judged prompts; goes without confidence and max_tiers. [none]
+    """
+    burst_floor: _builtins.float
+    """Also compute a burst ladder, whose steps have at least this mean score, 0 to 100. [none]"""
+    burst_mean: _builtins.float
+    """The mean quality that routers hold over a window while thresholds give way, over burst_floor and at most min_quality.
+    [min_quality]
+    """
+    def __init__(
+        self,
+        *,
+        skip: _builtins.bool = ...,
+        long_answers: _builtins.bool = ...,
+        best_answer: _builtins.bool = ...,
+        early_error: _builtins.float | None = ...,
+        burst_floor: _builtins.float | None = ...,
+        burst_mean: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_early_error", b"_early_error", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "early_error", b"early_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_early_error", b"_early_error", "best_answer", b"best_answer", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "early_error", b"early_error", "long_answers", b"long_answers", "skip", b"skip"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
+    _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
+    _WhichOneofReturnType__burst_mean: _TypeAlias = _typing.Literal["burst_mean"]  # noqa: Y015
+    _WhichOneofArgType__burst_mean: _TypeAlias = _typing.Literal["_burst_mean", b"_burst_mean"]  # noqa: Y015
+    _WhichOneofReturnType__early_error: _TypeAlias = _typing.Literal["early_error"]  # noqa: Y015
+    _WhichOneofArgType__early_error: _TypeAlias = _typing.Literal["_early_error", b"_early_error"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_mean) -> _WhichOneofReturnType__burst_mean | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_error) -> _WhichOneofReturnType__early_error | None: ...
+
+Global___RuleOptions: _TypeAlias = RuleOptions  # noqa: Y015
+
+@_typing.final
+class Cluster(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     TYPES_FIELD_NUMBER: _builtins.int
-    gpu_name: _builtins.str
-    """A name in the catalogue: h100, a100-80gb, ..."""
-    nodes: _builtins.int
-    gpus_per_node: _builtins.int
-    node_link_gb_per_s: _builtins.float
-    """Between nodes, one way and per GPU. [25]"""
-    dollars_per_gpu_hour: _builtins.float
-    """What a GPU costs, for CascadePlan.dollars_per_hour."""
-    @_builtins.property
-    def gpu_spec(self) -> Global___Gpu: ...
     @_builtins.property
     def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuType]:
-        """The GPUs by type where there are several types; then none of the other fields is set. All have a price or none has."""
+        """In a file, a cluster of one type is also the fields of the type."""
 
     def __init__(
         self,
         *,
-        gpu_name: _builtins.str = ...,
-        gpu_spec: Global___Gpu | None = ...,
-        nodes: _builtins.int = ...,
-        gpus_per_node: _builtins.int = ...,
-        node_link_gb_per_s: _builtins.float | None = ...,
-        dollars_per_gpu_hour: _builtins.float | None = ...,
         types: _abc.Iterable[Global___GpuType] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes", "types", b"types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["dollars_per_gpu_hour"]  # noqa: Y015
-    _WhichOneofArgType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour"]  # noqa: Y015
-    _WhichOneofReturnType__node_link_gb_per_s: _TypeAlias = _typing.Literal["node_link_gb_per_s"]  # noqa: Y015
-    _WhichOneofArgType__node_link_gb_per_s: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s"]  # noqa: Y015
-    _WhichOneofReturnType_gpu: _TypeAlias = _typing.Literal["gpu_name", "gpu_spec"]  # noqa: Y015
-    _WhichOneofArgType_gpu: _TypeAlias = _typing.Literal["gpu", b"gpu"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_gpu_hour) -> _WhichOneofReturnType__dollars_per_gpu_hour | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_link_gb_per_s) -> _WhichOneofReturnType__node_link_gb_per_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_gpu) -> _WhichOneofReturnType_gpu | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cluster: _TypeAlias = Cluster  # noqa: Y015
 
 @_typing.final
 class GpuType(_message.Message):
-    """Nodes with GPUs of one of several types. Spot GPUs are a type with its own price."""
+    """`nodes` nodes with `gpus_per_node` GPUs each, of one of several types. Spot GPUs are a type with its own price."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: _builtins.int
-    GPU_NAME_FIELD_NUMBER: _builtins.int
-    GPU_SPEC_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     GPUS_PER_NODE_FIELD_NUMBER: _builtins.int
     NODE_LINK_GB_PER_S_FIELD_NUMBER: _builtins.int
     DOLLARS_PER_GPU_HOUR_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """What plans call it. [gpu_name, or the name of gpu_spec]"""
-    gpu_name: _builtins.str
-    """A name in the catalogue: h100, a100-80gb, ..."""
+    NAME_FIELD_NUMBER: _builtins.int
     nodes: _builtins.int
     gpus_per_node: _builtins.int
     node_link_gb_per_s: _builtins.float
     """Between nodes, one way and per GPU. [25]"""
     dollars_per_gpu_hour: _builtins.float
+    """What a GPU costs. All types have a price or none has."""
+    name: _builtins.str
+    """What plans call it. [the GPU's name]"""
     @_builtins.property
-    def gpu_spec(self) -> Global___Gpu: ...
+    def gpu(self) -> Global___Gpu:
+        """In a file, a name alone is also a text: `gpu: h100`."""
+
     def __init__(
         self,
         *,
-        name: _builtins.str = ...,
-        gpu_name: _builtins.str = ...,
-        gpu_spec: Global___Gpu | None = ...,
+        gpu: Global___Gpu | None = ...,
         nodes: _builtins.int = ...,
         gpus_per_node: _builtins.int = ...,
         node_link_gb_per_s: _builtins.float | None = ...,
         dollars_per_gpu_hour: _builtins.float | None = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "node_link_gb_per_s", b"node_link_gb_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpu_name", b"gpu_name", "gpu_spec", b"gpu_spec", "gpus_per_node", b"gpus_per_node", "name", b"name", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour", "_node_link_gb_per_s", b"_node_link_gb_per_s", "dollars_per_gpu_hour", b"dollars_per_gpu_hour", "gpu", b"gpu", "gpus_per_node", b"gpus_per_node", "name", b"name", "node_link_gb_per_s", b"node_link_gb_per_s", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["dollars_per_gpu_hour"]  # noqa: Y015
     _WhichOneofArgType__dollars_per_gpu_hour: _TypeAlias = _typing.Literal["_dollars_per_gpu_hour", b"_dollars_per_gpu_hour"]  # noqa: Y015
     _WhichOneofReturnType__node_link_gb_per_s: _TypeAlias = _typing.Literal["node_link_gb_per_s"]  # noqa: Y015
     _WhichOneofArgType__node_link_gb_per_s: _TypeAlias = _typing.Literal["_node_link_gb_per_s", b"_node_link_gb_per_s"]  # noqa: Y015
-    _WhichOneofReturnType_gpu: _TypeAlias = _typing.Literal["gpu_name", "gpu_spec"]  # noqa: Y015
-    _WhichOneofArgType_gpu: _TypeAlias = _typing.Literal["gpu", b"gpu"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_gpu_hour) -> _WhichOneofReturnType__dollars_per_gpu_hour | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__node_link_gb_per_s) -> _WhichOneofReturnType__node_link_gb_per_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_gpu) -> _WhichOneofReturnType_gpu | None: ...
 
 Global___GpuType: _TypeAlias = GpuType  # noqa: Y015
 
 @_typing.final
 class Gpu(_message.Message):
-    """A data sheet."""
+    """A data sheet; with a name alone, that of the catalogue: h100, a100-80gb, ..."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1041,7 +1173,7 @@ class CascadeJudge(_message.Message):
     tier: _builtins.str
     """The name of a tier, which is sent a grading request for each answer. Either this or model."""
     question_tokens: _builtins.int
-    """Tokens of a grading request besides prompt and answer. Only with tier. [150]"""
+    """Tokens of a grading request in addition to prompt and answer. Only with tier. [150]"""
     reply_tokens: _builtins.int
     """Tokens of a grade. Only with tier. [4]"""
     model: _builtins.str
@@ -1107,19 +1239,18 @@ class CascadeTier(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
-    MODEL_NAME_FIELD_NUMBER: _builtins.int
-    MODEL_SPEC_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     REMOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    model_name: _builtins.str
-    """A name in the catalogue."""
     @_builtins.property
-    def model_spec(self) -> Global___ModelShape: ...
+    def model(self) -> Global___Model:
+        """In a file, a name alone is also a text: `model: llama-3.1-8b`."""
+
     @_builtins.property
     def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredReplica]:
-        """Measured replicas; a tier with profiles is planned with these only."""
+        """A tier that has some is planned with these only. In a file: `profiles`, paths of files of `penstock profile`."""
 
     @_builtins.property
     def speculation(self) -> Global___Speculation:
@@ -1127,25 +1258,22 @@ class CascadeTier(_message.Message):
 
     @_builtins.property
     def remote(self) -> Global___RemoteApi:
-        """An API serves the tier; model_name is the model's name there. Not with measured or speculation."""
+        """An API serves the tier; the model's name is the one there. Not with measured or speculation."""
 
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        model_name: _builtins.str = ...,
-        model_spec: Global___ModelShape | None = ...,
+        model: Global___Model | None = ...,
         measured: _abc.Iterable[Global___MeasuredReplica] | None = ...,
         speculation: Global___Speculation | None = ...,
         remote: Global___RemoteApi | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec", "name", b"name", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "name", b"name", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_model: _TypeAlias = _typing.Literal["model_name", "model_spec"]  # noqa: Y015
-    _WhichOneofArgType_model: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CascadeTier: _TypeAlias = CascadeTier  # noqa: Y015
 
@@ -1255,42 +1383,33 @@ Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 class Drafter(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    MODEL_NAME_FIELD_NUMBER: _builtins.int
-    MODEL_SPEC_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
-    model_name: _builtins.str
-    """A name in the catalogue."""
     acceptance: _builtins.float
     """The share of its tokens that the tier's model accepts, 0 to 1. Required."""
     @_builtins.property
-    def model_spec(self) -> Global___ModelShape:
-        """Needs a name."""
+    def model(self) -> Global___Model:
+        """In a file, a name alone is also a text."""
 
     def __init__(
         self,
         *,
-        model_name: _builtins.str = ...,
-        model_spec: Global___ModelShape | None = ...,
+        model: Global___Model | None = ...,
         acceptance: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance", "model", b"model", "model_name", b"model_name", "model_spec", b"model_spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "acceptance", b"acceptance", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
     _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015
-    _WhichOneofReturnType_model: _TypeAlias = _typing.Literal["model_name", "model_spec"]  # noqa: Y015
-    _WhichOneofArgType_model: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance) -> _WhichOneofReturnType__acceptance | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_model) -> _WhichOneofReturnType_model | None: ...
 
 Global___Drafter: _TypeAlias = Drafter  # noqa: Y015
 
 @_typing.final
-class ModelShape(_message.Message):
-    """A model's published config."""
+class Model(_message.Message):
+    """A model's published config; with a name alone, that of the catalogue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1323,7 +1442,7 @@ class ModelShape(_message.Message):
     kv_per_layer_bytes: _builtins.float
     """[two values per KV head in 16 bit]"""
     name: _builtins.str
-    """The model's name. [the tier's]"""
+    """[the tier's]"""
     arithmetic: _builtins.str
     """Of the products with weights: 16bit, fp8, int8, fp4 or int4. All but 16bit need bytes_per_parameter. [16bit]"""
     experts: _builtins.int
@@ -1390,7 +1509,7 @@ class ModelShape(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_per_layer_bytes) -> _WhichOneofReturnType__kv_per_layer_bytes | None: ...
 
-Global___ModelShape: _TypeAlias = ModelShape  # noqa: Y015
+Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class MeasuredReplica(_message.Message):
@@ -1409,6 +1528,7 @@ class MeasuredReplica(_message.Message):
     GAP_S_FIELD_NUMBER: _builtins.int
     EP_FIELD_NUMBER: _builtins.int
     ATTN_DP_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
     tp: _builtins.int
     pp: _builtins.int
     kv_tokens: _builtins.int
@@ -1419,6 +1539,8 @@ class MeasuredReplica(_message.Message):
     """As in ReplicaGroup. [1]"""
     attn_dp: _builtins.int
     """[1]"""
+    gpu: _builtins.str
+    """The GPU that it was measured on. Needed where the cluster has several types."""
     @_builtins.property
     def engine(self) -> Global___EngineBatch: ...
     @_builtins.property
@@ -1439,10 +1561,11 @@ class MeasuredReplica(_message.Message):
         gap_s: _builtins.float = ...,
         ep: _builtins.int | None = ...,
         attn_dp: _builtins.int | None = ...,
+        gpu: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "engine", b"engine", "ep", b"ep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "context_token_s", b"context_token_s", "engine", b"engine", "ep", b"ep", "gap_s", b"gap_s", "knot_s", b"knot_s", "knot_tokens", b"knot_tokens", "kv_tokens", b"kv_tokens", "pair_s", b"pair_s", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "context_token_s", b"context_token_s", "engine", b"engine", "ep", b"ep", "gap_s", b"gap_s", "gpu", b"gpu", "knot_s", b"knot_s", "knot_tokens", b"knot_tokens", "kv_tokens", b"kv_tokens", "pair_s", b"pair_s", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attn_dp: _TypeAlias = _typing.Literal["attn_dp"]  # noqa: Y015
     _WhichOneofArgType__attn_dp: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp"]  # noqa: Y015
@@ -1536,67 +1659,6 @@ class EngineBatch(_message.Message):
 Global___EngineBatch: _TypeAlias = EngineBatch  # noqa: Y015
 
 @_typing.final
-class Workload(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TRACE_FIELD_NUMBER: _builtins.int
-    JUDGED_FIELD_NUMBER: _builtins.int
-    REQUESTS_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
-    LENGTHS_FIELD_NUMBER: _builtins.int
-    RATE_FIELD_NUMBER: _builtins.int
-    EARLY_AFTER_TOKENS_FIELD_NUMBER: _builtins.int
-    requests: _builtins.int
-    """Number of requests of the trace, from a position drawn by the seed. [500]"""
-    seed: _builtins.int
-    """[1]"""
-    lengths: Global___LengthSource.ValueType
-    """Source of the token counts. [the judged prompts]"""
-    rate: _builtins.float
-    """Requests per second; scales the intervals of the trace. [the rate of the trace]"""
-    @_builtins.property
-    def trace(self) -> Global___Trace:
-        """The arrivals, and the lengths if `lengths` is the trace."""
-
-    @_builtins.property
-    def judged(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgedPrompt]:
-        """The results of each tier on typical prompts; determines the quality."""
-
-    @_builtins.property
-    def early_after_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """After how many tokens unfinished answers were scored, ascending; needed for early checks."""
-
-    def __init__(
-        self,
-        *,
-        trace: Global___Trace | None = ...,
-        judged: _abc.Iterable[Global___JudgedPrompt] | None = ...,
-        requests: _builtins.int | None = ...,
-        seed: _builtins.int | None = ...,
-        lengths: Global___LengthSource.ValueType = ...,
-        rate: _builtins.float | None = ...,
-        early_after_tokens: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_requests", b"_requests", "_seed", b"_seed", "rate", b"rate", "requests", b"requests", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate", b"_rate", "_requests", b"_requests", "_seed", b"_seed", "early_after_tokens", b"early_after_tokens", "judged", b"judged", "lengths", b"lengths", "rate", b"rate", "requests", b"requests", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__rate: _TypeAlias = _typing.Literal["rate"]  # noqa: Y015
-    _WhichOneofArgType__rate: _TypeAlias = _typing.Literal["_rate", b"_rate"]  # noqa: Y015
-    _WhichOneofReturnType__requests: _TypeAlias = _typing.Literal["requests"]  # noqa: Y015
-    _WhichOneofArgType__requests: _TypeAlias = _typing.Literal["_requests", b"_requests"]  # noqa: Y015
-    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
-    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate) -> _WhichOneofReturnType__rate | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests) -> _WhichOneofReturnType__requests | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
-
-Global___Workload: _TypeAlias = Workload  # noqa: Y015
-
-@_typing.final
 class Trace(_message.Message):
     """Columns of equal length, by request. Need not be sorted."""
 
@@ -1635,6 +1697,32 @@ class Trace(_message.Message):
 Global___Trace: _TypeAlias = Trace  # noqa: Y015
 
 @_typing.final
+class JudgedPrompts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    EARLY_AFTER_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgedPrompt]: ...
+    @_builtins.property
+    def early_after_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """After how many tokens unfinished answers were scored, ascending; needed for early checks."""
+
+    def __init__(
+        self,
+        *,
+        prompts: _abc.Iterable[Global___JudgedPrompt] | None = ...,
+        early_after_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["early_after_tokens", b"early_after_tokens", "prompts", b"prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgedPrompts: _TypeAlias = JudgedPrompts  # noqa: Y015
+
+@_typing.final
 class JudgedPrompt(_message.Message):
     """One prompt, answered and scored on every tier, in the cascade's order. Scores are from 0 to 100."""
 
@@ -1644,7 +1732,7 @@ class JudgedPrompt(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     JUDGE_SCORES_FIELD_NUMBER: _builtins.int
     PREDICTED_SCORES_FIELD_NUMBER: _builtins.int
-    UNFINISHED_FIELD_NUMBER: _builtins.int
+    UNFINISHED_SCORES_FIELD_NUMBER: _builtins.int
     QUALITIES_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
@@ -1654,11 +1742,11 @@ class JudgedPrompt(_message.Message):
     def judge_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
     def predicted_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """What a score predictor expects of each tier's answer, 0 to 100; needed for `skip`. All prompts have it or none has."""
+        """What a score predictor expects of each tier's answer, 0 to 100; needed to skip tiers. All prompts have it or none has."""
 
     @_builtins.property
-    def unfinished(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnfinishedScores]:
-        """One per tier where the workload has early_after_tokens, else none."""
+    def unfinished_scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnfinishedScores]:
+        """One per tier where there are early_after_tokens, else none."""
 
     @_builtins.property
     def qualities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1679,13 +1767,13 @@ class JudgedPrompt(_message.Message):
         output_tokens: _abc.Iterable[_builtins.int] | None = ...,
         judge_scores: _abc.Iterable[_builtins.float] | None = ...,
         predicted_scores: _abc.Iterable[_builtins.float] | None = ...,
-        unfinished: _abc.Iterable[Global___UnfinishedScores] | None = ...,
+        unfinished_scores: _abc.Iterable[Global___UnfinishedScores] | None = ...,
         qualities: _abc.Iterable[_builtins.float] | None = ...,
         refused: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "qualities", b"qualities", "refused", b"refused", "unfinished", b"unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "qualities", b"qualities", "refused", b"refused", "unfinished_scores", b"unfinished_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1719,141 +1807,19 @@ Global___UnfinishedScores: _TypeAlias = UnfinishedScores  # noqa: Y015
 class PlanCascadeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    INPUTS_FIELD_NUMBER: _builtins.int
-    MIN_QUALITY_FIELD_NUMBER: _builtins.int
-    MAX_LATENCY_S_FIELD_NUMBER: _builtins.int
-    OBJECTIVE_FIELD_NUMBER: _builtins.int
-    CONFIDENCE_FIELD_NUMBER: _builtins.int
-    GPUS_FIELD_NUMBER: _builtins.int
-    DISPATCH_FIELD_NUMBER: _builtins.int
-    BUDGET_FIELD_NUMBER: _builtins.int
-    GOAL_FIELD_NUMBER: _builtins.int
-    MAX_UTILISATION_FIELD_NUMBER: _builtins.int
-    SKIP_FIELD_NUMBER: _builtins.int
-    BURST_FLOOR_FIELD_NUMBER: _builtins.int
-    BURST_MEAN_FIELD_NUMBER: _builtins.int
-    MAX_TIERS_FIELD_NUMBER: _builtins.int
-    MIN_TIERS_FIELD_NUMBER: _builtins.int
-    EARLY_ERROR_FIELD_NUMBER: _builtins.int
-    PERCENTILE_FIELD_NUMBER: _builtins.int
-    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
-    BEST_ANSWER_FIELD_NUMBER: _builtins.int
-    min_quality: _builtins.float
-    """Targets, one at least: the mean quality of the answers that stand, and the latency that `objective` means."""
-    max_latency_s: _builtins.float
-    objective: Global___Objective.ValueType
-    confidence: _builtins.float
-    """Guarantee min_quality for new requests with this probability. [for the mean of the sample]"""
-    gpus: _builtins.int
-    """Number of GPUs of the cluster. [all]"""
-    dispatch: Global___Dispatch.ValueType
-    budget: Global___GpuBudget.ValueType
-    goal: Global___Goal.ValueType
-    max_utilisation: _builtins.float
-    """Of what a tier sustains, the share that its requests may take. [no bound: a plan may be overloaded]"""
-    skip: _builtins.bool
-    """Also choose below which predicted score each tier is passed over. Needs predicted_scores of the judged prompts. Plans for
-    several rules, so it takes several times as long.
-    """
-    burst_floor: _builtins.float
-    """Also compute a burst ladder, whose steps have at least this mean score, 0 to 100. Unset: none."""
-    burst_mean: _builtins.float
-    """The mean quality that routers hold over a window while thresholds give way, over burst_floor and at most min_quality.
-    [min_quality]
-    """
-    max_tiers: _builtins.int
-    """The tiers of the cascade are candidates: of which a cascade has so many at most, in their order. The best plan over all
-    such cascades is the result. [a cascade has all tiers]
-    """
-    min_tiers: _builtins.int
-    """With max_tiers: so many at least. [1]"""
-    early_error: _builtins.float
-    """Also fit early checks, which may reject this share of the answers that would stand: over 0 and under 1. Needs
-    early_after_tokens of the workload; goes without confidence and max_tiers. Unset: none.
-    """
-    percentile: _builtins.float
-    """Of the latency: 50 to less than 100. [95]"""
-    long_answers: _builtins.bool
-    """Also choose from which length and score on long answers are accepted. Plans for several rules, so it takes several times
-    as long.
-    """
-    best_answer: _builtins.bool
-    """Also choose whether the best answer of a request is delivered instead of the last one; see Plan. Plans for both, so it takes
-    longer.
-    """
+    QUESTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def inputs(self) -> Global___PlanningInputs: ...
+    def question(self) -> Global___PlanningQuestion: ...
     def __init__(
         self,
         *,
-        inputs: Global___PlanningInputs | None = ...,
-        min_quality: _builtins.float | None = ...,
-        max_latency_s: _builtins.float | None = ...,
-        objective: Global___Objective.ValueType = ...,
-        confidence: _builtins.float | None = ...,
-        gpus: _builtins.int | None = ...,
-        dispatch: Global___Dispatch.ValueType = ...,
-        budget: Global___GpuBudget.ValueType = ...,
-        goal: Global___Goal.ValueType = ...,
-        max_utilisation: _builtins.float | None = ...,
-        skip: _builtins.bool = ...,
-        burst_floor: _builtins.float | None = ...,
-        burst_mean: _builtins.float | None = ...,
-        max_tiers: _builtins.int | None = ...,
-        min_tiers: _builtins.int | None = ...,
-        early_error: _builtins.float | None = ...,
-        percentile: _builtins.float | None = ...,
-        long_answers: _builtins.bool = ...,
-        best_answer: _builtins.bool = ...,
+        question: Global___PlanningQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "early_error", b"early_error", "gpus", b"gpus", "inputs", b"inputs", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "percentile", b"percentile"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_confidence", b"_confidence", "_early_error", b"_early_error", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "best_answer", b"best_answer", "budget", b"budget", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "confidence", b"confidence", "dispatch", b"dispatch", "early_error", b"early_error", "goal", b"goal", "gpus", b"gpus", "inputs", b"inputs", "long_answers", b"long_answers", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "objective", b"objective", "percentile", b"percentile", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
-    _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
-    _WhichOneofReturnType__burst_mean: _TypeAlias = _typing.Literal["burst_mean"]  # noqa: Y015
-    _WhichOneofArgType__burst_mean: _TypeAlias = _typing.Literal["_burst_mean", b"_burst_mean"]  # noqa: Y015
-    _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
-    _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
-    _WhichOneofReturnType__early_error: _TypeAlias = _typing.Literal["early_error"]  # noqa: Y015
-    _WhichOneofArgType__early_error: _TypeAlias = _typing.Literal["_early_error", b"_early_error"]  # noqa: Y015
-    _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
-    _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
-    _WhichOneofReturnType__max_latency_s: _TypeAlias = _typing.Literal["max_latency_s"]  # noqa: Y015
-    _WhichOneofArgType__max_latency_s: _TypeAlias = _typing.Literal["_max_latency_s", b"_max_latency_s"]  # noqa: Y015
-    _WhichOneofReturnType__max_tiers: _TypeAlias = _typing.Literal["max_tiers"]  # noqa: Y015
-    _WhichOneofArgType__max_tiers: _TypeAlias = _typing.Literal["_max_tiers", b"_max_tiers"]  # noqa: Y015
-    _WhichOneofReturnType__max_utilisation: _TypeAlias = _typing.Literal["max_utilisation"]  # noqa: Y015
-    _WhichOneofArgType__max_utilisation: _TypeAlias = _typing.Literal["_max_utilisation", b"_max_utilisation"]  # noqa: Y015
-    _WhichOneofReturnType__min_quality: _TypeAlias = _typing.Literal["min_quality"]  # noqa: Y015
-    _WhichOneofArgType__min_quality: _TypeAlias = _typing.Literal["_min_quality", b"_min_quality"]  # noqa: Y015
-    _WhichOneofReturnType__min_tiers: _TypeAlias = _typing.Literal["min_tiers"]  # noqa: Y015
-    _WhichOneofArgType__min_tiers: _TypeAlias = _typing.Literal["_min_tiers", b"_min_tiers"]  # noqa: Y015
-    _WhichOneofReturnType__percentile: _TypeAlias = _typing.Literal["percentile"]  # noqa: Y015
-    _WhichOneofArgType__percentile: _TypeAlias = _typing.Literal["_percentile", b"_percentile"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_mean) -> _WhichOneofReturnType__burst_mean | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence) -> _WhichOneofReturnType__confidence | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_error) -> _WhichOneofReturnType__early_error | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus) -> _WhichOneofReturnType__gpus | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_latency_s) -> _WhichOneofReturnType__max_latency_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tiers) -> _WhichOneofReturnType__max_tiers | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_utilisation) -> _WhichOneofReturnType__max_utilisation | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_quality) -> _WhichOneofReturnType__min_quality | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tiers) -> _WhichOneofReturnType__min_tiers | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__percentile) -> _WhichOneofReturnType__percentile | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanCascadeRequest: _TypeAlias = PlanCascadeRequest  # noqa: Y015
 
@@ -1862,24 +1828,26 @@ class PlanCascadeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROGRESS_FIELD_NUMBER: _builtins.int
-    FINISHED_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___PlanProgress: ...
     @_builtins.property
-    def finished(self) -> Global___PlanFinished:
-        """The only terminal event."""
-
+    def plan(self) -> Global___CascadePlan: ...
+    @_builtins.property
+    def unreachable(self) -> Global___Unreachable: ...
     def __init__(
         self,
         *,
         progress: Global___PlanProgress | None = ...,
-        finished: Global___PlanFinished | None = ...,
+        plan: Global___CascadePlan | None = ...,
+        unreachable: Global___Unreachable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "plan", b"plan", "progress", b"progress", "unreachable", b"unreachable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "plan", b"plan", "progress", b"progress", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "plan", "unreachable"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1908,32 +1876,6 @@ class PlanProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanProgress: _TypeAlias = PlanProgress  # noqa: Y015
-
-@_typing.final
-class PlanFinished(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PLAN_FIELD_NUMBER: _builtins.int
-    UNREACHABLE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def plan(self) -> Global___CascadePlan: ...
-    @_builtins.property
-    def unreachable(self) -> Global___Unreachable: ...
-    def __init__(
-        self,
-        *,
-        plan: Global___CascadePlan | None = ...,
-        unreachable: Global___Unreachable | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "plan", b"plan", "unreachable", b"unreachable"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "plan", b"plan", "unreachable", b"unreachable"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["plan", "unreachable"]  # noqa: Y015
-    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
-
-Global___PlanFinished: _TypeAlias = PlanFinished  # noqa: Y015
 
 @_typing.final
 class Unreachable(_message.Message):
@@ -1966,94 +1908,163 @@ Global___Unreachable: _TypeAlias = Unreachable  # noqa: Y015
 
 @_typing.final
 class CascadePlan(_message.Message):
+    """A computed plan. `penstock plan --json` and plan files have these fields, those of rules by tier in lists of their own."""
+
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class InfeasibleEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TIERS_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     LATENCY_P95_S_FIELD_NUMBER: _builtins.int
     END_TO_END_P95_S_FIELD_NUMBER: _builtins.int
-    PROOF_FIELD_NUMBER: _builtins.int
-    GAP_FIELD_NUMBER: _builtins.int
-    BINDS_FIELD_NUMBER: _builtins.int
-    EVALUATIONS_FIELD_NUMBER: _builtins.int
-    SIMULATIONS_FIELD_NUMBER: _builtins.int
-    TOOK_FIELD_NUMBER: _builtins.int
-    WORKLOAD_DIGEST_FIELD_NUMBER: _builtins.int
-    GPU_STEP_FIELD_NUMBER: _builtins.int
-    DISPATCH_FIELD_NUMBER: _builtins.int
-    TESTED_QUALITY_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
-    BREAKS_AT_RATE_PER_S_FIELD_NUMBER: _builtins.int
-    RATE_PER_S_FIELD_NUMBER: _builtins.int
-    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    DISPATCH_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    WORKLOAD_DIGEST_FIELD_NUMBER: _builtins.int
+    BEST_ANSWER_FIELD_NUMBER: _builtins.int
     BURST_FIELD_NUMBER: _builtins.int
     BURST_REASON_FIELD_NUMBER: _builtins.int
-    GRADING_FIELD_NUMBER: _builtins.int
-    CHOICE_FIELD_NUMBER: _builtins.int
     EARLY_REASON_FIELD_NUMBER: _builtins.int
-    OBJECTIVE_FIELD_NUMBER: _builtins.int
-    PERCENTILE_FIELD_NUMBER: _builtins.int
-    LATENCY_S_FIELD_NUMBER: _builtins.int
-    USER_LATENCY_FIELD_NUMBER: _builtins.int
-    BEST_ANSWER_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    USER_LATENCY_S_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_INTERVAL_S_FIELD_NUMBER: _builtins.int
+    END_TO_END_P95_INTERVAL_S_FIELD_NUMBER: _builtins.int
+    HORIZON_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    PROMISE_FIELD_NUMBER: _builtins.int
+    OPTIMALITY_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    GRADING_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
+    INFEASIBLE_FIELD_NUMBER: _builtins.int
+    BINDS_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    BREAKS_AT_RATE_FIELD_NUMBER: _builtins.int
     CACHED_SHARE_FIELD_NUMBER: _builtins.int
+    EVALUATIONS_FIELD_NUMBER: _builtins.int
+    SIMULATIONS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    FEASIBLE_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
+    LARGEST_ALONE_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """Of the slowest tier."""
     end_to_end_p95_s: _builtins.float
-    proof: _builtins.str
-    """enumerated, bounded or searched; see docs/planner.md."""
-    gap: _builtins.float
-    """How far the best plan may be at most, of what `proof` is about: the share of the latency that it may save, or the points of
-    quality that it may win. Unset where that is unknown.
-    """
-    binds: _builtins.str
-    evaluations: _builtins.int
-    simulations: _builtins.int
-    workload_digest: _builtins.str
-    """Of the workload in the inputs; equal for equal workloads."""
-    gpu_step: _builtins.int
-    """Step by which the GPUs of a tier grow; above 1, the optimum may lie between two steps."""
-    dispatch: Global___Dispatch.ValueType
-    tested_quality: _builtins.float
-    """With a confidence: the quality of the plan on held-out prompts."""
+    objective: Global___Objective.ValueType
     goal: Global___Goal.ValueType
-    breaks_at_rate_per_s: _builtins.float
-    """Requests per second at which the first tier is given more than it serves; unset where arrivals have no rate."""
-    rate_per_s: _builtins.float
-    """That were planned for; for GOAL_RATE the rate that was found."""
-    dollars_per_hour: _builtins.float
-    """Of all GPUs given to tiers; unset where no price was given."""
+    dispatch: Global___Dispatch.ValueType
+    budget: Global___GpuBudget.ValueType
+    target: _builtins.str
+    """In words."""
+    workload_digest: _builtins.str
+    """Of the workload of the question; equal for equal workloads."""
+    best_answer: _builtins.bool
+    """Whether the plan delivers the best answer of a request instead of the last one; see Plan."""
     burst_reason: _builtins.str
     """Why there is no ladder, where one was asked for; else empty."""
     early_reason: _builtins.str
     """Why there are no early checks, where they were asked for; else empty."""
-    objective: Global___Objective.ValueType
-    percentile: _builtins.float
-    latency_s: _builtins.float
-    """That `objective` means, at `percentile`."""
-    best_answer: _builtins.bool
-    """Whether the plan delivers the best answer of a request instead of the last one; see Plan."""
+    binds: _builtins.str
+    cluster: _builtins.str
+    """The GPUs in words."""
+    rate_per_s: _builtins.float
+    """That was planned for; for GOAL_RATE the rate that was found. Unset where arrivals have no rate."""
+    breaks_at_rate: _builtins.float
+    """Requests per second at which the first tier is given more than it serves; unset where arrivals have no rate."""
     cached_share: _builtins.float
     """Of all prompt tokens of the requests that were planned for, the share that is cached and not computed."""
+    evaluations: _builtins.int
+    simulations: _builtins.int
+    seconds: _builtins.float
+    """That planning took."""
+    feasible: _builtins.bool
+    """Always true: of an unreachable target there is no plan."""
+    verdict: _builtins.str
+    """The plan in a sentence."""
     @_builtins.property
-    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]: ...
-    @_builtins.property
-    def took(self) -> _duration_pb2.Duration: ...
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]:
+        """Of candidates, those that were chosen."""
+
     @_builtins.property
     def burst(self) -> Global___BurstLadder:
         """With burst_floor. A tier that is not used has the score 101. Unset: there is none; see burst_reason."""
 
     @_builtins.property
-    def grading(self) -> Global___Grading:
+    def latency(self) -> Global___PlannedLatency: ...
+    @_builtins.property
+    def user_latency_s(self) -> Global___UserLatency: ...
+    @_builtins.property
+    def latency_p95_interval_s(self) -> Global___Interval:
+        """Of latency_p95_s and end_to_end_p95_s. Unset without runs."""
+
+    @_builtins.property
+    def end_to_end_p95_interval_s(self) -> Global___Interval: ...
+    @_builtins.property
+    def horizon(self) -> Global___Horizon: ...
+    @_builtins.property
+    def cost(self) -> Global___Cost: ...
+    @_builtins.property
+    def promise(self) -> Global___QualityPromise:
+        """With a confidence."""
+
+    @_builtins.property
+    def optimality(self) -> Global___Optimality: ...
+    @_builtins.property
+    def load(self) -> Global___PlanLoad:
+        """Unset where arrivals have no rate."""
+
+    @_builtins.property
+    def grading(self) -> Global___Judging:
         """Unset where what judges was not stated."""
 
     @_builtins.property
-    def choice(self) -> Global___CascadeChoice:
-        """With max_tiers. `tiers` are then those that were chosen."""
+    def candidates(self) -> Global___CascadeChoice:
+        """With max_tiers."""
 
     @_builtins.property
-    def user_latency(self) -> Global___UserLatency: ...
+    def alone(self) -> Global___AloneQualities: ...
+    @_builtins.property
+    def infeasible(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Why a tier fits nowhere, by its name."""
+
+    @_builtins.property
+    def next_step(self) -> Global___NextStep:
+        """What more quality takes. Only of `penstock plan`."""
+
+    @_builtins.property
+    def slo(self) -> _containers.RepeatedCompositeFieldContainer[Global___SloAttainment]:
+        """Only of `penstock plan --slo`."""
+
+    @_builtins.property
+    def largest_alone(self) -> Global___LargestAlone:
+        """Of a cheapest plan without a latency target: what it keeps to."""
+
     def __init__(
         self,
         *,
@@ -2061,58 +2072,619 @@ class CascadePlan(_message.Message):
         quality: _builtins.float = ...,
         latency_p95_s: _builtins.float = ...,
         end_to_end_p95_s: _builtins.float = ...,
-        proof: _builtins.str = ...,
-        gap: _builtins.float | None = ...,
-        binds: _builtins.str = ...,
-        evaluations: _builtins.int = ...,
-        simulations: _builtins.int = ...,
-        took: _duration_pb2.Duration | None = ...,
-        workload_digest: _builtins.str = ...,
-        gpu_step: _builtins.int = ...,
-        dispatch: Global___Dispatch.ValueType = ...,
-        tested_quality: _builtins.float | None = ...,
+        objective: Global___Objective.ValueType = ...,
         goal: Global___Goal.ValueType = ...,
-        breaks_at_rate_per_s: _builtins.float | None = ...,
-        rate_per_s: _builtins.float | None = ...,
-        dollars_per_hour: _builtins.float | None = ...,
+        dispatch: Global___Dispatch.ValueType = ...,
+        budget: Global___GpuBudget.ValueType = ...,
+        target: _builtins.str = ...,
+        workload_digest: _builtins.str = ...,
+        best_answer: _builtins.bool = ...,
         burst: Global___BurstLadder | None = ...,
         burst_reason: _builtins.str = ...,
-        grading: Global___Grading | None = ...,
-        choice: Global___CascadeChoice | None = ...,
         early_reason: _builtins.str = ...,
-        objective: Global___Objective.ValueType = ...,
-        percentile: _builtins.float = ...,
-        latency_s: _builtins.float = ...,
-        user_latency: Global___UserLatency | None = ...,
-        best_answer: _builtins.bool = ...,
+        latency: Global___PlannedLatency | None = ...,
+        user_latency_s: Global___UserLatency | None = ...,
+        latency_p95_interval_s: Global___Interval | None = ...,
+        end_to_end_p95_interval_s: Global___Interval | None = ...,
+        horizon: Global___Horizon | None = ...,
+        cost: Global___Cost | None = ...,
+        promise: Global___QualityPromise | None = ...,
+        optimality: Global___Optimality | None = ...,
+        load: Global___PlanLoad | None = ...,
+        grading: Global___Judging | None = ...,
+        candidates: Global___CascadeChoice | None = ...,
+        alone: Global___AloneQualities | None = ...,
+        infeasible: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        binds: _builtins.str = ...,
+        cluster: _builtins.str = ...,
+        rate_per_s: _builtins.float | None = ...,
+        breaks_at_rate: _builtins.float | None = ...,
         cached_share: _builtins.float = ...,
+        evaluations: _builtins.int = ...,
+        simulations: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        feasible: _builtins.bool = ...,
+        verdict: _builtins.str = ...,
+        next_step: Global___NextStep | None = ...,
+        slo: _abc.Iterable[Global___SloAttainment] | None = ...,
+        largest_alone: Global___LargestAlone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "choice", b"choice", "dollars_per_hour", b"dollars_per_hour", "gap", b"gap", "grading", b"grading", "rate_per_s", b"rate_per_s", "tested_quality", b"tested_quality", "took", b"took", "user_latency", b"user_latency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "breaks_at_rate", b"breaks_at_rate", "burst", b"burst", "candidates", b"candidates", "cost", b"cost", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "grading", b"grading", "horizon", b"horizon", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "load", b"load", "next_step", b"next_step", "optimality", b"optimality", "promise", b"promise", "rate_per_s", b"rate_per_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s", "_dollars_per_hour", b"_dollars_per_hour", "_gap", b"_gap", "_rate_per_s", b"_rate_per_s", "_tested_quality", b"_tested_quality", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate_per_s", b"breaks_at_rate_per_s", "burst", b"burst", "burst_reason", b"burst_reason", "cached_share", b"cached_share", "choice", b"choice", "dispatch", b"dispatch", "dollars_per_hour", b"dollars_per_hour", "early_reason", b"early_reason", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "gap", b"gap", "goal", b"goal", "gpu_step", b"gpu_step", "grading", b"grading", "latency_p95_s", b"latency_p95_s", "latency_s", b"latency_s", "objective", b"objective", "percentile", b"percentile", "proof", b"proof", "quality", b"quality", "rate_per_s", b"rate_per_s", "simulations", b"simulations", "tested_quality", b"tested_quality", "tiers", b"tiers", "took", b"took", "user_latency", b"user_latency", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate", b"breaks_at_rate", "budget", b"budget", "burst", b"burst", "burst_reason", b"burst_reason", "cached_share", b"cached_share", "candidates", b"candidates", "cluster", b"cluster", "cost", b"cost", "dispatch", b"dispatch", "early_reason", b"early_reason", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "feasible", b"feasible", "goal", b"goal", "grading", b"grading", "horizon", b"horizon", "infeasible", b"infeasible", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "latency_p95_s", b"latency_p95_s", "load", b"load", "next_step", b"next_step", "objective", b"objective", "optimality", b"optimality", "promise", b"promise", "quality", b"quality", "rate_per_s", b"rate_per_s", "seconds", b"seconds", "simulations", b"simulations", "slo", b"slo", "target", b"target", "tiers", b"tiers", "user_latency_s", b"user_latency_s", "verdict", b"verdict", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["breaks_at_rate_per_s"]  # noqa: Y015
-    _WhichOneofArgType__breaks_at_rate_per_s: _TypeAlias = _typing.Literal["_breaks_at_rate_per_s", b"_breaks_at_rate_per_s"]  # noqa: Y015
-    _WhichOneofReturnType__dollars_per_hour: _TypeAlias = _typing.Literal["dollars_per_hour"]  # noqa: Y015
-    _WhichOneofArgType__dollars_per_hour: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour"]  # noqa: Y015
-    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
-    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    _WhichOneofReturnType__breaks_at_rate: _TypeAlias = _typing.Literal["breaks_at_rate"]  # noqa: Y015
+    _WhichOneofArgType__breaks_at_rate: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate"]  # noqa: Y015
     _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
-    _WhichOneofReturnType__tested_quality: _TypeAlias = _typing.Literal["tested_quality"]  # noqa: Y015
-    _WhichOneofArgType__tested_quality: _TypeAlias = _typing.Literal["_tested_quality", b"_tested_quality"]  # noqa: Y015
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__breaks_at_rate_per_s) -> _WhichOneofReturnType__breaks_at_rate_per_s | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__breaks_at_rate) -> _WhichOneofReturnType__breaks_at_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_per_s) -> _WhichOneofReturnType__rate_per_s | None: ...
+
+Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+
+@_typing.final
+class PlannedTier(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    SKIP_BELOW_FIELD_NUMBER: _builtins.int
+    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
+    EARLY_CHECKS_FIELD_NUMBER: _builtins.int
+    REMOTE_FIELD_NUMBER: _builtins.int
+    SPECULATION_FIELD_NUMBER: _builtins.int
+    SHARE_PROCESSED_FIELD_NUMBER: _builtins.int
+    SHARE_ANSWERED_FIELD_NUMBER: _builtins.int
+    P95_S_FIELD_NUMBER: _builtins.int
+    STEP_TIMES_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    TPOT_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    UTILISATION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    model: _builtins.str
+    gpus: _builtins.int
+    threshold: _builtins.float
+    """Unset for the last tier and for tiers that are not used."""
+    skip_below: _builtins.float
+    """The tier is passed over for prompts whose predicted score is lower; see TierPlan. Unset: never."""
+    share_processed: _builtins.float
+    share_answered: _builtins.float
+    p95_s: _builtins.float
+    requests: _builtins.int
+    requests_per_s: _builtins.float
+    output_tokens_per_s: _builtins.float
+    preemptions: _builtins.int
+    busy: _builtins.float
+    """The share of time in which its replicas are at work at all."""
+    utilisation: _builtins.float
+    """The rate offered to it, over what it sustains."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
+    @_builtins.property
+    def long_answers(self) -> Global___LongAnswers:
+        """Unset where length does not matter; see TierPlan."""
+
+    @_builtins.property
+    def early_checks(self) -> Global___PlannedEarlyChecks:
+        """Unset where the tier has no early checks."""
+
+    @_builtins.property
+    def remote(self) -> Global___RemoteCost:
+        """Set for a remote tier that is used."""
+
+    @_builtins.property
+    def speculation(self) -> Global___PlannedSpeculation:
+        """Unset where nothing drafts."""
+
+    @_builtins.property
+    def step_times(self) -> Global___StepTimes: ...
+    @_builtins.property
+    def ttft_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def tpot_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def latency_s(self) -> Global___Percentiles: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        model: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
+        threshold: _builtins.float | None = ...,
+        skip_below: _builtins.float | None = ...,
+        long_answers: Global___LongAnswers | None = ...,
+        early_checks: Global___PlannedEarlyChecks | None = ...,
+        remote: Global___RemoteCost | None = ...,
+        speculation: Global___PlannedSpeculation | None = ...,
+        share_processed: _builtins.float = ...,
+        share_answered: _builtins.float = ...,
+        p95_s: _builtins.float = ...,
+        step_times: Global___StepTimes | None = ...,
+        requests: _builtins.int = ...,
+        ttft_s: Global___Percentiles | None = ...,
+        tpot_s: Global___Percentiles | None = ...,
+        latency_s: Global___Percentiles | None = ...,
+        requests_per_s: _builtins.float = ...,
+        output_tokens_per_s: _builtins.float = ...,
+        preemptions: _builtins.int = ...,
+        busy: _builtins.float = ...,
+        utilisation: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "latency_s", b"latency_s", "long_answers", b"long_answers", "remote", b"remote", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "busy", b"busy", "early_checks", b"early_checks", "gpus", b"gpus", "latency_s", b"latency_s", "long_answers", b"long_answers", "model", b"model", "name", b"name", "output_tokens_per_s", b"output_tokens_per_s", "p95_s", b"p95_s", "preemptions", b"preemptions", "remote", b"remote", "replicas", b"replicas", "requests", b"requests", "requests_per_s", b"requests_per_s", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "utilisation", b"utilisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
+    _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_below) -> _WhichOneofReturnType__skip_below | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+
+Global___PlannedTier: _TypeAlias = PlannedTier  # noqa: Y015
+
+@_typing.final
+class PlannedLatency(_message.Message):
+    """The latency that the objective means."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    PERCENTILE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    objective: Global___Objective.ValueType
+    percentile: _builtins.float
+    seconds: _builtins.float
+    words: _builtins.str
+    """`p95 end-to-end latency`."""
+    @_builtins.property
+    def interval_s(self) -> Global___Interval:
+        """Unset without runs."""
+
+    def __init__(
+        self,
+        *,
+        objective: Global___Objective.ValueType = ...,
+        percentile: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        words: _builtins.str = ...,
+        interval_s: Global___Interval | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval_s", b"interval_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_s", b"interval_s", "objective", b"objective", "percentile", b"percentile", "seconds", b"seconds", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedLatency: _TypeAlias = PlannedLatency  # noqa: Y015
+
+@_typing.final
+class Interval(_message.Message):
+    """Of a percentile over several runs: their mean, and between which it lies with 95 % confidence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEAN_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    mean: _builtins.float
+    low: _builtins.float
+    high: _builtins.float
+    runs: _builtins.int
+    def __init__(
+        self,
+        *,
+        mean: _builtins.float = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+        runs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "mean", b"mean", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Interval: _TypeAlias = Interval  # noqa: Y015
+
+@_typing.final
+class Horizon(_message.Message):
+    """What a plan was made for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    seconds: _builtins.float
+    """In which they arrive, and how many latencies that is."""
+    latencies: _builtins.float
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        latencies: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latencies", b"_latencies", "latencies", b"latencies"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latencies", b"_latencies", "latencies", b"latencies", "requests", b"requests", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__latencies: _TypeAlias = _typing.Literal["latencies"]  # noqa: Y015
+    _WhichOneofArgType__latencies: _TypeAlias = _typing.Literal["_latencies", b"_latencies"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latencies) -> _WhichOneofReturnType__latencies | None: ...
+
+Global___Horizon: _TypeAlias = Horizon  # noqa: Y015
+
+@_typing.final
+class Cost(_message.Message):
+    """Of all GPUs given to tiers, and of the tokens of remote ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    gpus: _builtins.int
+    dollars_per_hour: _builtins.float
+    """Unset where no price was given."""
+    def __init__(
+        self,
+        *,
+        gpus: _builtins.int = ...,
+        dollars_per_hour: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "dollars_per_hour", b"dollars_per_hour"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "dollars_per_hour", b"dollars_per_hour", "gpus", b"gpus"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars_per_hour: _TypeAlias = _typing.Literal["dollars_per_hour"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_hour: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_hour) -> _WhichOneofReturnType__dollars_per_hour | None: ...
+
+Global___Cost: _TypeAlias = Cost  # noqa: Y015
+
+@_typing.final
+class RemoteCost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    dollars_per_hour: _builtins.float
+    """What the tokens cost."""
+    def __init__(
+        self,
+        *,
+        dollars_per_hour: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars_per_hour", b"dollars_per_hour"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoteCost: _TypeAlias = RemoteCost  # noqa: Y015
+
+@_typing.final
+class QualityPromise(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    TESTED_QUALITY_FIELD_NUMBER: _builtins.int
+    TESTED_PROMPTS_FIELD_NUMBER: _builtins.int
+    PLAIN_LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    confidence: _builtins.float
+    tested_quality: _builtins.float
+    """Of the plan on held-out prompts."""
+    tested_prompts: _builtins.int
+    plain_latency_p95_s: _builtins.float
+    """Of the slowest tier of the plan without the guarantee. Only of `penstock plan`."""
+    def __init__(
+        self,
+        *,
+        confidence: _builtins.float = ...,
+        tested_quality: _builtins.float = ...,
+        tested_prompts: _builtins.int = ...,
+        plain_latency_p95_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_plain_latency_p95_s", b"_plain_latency_p95_s", "plain_latency_p95_s", b"plain_latency_p95_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plain_latency_p95_s", b"_plain_latency_p95_s", "confidence", b"confidence", "plain_latency_p95_s", b"plain_latency_p95_s", "tested_prompts", b"tested_prompts", "tested_quality", b"tested_quality"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__plain_latency_p95_s: _TypeAlias = _typing.Literal["plain_latency_p95_s"]  # noqa: Y015
+    _WhichOneofArgType__plain_latency_p95_s: _TypeAlias = _typing.Literal["_plain_latency_p95_s", b"_plain_latency_p95_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__plain_latency_p95_s) -> _WhichOneofReturnType__plain_latency_p95_s | None: ...
+
+Global___QualityPromise: _TypeAlias = QualityPromise  # noqa: Y015
+
+@_typing.final
+class Optimality(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVED_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    GPU_STEP_FIELD_NUMBER: _builtins.int
+    proved: _builtins.bool
+    over: _builtins.str
+    """What the proof is about."""
+    proof: _builtins.str
+    """enumerated, bounded or searched; see docs/planner.md."""
+    gap: _builtins.float
+    """How far the best plan may be at most, of what `proof` is about: the share of the latency that it may save, or the points of
+    quality that it may win. Unset where that is unknown.
+    """
+    gpu_step: _builtins.int
+    """Step by which the GPUs of a tier grow; above 1, the optimum may lie between two steps."""
+    def __init__(
+        self,
+        *,
+        proved: _builtins.bool = ...,
+        over: _builtins.str = ...,
+        proof: _builtins.str = ...,
+        gap: _builtins.float | None = ...,
+        gpu_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "gap", b"gap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "gap", b"gap", "gpu_step", b"gpu_step", "over", b"over", "proof", b"proof", "proved", b"proved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
+    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
+
+Global___Optimality: _TypeAlias = Optimality  # noqa: Y015
+
+@_typing.final
+class PlanLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFERED_PER_S_FIELD_NUMBER: _builtins.int
+    SUSTAINED_PER_S_FIELD_NUMBER: _builtins.int
+    OVERLOADED_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    offered_per_s: _builtins.float
+    sustained_per_s: _builtins.float
+    overloaded: _builtins.bool
+    tier: _builtins.str
+    """That limits it."""
+    def __init__(
+        self,
+        *,
+        offered_per_s: _builtins.float = ...,
+        sustained_per_s: _builtins.float = ...,
+        overloaded: _builtins.bool = ...,
+        tier: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offered_per_s", b"offered_per_s", "overloaded", b"overloaded", "sustained_per_s", b"sustained_per_s", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanLoad: _TypeAlias = PlanLoad  # noqa: Y015
+
+@_typing.final
+class Judging(_message.Message):
+    """What judging amounts to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    by: _builtins.str
+    """The tier or the judge model."""
+    requests: _builtins.int
+    """Answers judged."""
+    requests_per_s: _builtins.float
+    """Unset where arrivals have no rate."""
+    @_builtins.property
+    def wait_s(self) -> Global___Percentiles:
+        """From the end of an answer to its score."""
+
+    def __init__(
+        self,
+        *,
+        by: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        requests_per_s: _builtins.float | None = ...,
+        wait_s: Global___Percentiles | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "requests_per_s", b"requests_per_s", "wait_s", b"wait_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "by", b"by", "requests", b"requests", "requests_per_s", b"requests_per_s", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__requests_per_s: _TypeAlias = _typing.Literal["requests_per_s"]  # noqa: Y015
+    _WhichOneofArgType__requests_per_s: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_s) -> _WhichOneofReturnType__requests_per_s | None: ...
+
+Global___Judging: _TypeAlias = Judging  # noqa: Y015
+
+@_typing.final
+class LargestAlone(_message.Message):
+    """The largest model alone on the fewest GPUs that sustain the rate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    ASSUMED_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    quality: _builtins.float
+    latency_s: _builtins.float
+    """That `objective` means, at the percentile of the question."""
+    limit_s: _builtins.float
+    """That the plan may have."""
+    assumed: _builtins.bool
+    """Whether it needs more GPUs than there are."""
+    @_builtins.property
+    def cost(self) -> Global___Cost: ...
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        quality: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        limit_s: _builtins.float = ...,
+        cost: Global___Cost | None = ...,
+        assumed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "cost", b"cost", "latency_s", b"latency_s", "limit_s", b"limit_s", "quality", b"quality", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LargestAlone: _TypeAlias = LargestAlone  # noqa: Y015
+
+@_typing.final
+class AloneQualities(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    first: _builtins.float
+    """Of the first tier alone, of the last, and of the best answer of each prompt."""
+    last: _builtins.float
+    most: _builtins.float
+    def __init__(
+        self,
+        *,
+        first: _builtins.float = ...,
+        last: _builtins.float = ...,
+        most: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "most", b"most"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AloneQualities: _TypeAlias = AloneQualities  # noqa: Y015
+
+@_typing.final
+class NextStep(_message.Message):
+    """What a point more quality takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_QUALITY_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    min_quality: _builtins.float
+    gpus: _builtins.int
+    """More than the plan has; negative for less."""
+    dollars_per_hour: _builtins.float
+    latency_s: _builtins.float
+    rate_per_s: _builtins.float
+    reason: _builtins.str
+    """Why there is no plan; else empty."""
+    def __init__(
+        self,
+        *,
+        min_quality: _builtins.float = ...,
+        gpus: _builtins.int = ...,
+        dollars_per_hour: _builtins.float | None = ...,
+        latency_s: _builtins.float = ...,
+        rate_per_s: _builtins.float | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "_rate_per_s", b"_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "rate_per_s", b"rate_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "_rate_per_s", b"_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "gpus", b"gpus", "latency_s", b"latency_s", "min_quality", b"min_quality", "rate_per_s", b"rate_per_s", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars_per_hour: _TypeAlias = _typing.Literal["dollars_per_hour"]  # noqa: Y015
+    _WhichOneofArgType__dollars_per_hour: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour"]  # noqa: Y015
+    _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
+    _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_hour) -> _WhichOneofReturnType__dollars_per_hour | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_per_s) -> _WhichOneofReturnType__rate_per_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tested_quality) -> _WhichOneofReturnType__tested_quality | None: ...
 
-Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+Global___NextStep: _TypeAlias = NextStep  # noqa: Y015
+
+@_typing.final
+class SloAttainment(_message.Message):
+    """What a class of requests receives. Without an SLO, times, admitted and attainment are unset."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    TPOT_S_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    ATTAINMENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    share: _builtins.float
+    """Of all requests."""
+    requests: _builtins.int
+    ttft_s: _builtins.float
+    tpot_s: _builtins.float
+    admitted: _builtins.float
+    """Shares of its requests."""
+    attainment: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        share: _builtins.float = ...,
+        requests: _builtins.int = ...,
+        ttft_s: _builtins.float | None = ...,
+        tpot_s: _builtins.float | None = ...,
+        admitted: _builtins.float | None = ...,
+        attainment: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_attainment", b"_attainment", "_tpot_s", b"_tpot_s", "_ttft_s", b"_ttft_s", "admitted", b"admitted", "attainment", b"attainment", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_attainment", b"_attainment", "_tpot_s", b"_tpot_s", "_ttft_s", b"_ttft_s", "admitted", b"admitted", "attainment", b"attainment", "name", b"name", "requests", b"requests", "share", b"share", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__admitted: _TypeAlias = _typing.Literal["admitted"]  # noqa: Y015
+    _WhichOneofArgType__admitted: _TypeAlias = _typing.Literal["_admitted", b"_admitted"]  # noqa: Y015
+    _WhichOneofReturnType__attainment: _TypeAlias = _typing.Literal["attainment"]  # noqa: Y015
+    _WhichOneofArgType__attainment: _TypeAlias = _typing.Literal["_attainment", b"_attainment"]  # noqa: Y015
+    _WhichOneofReturnType__tpot_s: _TypeAlias = _typing.Literal["tpot_s"]  # noqa: Y015
+    _WhichOneofArgType__tpot_s: _TypeAlias = _typing.Literal["_tpot_s", b"_tpot_s"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_s: _TypeAlias = _typing.Literal["ttft_s"]  # noqa: Y015
+    _WhichOneofArgType__ttft_s: _TypeAlias = _typing.Literal["_ttft_s", b"_ttft_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__admitted) -> _WhichOneofReturnType__admitted | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attainment) -> _WhichOneofReturnType__attainment | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tpot_s) -> _WhichOneofReturnType__tpot_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_s) -> _WhichOneofReturnType__ttft_s | None: ...
+
+Global___SloAttainment: _TypeAlias = SloAttainment  # noqa: Y015
 
 @_typing.final
 class UserLatency(_message.Message):
@@ -2152,18 +2724,47 @@ class CascadeChoice(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CANDIDATES_FIELD_NUMBER: _builtins.int
-    CONSIDERED_COUNT_FIELD_NUMBER: _builtins.int
-    PLANNED_COUNT_FIELD_NUMBER: _builtins.int
+    @_typing.final
+    class LeftOutEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    MIN_TIERS_FIELD_NUMBER: _builtins.int
+    MAX_TIERS_FIELD_NUMBER: _builtins.int
+    CASCADES_FIELD_NUMBER: _builtins.int
+    PLANNED_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     RUNNER_UP_FIELD_NUMBER: _builtins.int
-    considered_count: _builtins.int
-    """Cascades of the sizes that were asked for, and those of them with a plan."""
-    planned_count: _builtins.int
+    min_tiers: _builtins.int
+    """That a cascade was to have."""
+    max_tiers: _builtins.int
+    cascades: _builtins.int
+    """Cascades of these sizes, and those of them with a plan."""
+    planned: _builtins.int
     @_builtins.property
-    def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The candidates."""
+
     @_builtins.property
-    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutCascades]: ...
+    def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Cascades without a plan by reason: gpus, judge, min_quality, max_latency_s, bound or no_plan; see docs/candidates.md."""
+
     @_builtins.property
     def runner_up(self) -> Global___RunnerUp:
         """The best plan of other tiers; unset where there is none."""
@@ -2171,44 +2772,21 @@ class CascadeChoice(_message.Message):
     def __init__(
         self,
         *,
-        candidates: _abc.Iterable[_builtins.str] | None = ...,
-        considered_count: _builtins.int = ...,
-        planned_count: _builtins.int = ...,
-        left_out: _abc.Iterable[Global___LeftOutCascades] | None = ...,
+        tiers: _abc.Iterable[_builtins.str] | None = ...,
+        min_tiers: _builtins.int = ...,
+        max_tiers: _builtins.int = ...,
+        cascades: _builtins.int = ...,
+        planned: _builtins.int = ...,
+        left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         runner_up: Global___RunnerUp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["runner_up", b"runner_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "considered_count", b"considered_count", "left_out", b"left_out", "planned_count", b"planned_count", "runner_up", b"runner_up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascades", b"cascades", "left_out", b"left_out", "max_tiers", b"max_tiers", "min_tiers", b"min_tiers", "planned", b"planned", "runner_up", b"runner_up", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CascadeChoice: _TypeAlias = CascadeChoice  # noqa: Y015
-
-@_typing.final
-class LeftOutCascades(_message.Message):
-    """Cascades without a plan."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    reason: _builtins.str
-    """gpus, judge, min_quality, max_latency_s, bound or no_plan; see docs/candidates.md."""
-    count: _builtins.int
-    def __init__(
-        self,
-        *,
-        reason: _builtins.str = ...,
-        count: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LeftOutCascades: _TypeAlias = LeftOutCascades  # noqa: Y015
 
 @_typing.final
 class RunnerUp(_message.Message):
@@ -2217,172 +2795,35 @@ class RunnerUp(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     LATENCY_P95_S_FIELD_NUMBER: _builtins.int
-    GPUS_FIELD_NUMBER: _builtins.int
-    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
     RATE_PER_S_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
-    """That `objective` means, at the percentile of the request."""
-    gpus: _builtins.int
-    dollars_per_hour: _builtins.float
-    """Unset where no price was given."""
+    """That `objective` means, at the percentile of the question."""
     rate_per_s: _builtins.float
     """Unset where arrivals have no rate."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def cost(self) -> Global___Cost: ...
     def __init__(
         self,
         *,
         tiers: _abc.Iterable[_builtins.str] | None = ...,
         quality: _builtins.float = ...,
         latency_p95_s: _builtins.float = ...,
-        gpus: _builtins.int = ...,
-        dollars_per_hour: _builtins.float | None = ...,
+        cost: Global___Cost | None = ...,
         rate_per_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "_rate_per_s", b"_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "rate_per_s", b"rate_per_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s", "cost", b"cost", "rate_per_s", b"rate_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "_rate_per_s", b"_rate_per_s", "dollars_per_hour", b"dollars_per_hour", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "quality", b"quality", "rate_per_s", b"rate_per_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s", "cost", b"cost", "latency_p95_s", b"latency_p95_s", "quality", b"quality", "rate_per_s", b"rate_per_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__dollars_per_hour: _TypeAlias = _typing.Literal["dollars_per_hour"]  # noqa: Y015
-    _WhichOneofArgType__dollars_per_hour: _TypeAlias = _typing.Literal["_dollars_per_hour", b"_dollars_per_hour"]  # noqa: Y015
     _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars_per_hour) -> _WhichOneofReturnType__dollars_per_hour | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_per_s) -> _WhichOneofReturnType__rate_per_s | None: ...
 
 Global___RunnerUp: _TypeAlias = RunnerUp  # noqa: Y015
-
-@_typing.final
-class Grading(_message.Message):
-    """What judging amounts to."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUESTS_FIELD_NUMBER: _builtins.int
-    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
-    WAIT_FIELD_NUMBER: _builtins.int
-    requests: _builtins.int
-    """Answers judged."""
-    requests_per_s: _builtins.float
-    """Unset where arrivals have no rate."""
-    @_builtins.property
-    def wait(self) -> Global___Percentiles:
-        """From the end of an answer to its score."""
-
-    def __init__(
-        self,
-        *,
-        requests: _builtins.int = ...,
-        requests_per_s: _builtins.float | None = ...,
-        wait: Global___Percentiles | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "requests_per_s", b"requests_per_s", "wait", b"wait"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s", "requests", b"requests", "requests_per_s", b"requests_per_s", "wait", b"wait"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__requests_per_s: _TypeAlias = _typing.Literal["requests_per_s"]  # noqa: Y015
-    _WhichOneofArgType__requests_per_s: _TypeAlias = _typing.Literal["_requests_per_s", b"_requests_per_s"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_per_s) -> _WhichOneofReturnType__requests_per_s | None: ...
-
-Global___Grading: _TypeAlias = Grading  # noqa: Y015
-
-@_typing.final
-class PlannedTier(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    GPUS_FIELD_NUMBER: _builtins.int
-    REPLICAS_FIELD_NUMBER: _builtins.int
-    THRESHOLD_FIELD_NUMBER: _builtins.int
-    USED_FIELD_NUMBER: _builtins.int
-    SHARE_PROCESSED_FIELD_NUMBER: _builtins.int
-    SHARE_ANSWERED_FIELD_NUMBER: _builtins.int
-    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
-    REPORT_FIELD_NUMBER: _builtins.int
-    UTILISATION_FIELD_NUMBER: _builtins.int
-    SPECULATION_FIELD_NUMBER: _builtins.int
-    SKIP_BELOW_FIELD_NUMBER: _builtins.int
-    REMOTE_DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
-    EARLY_FIELD_NUMBER: _builtins.int
-    STEP_TIMES_FIELD_NUMBER: _builtins.int
-    LONG_ANSWERS_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    model: _builtins.str
-    gpus: _builtins.int
-    threshold: _builtins.float
-    """Unset for the last tier and for tiers that are not used."""
-    used: _builtins.bool
-    """Whether requests visit this tier."""
-    share_processed: _builtins.float
-    share_answered: _builtins.float
-    latency_p95_s: _builtins.float
-    utilisation: _builtins.float
-    """The rate offered to it, over what it sustains."""
-    skip_below: _builtins.float
-    """The tier is passed over for prompts whose predicted score is lower; see TierPlan. Unset: never."""
-    remote_dollars_per_hour: _builtins.float
-    """What the tokens of a remote tier cost. Unset for other tiers and where it is not used."""
-    step_times: _builtins.str
-    """Where its step times are from: estimated (data sheets), profiled (measured) or stated (of a remote tier)."""
-    @_builtins.property
-    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
-    @_builtins.property
-    def report(self) -> Global___TierReport: ...
-    @_builtins.property
-    def speculation(self) -> Global___PlannedSpeculation:
-        """Unset where nothing drafts."""
-
-    @_builtins.property
-    def early(self) -> Global___PlannedEarlyChecks:
-        """Unset where the tier has no early checks."""
-
-    @_builtins.property
-    def long_answers(self) -> Global___LongAnswers:
-        """Unset where length does not matter; see TierPlan."""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        model: _builtins.str = ...,
-        gpus: _builtins.int = ...,
-        replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
-        threshold: _builtins.float | None = ...,
-        used: _builtins.bool = ...,
-        share_processed: _builtins.float = ...,
-        share_answered: _builtins.float = ...,
-        latency_p95_s: _builtins.float = ...,
-        report: Global___TierReport | None = ...,
-        utilisation: _builtins.float = ...,
-        speculation: Global___PlannedSpeculation | None = ...,
-        skip_below: _builtins.float | None = ...,
-        remote_dollars_per_hour: _builtins.float | None = ...,
-        early: Global___PlannedEarlyChecks | None = ...,
-        step_times: _builtins.str = ...,
-        long_answers: Global___LongAnswers | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "long_answers", b"long_answers", "remote_dollars_per_hour", b"remote_dollars_per_hour", "report", b"report", "skip_below", b"skip_below", "speculation", b"speculation", "threshold", b"threshold"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour", "_skip_below", b"_skip_below", "_threshold", b"_threshold", "early", b"early", "gpus", b"gpus", "latency_p95_s", b"latency_p95_s", "long_answers", b"long_answers", "model", b"model", "name", b"name", "remote_dollars_per_hour", b"remote_dollars_per_hour", "replicas", b"replicas", "report", b"report", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "used", b"used", "utilisation", b"utilisation"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["remote_dollars_per_hour"]  # noqa: Y015
-    _WhichOneofArgType__remote_dollars_per_hour: _TypeAlias = _typing.Literal["_remote_dollars_per_hour", b"_remote_dollars_per_hour"]  # noqa: Y015
-    _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
-    _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
-    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
-    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__remote_dollars_per_hour) -> _WhichOneofReturnType__remote_dollars_per_hour | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_below) -> _WhichOneofReturnType__skip_below | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
-
-Global___PlannedTier: _TypeAlias = PlannedTier  # noqa: Y015
 
 @_typing.final
 class PlannedEarlyChecks(_message.Message):
@@ -2392,19 +2833,19 @@ class PlannedEarlyChecks(_message.Message):
 
     CHECKS_FIELD_NUMBER: _builtins.int
     MEANWHILE_TOKENS_FIELD_NUMBER: _builtins.int
-    REJECTED_SHARE_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
-    SAVED_SHARE_FIELD_NUMBER: _builtins.int
-    SCORED_PER_ANSWER_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    SCORED_FIELD_NUMBER: _builtins.int
     meanwhile_tokens: _builtins.int
     """That the tier generates while an unfinished answer is scored."""
-    rejected_share: _builtins.float
-    """The share of the answers that would not stand which is rejected early. Unset where there are none."""
+    rejected: _builtins.float
+    """The share of the answers that would be rejected which is rejected early. Unset where there are none."""
     error: _builtins.float
-    """The share of the answers that would stand which is rejected early. Unset where there are none."""
-    saved_share: _builtins.float
+    """The share of the answers that would be accepted which is rejected early. Unset where there are none."""
+    saved: _builtins.float
     """Of the tier's output tokens."""
-    scored_per_answer: _builtins.float
+    scored: _builtins.float
     """Unfinished answers that the judge scores, for each answer."""
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]: ...
@@ -2413,23 +2854,23 @@ class PlannedEarlyChecks(_message.Message):
         *,
         checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
         meanwhile_tokens: _builtins.int = ...,
-        rejected_share: _builtins.float | None = ...,
+        rejected: _builtins.float | None = ...,
         error: _builtins.float | None = ...,
-        saved_share: _builtins.float = ...,
-        scored_per_answer: _builtins.float = ...,
+        saved: _builtins.float = ...,
+        scored: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected_share", b"_rejected_share", "error", b"error", "rejected_share", b"rejected_share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected", b"_rejected", "error", b"error", "rejected", b"rejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected_share", b"_rejected_share", "checks", b"checks", "error", b"error", "meanwhile_tokens", b"meanwhile_tokens", "rejected_share", b"rejected_share", "saved_share", b"saved_share", "scored_per_answer", b"scored_per_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected", b"_rejected", "checks", b"checks", "error", b"error", "meanwhile_tokens", b"meanwhile_tokens", "rejected", b"rejected", "saved", b"saved", "scored", b"scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
     _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
-    _WhichOneofReturnType__rejected_share: _TypeAlias = _typing.Literal["rejected_share"]  # noqa: Y015
-    _WhichOneofArgType__rejected_share: _TypeAlias = _typing.Literal["_rejected_share", b"_rejected_share"]  # noqa: Y015
+    _WhichOneofReturnType__rejected: _TypeAlias = _typing.Literal["rejected"]  # noqa: Y015
+    _WhichOneofArgType__rejected: _TypeAlias = _typing.Literal["_rejected", b"_rejected"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__rejected_share) -> _WhichOneofReturnType__rejected_share | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rejected) -> _WhichOneofReturnType__rejected | None: ...
 
 Global___PlannedEarlyChecks: _TypeAlias = PlannedEarlyChecks  # noqa: Y015
 
@@ -2439,8 +2880,8 @@ class PlannedSpeculation(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    DRAFTERS_FIELD_NUMBER: _builtins.int
     MAX_WINDOW_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     max_window: _builtins.int
     @_builtins.property
@@ -2454,8 +2895,8 @@ class PlannedSpeculation(_message.Message):
     def __init__(
         self,
         *,
-        drafters: _abc.Iterable[Global___PlannedDrafter] | None = ...,
         max_window: _builtins.int = ...,
+        drafters: _abc.Iterable[Global___PlannedDrafter] | None = ...,
         replicas: _abc.Iterable[Global___ReplicaDrafts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -2472,23 +2913,23 @@ class PlannedDrafter(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
-    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_GB_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     acceptance: _builtins.float
-    weight_bytes: _builtins.float
+    weights_gb: _builtins.float
     kv_bytes_per_token: _builtins.float
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         acceptance: _builtins.float = ...,
-        weight_bytes: _builtins.float = ...,
+        weights_gb: _builtins.float = ...,
         kv_bytes_per_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "kv_bytes_per_token", b"kv_bytes_per_token", "model", b"model", "weights_gb", b"weights_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2502,15 +2943,19 @@ class ReplicaDrafts(_message.Message):
 
     TP_FIELD_NUMBER: _builtins.int
     PP_FIELD_NUMBER: _builtins.int
-    GPU_FIELD_NUMBER: _builtins.int
-    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_GB_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    EP_FIELD_NUMBER: _builtins.int
+    ATTN_DP_FIELD_NUMBER: _builtins.int
     tp: _builtins.int
     pp: _builtins.int
-    gpu: _builtins.str
-    """The type of GPU, in a cluster of several; else empty."""
-    memory_bytes: _builtins.float
+    memory_gb: _builtins.float
     """Of all drafters in one replica, weights and KV."""
+    gpu: _builtins.str
+    """As in ReplicaGroup."""
+    ep: _builtins.int
+    attn_dp: _builtins.int
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftChoice]:
         """The best chain and window by the replies of a batch: 1, 2, 4, ... and the largest batch."""
@@ -2520,15 +2965,24 @@ class ReplicaDrafts(_message.Message):
         *,
         tp: _builtins.int = ...,
         pp: _builtins.int = ...,
-        gpu: _builtins.str = ...,
-        memory_bytes: _builtins.float = ...,
+        memory_gb: _builtins.float = ...,
         choices: _abc.Iterable[Global___DraftChoice] | None = ...,
+        gpu: _builtins.str = ...,
+        ep: _builtins.int | None = ...,
+        attn_dp: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "ep", b"ep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "gpu", b"gpu", "memory_bytes", b"memory_bytes", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp", "_ep", b"_ep", "attn_dp", b"attn_dp", "choices", b"choices", "ep", b"ep", "gpu", b"gpu", "memory_gb", b"memory_gb", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attn_dp: _TypeAlias = _typing.Literal["attn_dp"]  # noqa: Y015
+    _WhichOneofArgType__attn_dp: _TypeAlias = _typing.Literal["_attn_dp", b"_attn_dp"]  # noqa: Y015
+    _WhichOneofReturnType__ep: _TypeAlias = _typing.Literal["ep"]  # noqa: Y015
+    _WhichOneofArgType__ep: _TypeAlias = _typing.Literal["_ep", b"_ep"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attn_dp) -> _WhichOneofReturnType__attn_dp | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ep) -> _WhichOneofReturnType__ep | None: ...
 
 Global___ReplicaDrafts: _TypeAlias = ReplicaDrafts  # noqa: Y015
 
@@ -2560,6 +3014,36 @@ class DraftChoice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftChoice: _TypeAlias = DraftChoice  # noqa: Y015
+
+@_typing.final
+class StepTimes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
+    WIDENED_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """estimated (data sheets), profiled (measured) or stated (of a remote tier)."""
+    arithmetic: _builtins.str
+    """Of an estimate, the model's."""
+    @_builtins.property
+    def widened(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Types of GPU in use that do not have it, and are taken to compute in 16 bits."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        arithmetic: _builtins.str = ...,
+        widened: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "source", b"source", "widened", b"widened"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
 
 @_typing.final
 class ReplicaGroup(_message.Message):
@@ -2606,49 +3090,6 @@ class ReplicaGroup(_message.Message):
 Global___ReplicaGroup: _TypeAlias = ReplicaGroup  # noqa: Y015
 
 @_typing.final
-class TierReport(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUESTS_FIELD_NUMBER: _builtins.int
-    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
-    TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: _builtins.int
-    LATENCY_FIELD_NUMBER: _builtins.int
-    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
-    UTILISATION_FIELD_NUMBER: _builtins.int
-    PREEMPTIONS_FIELD_NUMBER: _builtins.int
-    requests: _builtins.int
-    requests_per_s: _builtins.float
-    output_tokens_per_s: _builtins.float
-    utilisation: _builtins.float
-    preemptions: _builtins.int
-    @_builtins.property
-    def time_to_first_token(self) -> Global___Percentiles: ...
-    @_builtins.property
-    def time_per_output_token(self) -> Global___Percentiles: ...
-    @_builtins.property
-    def latency(self) -> Global___Percentiles: ...
-    def __init__(
-        self,
-        *,
-        requests: _builtins.int = ...,
-        time_to_first_token: Global___Percentiles | None = ...,
-        time_per_output_token: Global___Percentiles | None = ...,
-        latency: Global___Percentiles | None = ...,
-        requests_per_s: _builtins.float = ...,
-        output_tokens_per_s: _builtins.float = ...,
-        utilisation: _builtins.float = ...,
-        preemptions: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency", "output_tokens_per_s", b"output_tokens_per_s", "preemptions", b"preemptions", "requests", b"requests", "requests_per_s", b"requests_per_s", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token", "utilisation", b"utilisation"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TierReport: _TypeAlias = TierReport  # noqa: Y015
-
-@_typing.final
 class Percentiles(_message.Message):
     """Seconds."""
 
@@ -2682,37 +3123,62 @@ Global___Percentiles: _TypeAlias = Percentiles  # noqa: Y015
 class SimulateDeploymentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    INPUTS_FIELD_NUMBER: _builtins.int
-    TIERS_FIELD_NUMBER: _builtins.int
-    DISPATCH_FIELD_NUMBER: _builtins.int
-    BEST_ANSWER_FIELD_NUMBER: _builtins.int
-    dispatch: Global___Dispatch.ValueType
-    best_answer: _builtins.bool
-    """Whether the best answer of a request is delivered instead of the last one; see Plan."""
+    QUESTION_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def inputs(self) -> Global___PlanningInputs: ...
-    @_builtins.property
-    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedTier]:
-        """By tier, in the cascade's order."""
+    def question(self) -> Global___PlanningQuestion:
+        """What is simulated is its site and its requests; by default 2,000 of them, or all that the trace has."""
 
+    @_builtins.property
+    def deployment(self) -> Global___Deployment: ...
     def __init__(
         self,
         *,
-        inputs: Global___PlanningInputs | None = ...,
-        tiers: _abc.Iterable[Global___SimulatedTier] | None = ...,
-        dispatch: Global___Dispatch.ValueType = ...,
-        best_answer: _builtins.bool = ...,
+        question: Global___PlanningQuestion | None = ...,
+        deployment: Global___Deployment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "dispatch", b"dispatch", "inputs", b"inputs", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "question", b"question"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SimulateDeploymentRequest: _TypeAlias = SimulateDeploymentRequest  # noqa: Y015
 
 @_typing.final
-class SimulatedTier(_message.Message):
+class Deployment(_message.Message):
+    """Replicas, thresholds and rules of a cascade."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    DISPATCH_FIELD_NUMBER: _builtins.int
+    BEST_ANSWER_FIELD_NUMBER: _builtins.int
+    dispatch: Global___Dispatch.ValueType
+    """[in proportion to capacity]"""
+    best_answer: _builtins.bool
+    """Whether the best answer of a request is delivered instead of the last one; see Plan."""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeployedTier]:
+        """In the cascade's order."""
+
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___DeployedTier] | None = ...,
+        dispatch: Global___Dispatch.ValueType = ...,
+        best_answer: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "dispatch", b"dispatch", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
+
+@_typing.final
+class DeployedTier(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: _builtins.int
@@ -2721,7 +3187,7 @@ class SimulatedTier(_message.Message):
     EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     threshold: _builtins.float
-    """Unset: the tier is skipped. Never set for the last."""
+    """Unset: the tier is not used. Never set for the last."""
     skip_below: _builtins.float
     """As in PlannedTier, 0 to 100. Needs predicted_scores of the judged prompts. Never set for the last."""
     @_builtins.property
@@ -2756,45 +3222,152 @@ class SimulatedTier(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
-Global___SimulatedTier: _TypeAlias = SimulatedTier  # noqa: Y015
+Global___DeployedTier: _TypeAlias = DeployedTier  # noqa: Y015
 
 @_typing.final
 class SimulateDeploymentResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    TIERS_FIELD_NUMBER: _builtins.int
-    END_TO_END_FIELD_NUMBER: _builtins.int
-    QUALITY_FIELD_NUMBER: _builtins.int
-    REQUESTS_FIELD_NUMBER: _builtins.int
-    USER_LATENCY_FIELD_NUMBER: _builtins.int
-    CACHED_SHARE_FIELD_NUMBER: _builtins.int
-    quality: _builtins.float
-    requests: _builtins.int
-    cached_share: _builtins.float
-    """Of all prompt tokens of these requests, the share that is cached and not computed."""
+    SIMULATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierReport]: ...
-    @_builtins.property
-    def end_to_end(self) -> Global___Percentiles: ...
-    @_builtins.property
-    def user_latency(self) -> Global___UserLatency: ...
+    def simulation(self) -> Global___Simulation: ...
     def __init__(
         self,
         *,
-        tiers: _abc.Iterable[Global___TierReport] | None = ...,
-        end_to_end: Global___Percentiles | None = ...,
-        quality: _builtins.float = ...,
-        requests: _builtins.int = ...,
-        user_latency: Global___UserLatency | None = ...,
-        cached_share: _builtins.float = ...,
+        simulation: Global___Simulation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end", b"end_to_end", "user_latency", b"user_latency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["simulation", b"simulation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_share", b"cached_share", "end_to_end", b"end_to_end", "quality", b"quality", "requests", b"requests", "tiers", b"tiers", "user_latency", b"user_latency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["simulation", b"simulation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SimulateDeploymentResponse: _TypeAlias = SimulateDeploymentResponse  # noqa: Y015
+
+@_typing.final
+class Simulation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    CACHED_SHARE_FIELD_NUMBER: _builtins.int
+    END_TO_END_S_FIELD_NUMBER: _builtins.int
+    USER_LATENCY_S_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    quality: _builtins.float
+    cached_share: _builtins.float
+    """Of all prompt tokens of these requests, the share that is cached and not computed."""
+    @_builtins.property
+    def end_to_end_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def user_latency_s(self) -> Global___UserLatency: ...
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedTier]: ...
+    @_builtins.property
+    def burst(self) -> Global___SimulatedBurst:
+        """Only of `penstock simulate`, where the plan has a ladder."""
+
+    @_builtins.property
+    def slo(self) -> _containers.RepeatedCompositeFieldContainer[Global___SloAttainment]:
+        """Only of `penstock simulate --slo`."""
+
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        quality: _builtins.float = ...,
+        cached_share: _builtins.float = ...,
+        end_to_end_s: Global___Percentiles | None = ...,
+        user_latency_s: Global___UserLatency | None = ...,
+        tiers: _abc.Iterable[Global___SimulatedTier] | None = ...,
+        burst: Global___SimulatedBurst | None = ...,
+        slo: _abc.Iterable[Global___SloAttainment] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "end_to_end_s", b"end_to_end_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "cached_share", b"cached_share", "end_to_end_s", b"end_to_end_s", "quality", b"quality", "requests", b"requests", "slo", b"slo", "tiers", b"tiers", "user_latency_s", b"user_latency_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Simulation: _TypeAlias = Simulation  # noqa: Y015
+
+@_typing.final
+class SimulatedTier(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    TPOT_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    UTILISATION_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    requests: _builtins.int
+    requests_per_s: _builtins.float
+    output_tokens_per_s: _builtins.float
+    utilisation: _builtins.float
+    """The share of time in which its replicas are at work."""
+    preemptions: _builtins.int
+    @_builtins.property
+    def ttft_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def tpot_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def latency_s(self) -> Global___Percentiles: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        ttft_s: Global___Percentiles | None = ...,
+        tpot_s: Global___Percentiles | None = ...,
+        latency_s: Global___Percentiles | None = ...,
+        requests_per_s: _builtins.float = ...,
+        output_tokens_per_s: _builtins.float = ...,
+        utilisation: _builtins.float = ...,
+        preemptions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["latency_s", b"latency_s", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latency_s", b"latency_s", "name", b"name", "output_tokens_per_s", b"output_tokens_per_s", "preemptions", b"preemptions", "requests", b"requests", "requests_per_s", b"requests_per_s", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "utilisation", b"utilisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimulatedTier: _TypeAlias = SimulatedTier  # noqa: Y015
+
+@_typing.final
+class SimulatedBurst(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    changes: _builtins.int
+    quality: _builtins.float
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests by step of the ladder."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        changes: _builtins.int = ...,
+        quality: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "quality", b"quality", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimulatedBurst: _TypeAlias = SimulatedBurst  # noqa: Y015
 
 @_typing.final
 class PlanStagesRequest(_message.Message):

@@ -108,7 +108,7 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanCascade(self, request, context):
-        """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it. Last event: finished.
+        """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it.
         INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

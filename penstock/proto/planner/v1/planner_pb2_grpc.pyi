@@ -46,7 +46,7 @@ class PlannerServiceStub:
     ListPlans: _grpc.UnaryUnaryMultiCallable[_planner_pb2.ListPlansRequest, _planner_pb2.ListPlansResponse]
     """The last revisions, newest first."""
     PlanCascade: _grpc.UnaryStreamMultiCallable[_planner_pb2.PlanCascadeRequest, _planner_pb2.PlanCascadeResponse]
-    """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it. Last event: finished.
+    """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it.
     INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
     """
     SimulateDeployment: _grpc.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]
@@ -76,7 +76,7 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     ListPlans: _aio.UnaryUnaryMultiCallable[_planner_pb2.ListPlansRequest, _planner_pb2.ListPlansResponse]  # type: ignore[assignment]
     """The last revisions, newest first."""
     PlanCascade: _aio.UnaryStreamMultiCallable[_planner_pb2.PlanCascadeRequest, _planner_pb2.PlanCascadeResponse]  # type: ignore[assignment]
-    """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it. Last event: finished.
+    """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it.
     INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
     """
     SimulateDeployment: _aio.UnaryUnaryMultiCallable[_planner_pb2.SimulateDeploymentRequest, _planner_pb2.SimulateDeploymentResponse]  # type: ignore[assignment]
@@ -133,7 +133,7 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planner_pb2.PlanCascadeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_planner_pb2.PlanCascadeResponse], _abc.AsyncIterator[_planner_pb2.PlanCascadeResponse]]:
-        """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it. Last event: finished.
+        """Computes a plan in a separate process, which ends when the call is cancelled. Does not publish it.
         INVALID_ARGUMENT (BadRequest names the field), INTERNAL (reason SOLVER_FAILED: the process crashed or was killed).
         """
 

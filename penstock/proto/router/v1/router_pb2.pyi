@@ -82,6 +82,8 @@ class _InstanceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Instanc
     INSTANCE_STATE_DRAINING: _InstanceState.ValueType  # 2
     INSTANCE_STATE_EJECTED: _InstanceState.ValueType  # 3
     """A call to it failed recently, or its lease has expired: others are tried first."""
+    INSTANCE_STATE_LOADING: _InstanceState.ValueType  # 4
+    """It loads its model, and takes no requests yet."""
 
 class InstanceState(_InstanceState, metaclass=_InstanceStateEnumTypeWrapper): ...
 
@@ -90,6 +92,8 @@ INSTANCE_STATE_READY: InstanceState.ValueType  # 1
 INSTANCE_STATE_DRAINING: InstanceState.ValueType  # 2
 INSTANCE_STATE_EJECTED: InstanceState.ValueType  # 3
 """A call to it failed recently, or its lease has expired: others are tried first."""
+INSTANCE_STATE_LOADING: InstanceState.ValueType  # 4
+"""It loads its model, and takes no requests yet."""
 Global___InstanceState: _TypeAlias = InstanceState  # noqa: Y015
 
 class _BurstReason:
@@ -154,7 +158,7 @@ class GenerateRequest(_message.Message):
     def slo(self) -> _common_pb2.Slo: ...
     @_builtins.property
     def resume(self) -> Global___Resume:
-        """Resume a stream that broke off behind these tokens of this tier. The id may be that of the stream, even if it is still
+        """Resume a stream that broke off after these tokens of this tier. The id may be that of the stream, even if it is still
         running.
         """
 
@@ -376,11 +380,16 @@ class TierAdmitted(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     SLO_KEPT_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     SLO_CLASS_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     instance_id: _builtins.str
     slo_kept: _builtins.bool
     """Whether the SLO will be met; otherwise best effort."""
+    prompt_tokens: _builtins.int
+    max_output_tokens: _builtins.int
+    """Limit of the reply."""
     slo_class: _common_pb2.SloClass.ValueType
     """The same of a request with an SLO; unset without one. It holds until the next event of this kind."""
     def __init__(
@@ -389,11 +398,13 @@ class TierAdmitted(_message.Message):
         tier: _builtins.str = ...,
         instance_id: _builtins.str = ...,
         slo_kept: _builtins.bool = ...,
+        prompt_tokens: _builtins.int = ...,
+        max_output_tokens: _builtins.int = ...,
         slo_class: _common_pb2.SloClass.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "slo_class", b"slo_class", "slo_kept", b"slo_kept", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "max_output_tokens", b"max_output_tokens", "prompt_tokens", b"prompt_tokens", "slo_class", b"slo_class", "slo_kept", b"slo_kept", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -461,6 +472,7 @@ class Judged(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     FLAGGED_FIELD_NUMBER: _builtins.int
     BETTER_TIER_FIELD_NUMBER: _builtins.int
+    UNCALIBRATED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     score: _builtins.float
     """Unset if the judge could not be reached."""
@@ -474,9 +486,11 @@ class Judged(_message.Message):
     flagged: _builtins.bool
     """The answer was returned although its score is below the threshold: there is no further tier."""
     better_tier: _builtins.str
-    """The earlier tier whose answer is delivered instead of this one, because it scored more, where the plan has `best_answer`.
+    """The earlier tier whose answer is delivered instead of this one, because it scored more, where the plan delivers the best one.
     Empty: none is. The answer's tokens come next, and `finished` is of that tier.
     """
+    uncalibrated: _builtins.bool
+    """The scorer's scores are not shares of right answers."""
     def __init__(
         self,
         *,
@@ -488,10 +502,11 @@ class Judged(_message.Message):
         reason: _builtins.str = ...,
         flagged: _builtins.bool = ...,
         better_tier: _builtins.str = ...,
+        uncalibrated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "better_tier", b"better_tier", "flagged", b"flagged", "reason", b"reason", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "accepted", b"accepted", "better_tier", b"better_tier", "flagged", b"flagged", "reason", b"reason", "score", b"score", "scorer", b"scorer", "threshold", b"threshold", "tier", b"tier", "uncalibrated", b"uncalibrated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -539,11 +554,14 @@ class InstanceChanged(_message.Message):
     TO_INSTANCE_ID_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     from_instance_id: _builtins.str
     to_instance_id: _builtins.str
     offset: _builtins.int
     reason: _builtins.str
+    moved: _builtins.bool
+    """With its KV, while it ran; otherwise the reply was recomputed up to `offset`."""
     def __init__(
         self,
         *,
@@ -552,10 +570,11 @@ class InstanceChanged(_message.Message):
         to_instance_id: _builtins.str = ...,
         offset: _builtins.int = ...,
         reason: _builtins.str = ...,
+        moved: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_instance_id", b"from_instance_id", "offset", b"offset", "reason", b"reason", "tier", b"tier", "to_instance_id", b"to_instance_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_instance_id", b"from_instance_id", "moved", b"moved", "offset", b"offset", "reason", b"reason", "tier", b"tier", "to_instance_id", b"to_instance_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,24 +584,48 @@ Global___InstanceChanged: _TypeAlias = InstanceChanged  # noqa: Y015
 class Finished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PredictedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REASON_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
-    TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
-    TOTAL_TIME_FIELD_NUMBER: _builtins.int
+    TTFT_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    PREDICTED_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     tier: _builtins.str
-    """The tier that answered. Where the plan has `best_answer`, further tiers may have processed the request after it."""
+    """The tier that answered. Where the plan delivers the best answer, further tiers may have processed the request after it."""
     trace_id: _builtins.str
     """Empty where the request is not traced."""
     content: _builtins.str
+    stop: _builtins.str
+    """The stop string that ended the reply, if one did."""
     @_builtins.property
-    def usage(self) -> _common_pb2.TokenUsage:
+    def usage(self) -> _common_pb2.Usage:
         """Of the accepted answer."""
 
     @_builtins.property
@@ -590,9 +633,11 @@ class Finished(_message.Message):
         """All tiers that processed the request, in order. One at most is accepted: the tier that answered."""
 
     @_builtins.property
-    def time_to_first_token(self) -> _duration_pb2.Duration: ...
+    def ttft(self) -> _duration_pb2.Duration:
+        """Until the first token; unset if there was none."""
+
     @_builtins.property
-    def total_time(self) -> _duration_pb2.Duration: ...
+    def total(self) -> _duration_pb2.Duration: ...
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ToolCall]:
         """Where the request offered tools: the calls in the answer, and the answer's text without them."""
@@ -601,27 +646,38 @@ class Finished(_message.Message):
     def slo(self) -> Global___SloResult:
         """Of a request with an SLO: how it was served, and whether it was kept."""
 
+    @_builtins.property
+    def predicted(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The score predicted for each tier's answer, where the plan passes tiers over by it."""
+
     def __init__(
         self,
         *,
         reason: _common_pb2.FinishReason.ValueType = ...,
         tier: _builtins.str = ...,
-        usage: _common_pb2.TokenUsage | None = ...,
+        usage: _common_pb2.Usage | None = ...,
         tiers: _abc.Iterable[Global___TierSummary] | None = ...,
-        time_to_first_token: _duration_pb2.Duration | None = ...,
-        total_time: _duration_pb2.Duration | None = ...,
+        ttft: _duration_pb2.Duration | None = ...,
+        total: _duration_pb2.Duration | None = ...,
         trace_id: _builtins.str = ...,
         tool_calls: _abc.Iterable[_common_pb2.ToolCall] | None = ...,
         content: _builtins.str | None = ...,
         slo: Global___SloResult | None = ...,
+        stop: _builtins.str | None = ...,
+        predicted: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "slo", b"slo", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_stop", b"_stop", "content", b"content", "slo", b"slo", "stop", b"stop", "total", b"total", "ttft", b"ttft", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "reason", b"reason", "slo", b"slo", "tier", b"tier", "tiers", b"tiers", "time_to_first_token", b"time_to_first_token", "tool_calls", b"tool_calls", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "_stop", b"_stop", "content", b"content", "predicted", b"predicted", "reason", b"reason", "slo", b"slo", "stop", b"stop", "tier", b"tier", "tiers", b"tiers", "tool_calls", b"tool_calls", "total", b"total", "trace_id", b"trace_id", "ttft", b"ttft", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
     _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
+    _WhichOneofReturnType__stop: _TypeAlias = _typing.Literal["stop"]  # noqa: Y015
+    _WhichOneofArgType__stop: _TypeAlias = _typing.Literal["_stop", b"_stop"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop) -> _WhichOneofReturnType__stop | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
@@ -632,15 +688,15 @@ class SloResult(_message.Message):
     SLO_CLASS_FIELD_NUMBER: _builtins.int
     ATTAINED_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_LATE_FIELD_NUMBER: _builtins.int
-    WINDOW_COUNT_FIELD_NUMBER: _builtins.int
-    LATE_WINDOW_COUNT_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    LATE_WINDOWS_FIELD_NUMBER: _builtins.int
     slo_class: _common_pb2.SloClass.ValueType
     """STANDARD if a worker of the answering tier ever promised to keep the SLO. Unset if the request was declined."""
     attained: _builtins.bool
     """Whether the first token and every window of ten tokens came in time, as this router saw it, whatever the class."""
-    window_count: _builtins.int
+    windows: _builtins.int
     """Windows of ten tokens with a promised pace, and those that took too long."""
-    late_window_count: _builtins.int
+    late_windows: _builtins.int
     @_builtins.property
     def first_token_late(self) -> _duration_pb2.Duration:
         """By how much the first token was late; zero if it was in time, unset if there was none."""
@@ -651,12 +707,12 @@ class SloResult(_message.Message):
         slo_class: _common_pb2.SloClass.ValueType = ...,
         attained: _builtins.bool = ...,
         first_token_late: _duration_pb2.Duration | None = ...,
-        window_count: _builtins.int = ...,
-        late_window_count: _builtins.int = ...,
+        windows: _builtins.int = ...,
+        late_windows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_late", b"first_token_late"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained", b"attained", "first_token_late", b"first_token_late", "late_window_count", b"late_window_count", "slo_class", b"slo_class", "window_count", b"window_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained", b"attained", "first_token_late", b"first_token_late", "late_windows", b"late_windows", "slo_class", b"slo_class", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -676,6 +732,7 @@ class TierSummary(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     SCORE_REASON_FIELD_NUMBER: _builtins.int
     FLAGGED_FIELD_NUMBER: _builtins.int
+    UNCALIBRATED_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
     model: _builtins.str
     instance_id: _builtins.str
@@ -685,8 +742,9 @@ class TierSummary(_message.Message):
     score_reason: _builtins.str
     """As in Judged."""
     flagged: _builtins.bool
+    uncalibrated: _builtins.bool
     @_builtins.property
-    def usage(self) -> _common_pb2.TokenUsage: ...
+    def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
     def time(self) -> _duration_pb2.Duration: ...
     def __init__(
@@ -698,14 +756,15 @@ class TierSummary(_message.Message):
         score: _builtins.float | None = ...,
         threshold: _builtins.float | None = ...,
         accepted: _builtins.bool = ...,
-        usage: _common_pb2.TokenUsage | None = ...,
+        usage: _common_pb2.Usage | None = ...,
         time: _duration_pb2.Duration | None = ...,
         score_reason: _builtins.str = ...,
         flagged: _builtins.bool = ...,
+        uncalibrated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "score", b"score", "threshold", b"threshold", "time", b"time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "accepted", b"accepted", "flagged", b"flagged", "instance_id", b"instance_id", "model", b"model", "score", b"score", "score_reason", b"score_reason", "threshold", b"threshold", "tier", b"tier", "time", b"time", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_threshold", b"_threshold", "accepted", b"accepted", "flagged", b"flagged", "instance_id", b"instance_id", "model", b"model", "score", b"score", "score_reason", b"score_reason", "threshold", b"threshold", "tier", b"tier", "time", b"time", "uncalibrated", b"uncalibrated", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -739,11 +798,11 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]: ...
     def __init__(
         self,
         *,
-        models: _abc.Iterable[Global___Model] | None = ...,
+        models: _abc.Iterable[Global___ServedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -754,7 +813,7 @@ class ListModelsResponse(_message.Message):
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
-class Model(_message.Message):
+class ServedModel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -764,7 +823,7 @@ class Model(_message.Message):
     id: _builtins.str
     """A value for GenerateRequest.model."""
     model: _builtins.str
-    """The name of the model behind a tier; empty for the cascade."""
+    """The name of a tier's model; empty for the cascade."""
     cascade: _builtins.bool
     max_context_tokens: _builtins.int
     def __init__(
@@ -781,7 +840,7 @@ class Model(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Model: _TypeAlias = Model  # noqa: Y015
+Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -864,21 +923,42 @@ Global___WatchStatusResponse: _TypeAlias = WatchStatusResponse  # noqa: Y015
 class MeshStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    TAKEN_AT_FIELD_NUMBER: _builtins.int
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
-    STATE_CONNECTED_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
     STATE_AGE_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
-    ROUTER_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    FAILOVERS_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    TTFT_P50_FIELD_NUMBER: _builtins.int
+    TTFT_P95_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
+    ADVICE_UNMET_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     plan_revision: _builtins.int
-    state_connected: _builtins.bool
+    connected: _builtins.bool
     """False while the router serves with the last known state."""
-    @_builtins.property
-    def taken_at(self) -> _timestamp_pb2.Timestamp: ...
+    active: _builtins.int
+    waiting: _builtins.int
+    finished: _builtins.int
+    failed: _builtins.int
+    rejected: _builtins.int
+    failovers: _builtins.int
+    requests_per_s: _builtins.float
+    migrations: _builtins.int
+    """Replies that moved to another instance with their KV."""
+    advice_unmet: _builtins.int
+    """Moves that a worker advised and that failed or found no target."""
     @_builtins.property
     def state_age(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -886,29 +966,55 @@ class MeshStatus(_message.Message):
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceStatus]: ...
     @_builtins.property
-    def router(self) -> Global___RouterStatus:
-        """Of all its processes that answer."""
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterProcessStatus]:
+        """The processes of this router, in order; empty where it is one process. What follows is the sum over those that answer."""
 
     @_builtins.property
-    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterProcessStatus]:
-        """The processes of this router, in order; empty where it is one process."""
+    def ttft_p50(self) -> _duration_pb2.Duration:
+        """To the first token, of the last requests."""
+
+    @_builtins.property
+    def ttft_p95(self) -> _duration_pb2.Duration: ...
+    @_builtins.property
+    def slo(self) -> Global___SloCounts:
+        """Of requests with an SLO."""
+
+    @_builtins.property
+    def burst(self) -> Global___BurstStatus:
+        """Unset where the plan has no burst ladder."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator should know of the configuration, such as a judge that is not calibrated."""
 
     def __init__(
         self,
         *,
-        taken_at: _timestamp_pb2.Timestamp | None = ...,
         router_id: _builtins.str = ...,
         plan_revision: _builtins.int = ...,
-        state_connected: _builtins.bool = ...,
+        connected: _builtins.bool = ...,
         state_age: _duration_pb2.Duration | None = ...,
         tiers: _abc.Iterable[Global___TierStatus] | None = ...,
         instances: _abc.Iterable[Global___InstanceStatus] | None = ...,
-        router: Global___RouterStatus | None = ...,
         processes: _abc.Iterable[Global___RouterProcessStatus] | None = ...,
+        active: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        finished: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        rejected: _builtins.int = ...,
+        failovers: _builtins.int = ...,
+        requests_per_s: _builtins.float = ...,
+        ttft_p50: _duration_pb2.Duration | None = ...,
+        ttft_p95: _duration_pb2.Duration | None = ...,
+        migrations: _builtins.int = ...,
+        advice_unmet: _builtins.int = ...,
+        slo: Global___SloCounts | None = ...,
+        burst: Global___BurstStatus | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "state_age", b"state_age", "taken_at", b"taken_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo", "state_age", b"state_age", "ttft_p50", b"ttft_p50", "ttft_p95", b"ttft_p95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instances", b"instances", "plan_revision", b"plan_revision", "processes", b"processes", "router", b"router", "router_id", b"router_id", "state_age", b"state_age", "state_connected", b"state_connected", "taken_at", b"taken_at", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "advice_unmet", b"advice_unmet", "burst", b"burst", "connected", b"connected", "failed", b"failed", "failovers", b"failovers", "finished", b"finished", "instances", b"instances", "migrations", b"migrations", "plan_revision", b"plan_revision", "processes", b"processes", "rejected", b"rejected", "requests_per_s", b"requests_per_s", "router_id", b"router_id", "slo", b"slo", "state_age", b"state_age", "tiers", b"tiers", "ttft_p50", b"ttft_p50", "ttft_p95", b"ttft_p95", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -921,30 +1027,30 @@ class RouterProcessStatus(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     ANSWERING_FIELD_NUMBER: _builtins.int
-    ACTIVE_COUNT_FIELD_NUMBER: _builtins.int
-    WAITING_COUNT_FIELD_NUMBER: _builtins.int
-    FINISHED_COUNT_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Counted from 0."""
     instance_id: _builtins.str
     answering: _builtins.bool
     """False: it has not answered in time (it is starting, or stuck), and what it counts is in no sum."""
-    active_count: _builtins.int
-    waiting_count: _builtins.int
-    finished_count: _builtins.int
+    active: _builtins.int
+    waiting: _builtins.int
+    finished: _builtins.int
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         instance_id: _builtins.str = ...,
         answering: _builtins.bool = ...,
-        active_count: _builtins.int = ...,
-        waiting_count: _builtins.int = ...,
-        finished_count: _builtins.int = ...,
+        active: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        finished: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "answering", b"answering", "finished_count", b"finished_count", "index", b"index", "instance_id", b"instance_id", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "answering", b"answering", "finished", b"finished", "index", b"index", "instance_id", b"instance_id", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -957,48 +1063,48 @@ class TierStatus(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
-    PLANNED_INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
-    LIVE_INSTANCE_COUNT_FIELD_NUMBER: _builtins.int
-    RUNNING_COUNT_FIELD_NUMBER: _builtins.int
-    QUEUED_COUNT_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    ANSWERED_COUNT_FIELD_NUMBER: _builtins.int
-    ESCALATED_COUNT_FIELD_NUMBER: _builtins.int
-    ACCEPTED_DRAFT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    REJECTED_DRAFT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    PLANNED_INSTANCES_FIELD_NUMBER: _builtins.int
+    LIVE_INSTANCES_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    ESCALATED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     threshold: _builtins.float
-    planned_instance_count: _builtins.int
-    live_instance_count: _builtins.int
-    running_count: _builtins.int
-    queued_count: _builtins.int
-    output_tokens_per_second: _builtins.float
-    answered_count: _builtins.int
+    planned_instances: _builtins.int
+    live_instances: _builtins.int
+    running: _builtins.int
+    queued: _builtins.int
+    output_tokens_per_s: _builtins.float
+    answered: _builtins.int
     """Counts of this router since it started; each of several processes counts from its own start."""
-    escalated_count: _builtins.int
-    accepted_draft_token_count: _builtins.int
-    """Draft tokens of its answers, as in TokenUsage."""
-    rejected_draft_token_count: _builtins.int
+    escalated: _builtins.int
+    accepted_draft_tokens: _builtins.int
+    """Draft tokens of its answers, as in Usage."""
+    rejected_draft_tokens: _builtins.int
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         model: _builtins.str = ...,
         threshold: _builtins.float | None = ...,
-        planned_instance_count: _builtins.int = ...,
-        live_instance_count: _builtins.int = ...,
-        running_count: _builtins.int = ...,
-        queued_count: _builtins.int = ...,
-        output_tokens_per_second: _builtins.float = ...,
-        answered_count: _builtins.int = ...,
-        escalated_count: _builtins.int = ...,
-        accepted_draft_token_count: _builtins.int = ...,
-        rejected_draft_token_count: _builtins.int = ...,
+        planned_instances: _builtins.int = ...,
+        live_instances: _builtins.int = ...,
+        running: _builtins.int = ...,
+        queued: _builtins.int = ...,
+        output_tokens_per_s: _builtins.float = ...,
+        answered: _builtins.int = ...,
+        escalated: _builtins.int = ...,
+        accepted_draft_tokens: _builtins.int = ...,
+        rejected_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "accepted_draft_token_count", b"accepted_draft_token_count", "answered_count", b"answered_count", "escalated_count", b"escalated_count", "live_instance_count", b"live_instance_count", "model", b"model", "name", b"name", "output_tokens_per_second", b"output_tokens_per_second", "planned_instance_count", b"planned_instance_count", "queued_count", b"queued_count", "rejected_draft_token_count", b"rejected_draft_token_count", "running_count", b"running_count", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "accepted_draft_tokens", b"accepted_draft_tokens", "answered", b"answered", "escalated", b"escalated", "live_instances", b"live_instances", "model", b"model", "name", b"name", "output_tokens_per_s", b"output_tokens_per_s", "planned_instances", b"planned_instances", "queued", b"queued", "rejected_draft_tokens", b"rejected_draft_tokens", "running", b"running", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
@@ -1016,16 +1122,17 @@ class InstanceStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    RUNNING_COUNT_FIELD_NUMBER: _builtins.int
-    QUEUED_COUNT_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
     FREE_KV_BLOCKS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
-    PROCESS_COUNT_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
     ADMIN_ADDRESS_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _builtins.str
     """worker, judge, planner, router."""
@@ -1033,13 +1140,13 @@ class InstanceStatus(_message.Message):
     address: _builtins.str
     engine: _builtins.str
     state: Global___InstanceState.ValueType
-    running_count: _builtins.int
-    queued_count: _builtins.int
+    running: _builtins.int
+    queued: _builtins.int
     free_kv_blocks: _builtins.int
     kv_blocks: _builtins.int
-    output_tokens_per_second: _builtins.float
-    process_count: _builtins.int
-    """Processes that serve under this id and address: 1 but for routers of several processes."""
+    output_tokens_per_s: _builtins.float
+    processes: _builtins.int
+    """Processes that serve under this id and address, of routers of several processes. [1]"""
     admin_address: _builtins.str
     """Of its administrative listener."""
     @_builtins.property
@@ -1052,6 +1159,10 @@ class InstanceStatus(_message.Message):
     def drafting(self) -> Global___Drafting:
         """Of a worker whose model can have drafts by other models."""
 
+    @_builtins.property
+    def loading(self) -> Global___Loading:
+        """Of a worker that loads its model; it takes no requests yet."""
+
     def __init__(
         self,
         *,
@@ -1061,24 +1172,55 @@ class InstanceStatus(_message.Message):
         address: _builtins.str = ...,
         engine: _builtins.str = ...,
         state: Global___InstanceState.ValueType = ...,
-        running_count: _builtins.int = ...,
-        queued_count: _builtins.int = ...,
+        running: _builtins.int = ...,
+        queued: _builtins.int = ...,
         free_kv_blocks: _builtins.int = ...,
         kv_blocks: _builtins.int = ...,
-        output_tokens_per_second: _builtins.float = ...,
+        output_tokens_per_s: _builtins.float = ...,
         age: _duration_pb2.Duration | None = ...,
         place: Global___StagePlace | None = ...,
-        process_count: _builtins.int = ...,
+        processes: _builtins.int | None = ...,
         admin_address: _builtins.str = ...,
         drafting: Global___Drafting | None = ...,
+        loading: Global___Loading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "drafting", b"drafting", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "age", b"age", "drafting", b"drafting", "loading", b"loading", "place", b"place", "processes", b"processes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "admin_address", b"admin_address", "age", b"age", "drafting", b"drafting", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "output_tokens_per_second", b"output_tokens_per_second", "place", b"place", "process_count", b"process_count", "queued_count", b"queued_count", "role", b"role", "running_count", b"running_count", "state", b"state", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "address", b"address", "admin_address", b"admin_address", "age", b"age", "drafting", b"drafting", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "loading", b"loading", "output_tokens_per_s", b"output_tokens_per_s", "place", b"place", "processes", b"processes", "queued", b"queued", "role", b"role", "running", b"running", "state", b"state", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__processes: _TypeAlias = _typing.Literal["processes"]  # noqa: Y015
+    _WhichOneofArgType__processes: _TypeAlias = _typing.Literal["_processes", b"_processes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__processes) -> _WhichOneofReturnType__processes | None: ...
+
+Global___InstanceStatus: _TypeAlias = InstanceStatus  # noqa: Y015
+
+@_typing.final
+class Loading(_message.Message):
+    """How far a worker has loaded its model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    share: _builtins.float
+    """Of the weights, 0 to 1."""
+    @_builtins.property
+    def left(self) -> _duration_pb2.Duration:
+        """Until all weights are loaded, about; unset if it is not known."""
+
+    def __init__(
+        self,
+        *,
+        share: _builtins.float = ...,
+        left: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["left", b"left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left", b"left", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___InstanceStatus: _TypeAlias = InstanceStatus  # noqa: Y015
+Global___Loading: _TypeAlias = Loading  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):
@@ -1087,9 +1229,9 @@ class Drafting(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHAIN_FIELD_NUMBER: _builtins.int
-    WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     ACCEPTED_SHARE_FIELD_NUMBER: _builtins.int
-    window_tokens: _builtins.int
+    window: _builtins.int
     """How many tokens the first of them drafts for a reply in a step."""
     accepted_share: _builtins.float
     """Share of the last drafted tokens that the worker's model accepted, 0 to 1; unset before the first."""
@@ -1101,12 +1243,12 @@ class Drafting(_message.Message):
         self,
         *,
         chain: _abc.Iterable[_builtins.str] | None = ...,
-        window_tokens: _builtins.int = ...,
+        window: _builtins.int = ...,
         accepted_share: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_share", b"_accepted_share", "accepted_share", b"accepted_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_share", b"_accepted_share", "accepted_share", b"accepted_share", "chain", b"chain", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_share", b"_accepted_share", "accepted_share", b"accepted_share", "chain", b"chain", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_share: _TypeAlias = _typing.Literal["accepted_share"]  # noqa: Y015
     _WhichOneofArgType__accepted_share: _TypeAlias = _typing.Literal["_accepted_share", b"_accepted_share"]  # noqa: Y015
@@ -1143,121 +1285,56 @@ class StagePlace(_message.Message):
 Global___StagePlace: _TypeAlias = StagePlace  # noqa: Y015
 
 @_typing.final
-class RouterStatus(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ACTIVE_COUNT_FIELD_NUMBER: _builtins.int
-    WAITING_COUNT_FIELD_NUMBER: _builtins.int
-    FINISHED_COUNT_FIELD_NUMBER: _builtins.int
-    FAILED_COUNT_FIELD_NUMBER: _builtins.int
-    REJECTED_COUNT_FIELD_NUMBER: _builtins.int
-    FAILOVER_COUNT_FIELD_NUMBER: _builtins.int
-    REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    TIME_TO_FIRST_TOKEN_P50_FIELD_NUMBER: _builtins.int
-    TIME_TO_FIRST_TOKEN_P95_FIELD_NUMBER: _builtins.int
-    MIGRATION_COUNT_FIELD_NUMBER: _builtins.int
-    ADVICE_UNMET_COUNT_FIELD_NUMBER: _builtins.int
-    SLO_FIELD_NUMBER: _builtins.int
-    BURST_FIELD_NUMBER: _builtins.int
-    active_count: _builtins.int
-    waiting_count: _builtins.int
-    finished_count: _builtins.int
-    failed_count: _builtins.int
-    rejected_count: _builtins.int
-    failover_count: _builtins.int
-    requests_per_second: _builtins.float
-    migration_count: _builtins.int
-    """Replies that moved to another instance with their KV."""
-    advice_unmet_count: _builtins.int
-    """Moves that a worker advised and that failed or found no target."""
-    @_builtins.property
-    def time_to_first_token_p50(self) -> _duration_pb2.Duration: ...
-    @_builtins.property
-    def time_to_first_token_p95(self) -> _duration_pb2.Duration: ...
-    @_builtins.property
-    def slo(self) -> Global___SloCounters:
-        """Of requests with an SLO."""
-
-    @_builtins.property
-    def burst(self) -> Global___BurstStatus:
-        """Unset where the plan has no burst ladder."""
-
-    def __init__(
-        self,
-        *,
-        active_count: _builtins.int = ...,
-        waiting_count: _builtins.int = ...,
-        finished_count: _builtins.int = ...,
-        failed_count: _builtins.int = ...,
-        rejected_count: _builtins.int = ...,
-        failover_count: _builtins.int = ...,
-        requests_per_second: _builtins.float = ...,
-        time_to_first_token_p50: _duration_pb2.Duration | None = ...,
-        time_to_first_token_p95: _duration_pb2.Duration | None = ...,
-        migration_count: _builtins.int = ...,
-        advice_unmet_count: _builtins.int = ...,
-        slo: Global___SloCounters | None = ...,
-        burst: Global___BurstStatus | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "burst", b"burst", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "migration_count", b"migration_count", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "time_to_first_token_p50", b"time_to_first_token_p50", "time_to_first_token_p95", b"time_to_first_token_p95", "waiting_count", b"waiting_count"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
-
-@_typing.final
 class BurstStatus(_message.Message):
     """How thresholds give way to the load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
-    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     MEAN_QUALITY_FIELD_NUMBER: _builtins.int
     WINDOW_QUALITY_FIELD_NUMBER: _builtins.int
-    BUDGET_LEFT_SHARE_FIELD_NUMBER: _builtins.int
+    BUDGET_LEFT_FIELD_NUMBER: _builtins.int
     OUT_OF_BUDGET_FIELD_NUMBER: _builtins.int
-    CHANGE_COUNT_FIELD_NUMBER: _builtins.int
-    ARRIVALS_PER_SECOND_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    ARRIVALS_PER_S_FIELD_NUMBER: _builtins.int
+    LAST_CHANGES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """That new requests take, from 0; of several processes the highest."""
-    step_count: _builtins.int
+    steps: _builtins.int
     """Of the ladder."""
     mean_quality: _builtins.float
     """That the mean over the window holds."""
     window_quality: _builtins.float
     """Of the requests of the last `router.burst_window_s` seconds; unset without any."""
-    budget_left_share: _builtins.float
+    budget_left: _builtins.float
     """Share of the window's budget that is not spent, 0 to 1; of several processes the least."""
     out_of_budget: _builtins.bool
     """The load needs a step that the budget does not allow, in one process at least."""
-    change_count: _builtins.int
+    changes: _builtins.int
     """Since the router started."""
-    arrivals_per_second: _builtins.float
+    arrivals_per_s: _builtins.float
     """Of requests of the cascade, at all routers."""
     @_builtins.property
-    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstChange]:
+    def last_changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstChange]:
         """The last changes of this process, newest first, at most 10."""
 
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
-        step_count: _builtins.int = ...,
+        steps: _builtins.int = ...,
         mean_quality: _builtins.float = ...,
         window_quality: _builtins.float | None = ...,
-        budget_left_share: _builtins.float = ...,
+        budget_left: _builtins.float = ...,
         out_of_budget: _builtins.bool = ...,
-        change_count: _builtins.int = ...,
-        arrivals_per_second: _builtins.float = ...,
-        changes: _abc.Iterable[Global___BurstChange] | None = ...,
+        changes: _builtins.int = ...,
+        arrivals_per_s: _builtins.float = ...,
+        last_changes: _abc.Iterable[Global___BurstChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality", "window_quality", b"window_quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality", "arrivals_per_second", b"arrivals_per_second", "budget_left_share", b"budget_left_share", "change_count", b"change_count", "changes", b"changes", "mean_quality", b"mean_quality", "out_of_budget", b"out_of_budget", "step", b"step", "step_count", b"step_count", "window_quality", b"window_quality"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality", "arrivals_per_s", b"arrivals_per_s", "budget_left", b"budget_left", "changes", b"changes", "last_changes", b"last_changes", "mean_quality", b"mean_quality", "out_of_budget", b"out_of_budget", "step", b"step", "steps", b"steps", "window_quality", b"window_quality"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__window_quality: _TypeAlias = _typing.Literal["window_quality"]  # noqa: Y015
     _WhichOneofArgType__window_quality: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality"]  # noqa: Y015
@@ -1270,11 +1347,11 @@ class BurstChange(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AT_FIELD_NUMBER: _builtins.int
-    FROM_STEP_FIELD_NUMBER: _builtins.int
-    TO_STEP_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    from_step: _builtins.int
-    to_step: _builtins.int
+    before: _builtins.int
+    after: _builtins.int
     reason: Global___BurstReason.ValueType
     @_builtins.property
     def at(self) -> _timestamp_pb2.Timestamp: ...
@@ -1282,50 +1359,50 @@ class BurstChange(_message.Message):
         self,
         *,
         at: _timestamp_pb2.Timestamp | None = ...,
-        from_step: _builtins.int = ...,
-        to_step: _builtins.int = ...,
+        before: _builtins.int = ...,
+        after: _builtins.int = ...,
         reason: Global___BurstReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "from_step", b"from_step", "reason", b"reason", "to_step", b"to_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "at", b"at", "before", b"before", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BurstChange: _TypeAlias = BurstChange  # noqa: Y015
 
 @_typing.final
-class SloCounters(_message.Message):
+class SloCounts(_message.Message):
     """Requests with an SLO that have ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ATTAINED_COUNT_FIELD_NUMBER: _builtins.int
-    BROKEN_COUNT_FIELD_NUMBER: _builtins.int
-    BEST_EFFORT_COUNT_FIELD_NUMBER: _builtins.int
-    DECLINED_COUNT_FIELD_NUMBER: _builtins.int
-    attained_count: _builtins.int
+    ATTAINED_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
+    BEST_EFFORT_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
+    attained: _builtins.int
     """A worker promised to keep it, and it was attained."""
-    broken_count: _builtins.int
+    broken: _builtins.int
     """A worker promised to keep it, and it was not, or the request failed."""
-    best_effort_count: _builtins.int
+    best_effort: _builtins.int
     """Served as best effort."""
-    declined_count: _builtins.int
+    declined: _builtins.int
     def __init__(
         self,
         *,
-        attained_count: _builtins.int = ...,
-        broken_count: _builtins.int = ...,
-        best_effort_count: _builtins.int = ...,
-        declined_count: _builtins.int = ...,
+        attained: _builtins.int = ...,
+        broken: _builtins.int = ...,
+        best_effort: _builtins.int = ...,
+        declined: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained_count", b"attained_count", "best_effort_count", b"best_effort_count", "broken_count", b"broken_count", "declined_count", b"declined_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attained", b"attained", "best_effort", b"best_effort", "broken", b"broken", "declined", b"declined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SloCounters: _TypeAlias = SloCounters  # noqa: Y015
+Global___SloCounts: _TypeAlias = SloCounts  # noqa: Y015
 
 @_typing.final
 class ListTracesRequest(_message.Message):
@@ -1407,11 +1484,31 @@ Global___Trace: _TypeAlias = Trace  # noqa: Y015
 class Span(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SPAN_ID_FIELD_NUMBER: _builtins.int
     PARENT_SPAN_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     SERVICE_FIELD_NUMBER: _builtins.int
-    START_TIME_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     STATUS_MESSAGE_FIELD_NUMBER: _builtins.int
@@ -1424,11 +1521,11 @@ class Span(_message.Message):
     failed: _builtins.bool
     status_message: _builtins.str
     @_builtins.property
-    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    def start(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration: ...
     @_builtins.property
-    def attributes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanAttribute]: ...
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanEvent]: ...
     def __init__(
@@ -1438,46 +1535,44 @@ class Span(_message.Message):
         parent_span_id: _builtins.str = ...,
         name: _builtins.str = ...,
         service: _builtins.str = ...,
-        start_time: _timestamp_pb2.Timestamp | None = ...,
+        start: _timestamp_pb2.Timestamp | None = ...,
         duration: _duration_pb2.Duration | None = ...,
         failed: _builtins.bool = ...,
         status_message: _builtins.str = ...,
-        attributes: _abc.Iterable[Global___SpanAttribute] | None = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         events: _abc.Iterable[Global___SpanEvent] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "duration", b"duration", "events", b"events", "failed", b"failed", "name", b"name", "parent_span_id", b"parent_span_id", "service", b"service", "span_id", b"span_id", "start_time", b"start_time", "status_message", b"status_message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "duration", b"duration", "events", b"events", "failed", b"failed", "name", b"name", "parent_span_id", b"parent_span_id", "service", b"service", "span_id", b"span_id", "start", b"start", "status_message", b"status_message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Span: _TypeAlias = Span  # noqa: Y015
 
 @_typing.final
-class SpanAttribute(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
-    key: _builtins.str
-    value: _builtins.str
-    def __init__(
-        self,
-        *,
-        key: _builtins.str = ...,
-        value: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SpanAttribute: _TypeAlias = SpanAttribute  # noqa: Y015
-
-@_typing.final
 class SpanEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
@@ -1488,13 +1583,13 @@ class SpanEvent(_message.Message):
         """After the span's start."""
 
     @_builtins.property
-    def attributes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanAttribute]: ...
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         after: _duration_pb2.Duration | None = ...,
-        attributes: _abc.Iterable[Global___SpanAttribute] | None = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1555,41 +1650,41 @@ class TenantUsage(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
-    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    TIER_SECONDS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    TIER_S_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
-    COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     tier: _builtins.str
-    request_count: _builtins.int
+    requests: _builtins.int
     """Replies of the tier, accepted or not."""
-    prompt_token_count: _builtins.int
-    output_token_count: _builtins.int
-    tier_seconds: _builtins.float
+    prompt_tokens: _builtins.int
+    output_tokens: _builtins.int
+    tier_s: _builtins.float
     """Time that requests spent at the tier, summed over requests."""
     cost: _builtins.float
     """By the prices in the mesh file; 0 without prices."""
-    compute_seconds: _builtins.float
-    """Of GPUs (of CPU engines), as far as instances know it: see TokenUsage."""
+    compute_s: _builtins.float
+    """Of GPUs (of CPU engines), as far as instances know it: see Usage."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         key_id: _builtins.str = ...,
         tier: _builtins.str = ...,
-        request_count: _builtins.int = ...,
-        prompt_token_count: _builtins.int = ...,
-        output_token_count: _builtins.int = ...,
-        tier_seconds: _builtins.float = ...,
+        requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        tier_s: _builtins.float = ...,
         cost: _builtins.float = ...,
-        compute_seconds: _builtins.float = ...,
+        compute_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_seconds", b"compute_seconds", "cost", b"cost", "key_id", b"key_id", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "request_count", b"request_count", "tenant", b"tenant", "tier", b"tier", "tier_seconds", b"tier_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_s", b"compute_s", "cost", b"cost", "key_id", b"key_id", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "tenant", b"tenant", "tier", b"tier", "tier_s", b"tier_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1651,32 +1746,32 @@ class ServedRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ARRIVAL_SECONDS_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ARRIVAL_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
-    CACHED_PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    arrival_seconds: _builtins.float
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    arrival_s: _builtins.float
     """Unix time in seconds."""
-    prompt_token_count: _builtins.int
-    output_token_count: _builtins.int
+    prompt_tokens: _builtins.int
+    output_tokens: _builtins.int
     """Of the accepted answer."""
     tier: _builtins.str
     """The tier that gave the accepted answer."""
-    cached_prompt_token_count: _builtins.int
+    cached_prompt_tokens: _builtins.int
     """Of the prompt tokens, those that this tier found in its prefix cache, in proportion where it counts them otherwise."""
     def __init__(
         self,
         *,
-        arrival_seconds: _builtins.float = ...,
-        prompt_token_count: _builtins.int = ...,
-        output_token_count: _builtins.int = ...,
+        arrival_s: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
         tier: _builtins.str = ...,
-        cached_prompt_token_count: _builtins.int = ...,
+        cached_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_seconds", b"arrival_seconds", "cached_prompt_token_count", b"cached_prompt_token_count", "output_token_count", b"output_token_count", "prompt_token_count", b"prompt_token_count", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_s", b"arrival_s", "cached_prompt_tokens", b"cached_prompt_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1851,135 +1946,218 @@ Global___GetCountersRequest: _TypeAlias = GetCountersRequest  # noqa: Y015
 class GetCountersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ACTIVE_COUNT_FIELD_NUMBER: _builtins.int
-    WAITING_COUNT_FIELD_NUMBER: _builtins.int
-    FINISHED_COUNT_FIELD_NUMBER: _builtins.int
-    FAILED_COUNT_FIELD_NUMBER: _builtins.int
-    REJECTED_COUNT_FIELD_NUMBER: _builtins.int
-    FAILOVER_COUNT_FIELD_NUMBER: _builtins.int
-    MIGRATION_COUNT_FIELD_NUMBER: _builtins.int
-    ADVICE_UNMET_COUNT_FIELD_NUMBER: _builtins.int
-    REQUESTS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    RECENT_TIME_TO_FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
-    TIERS_FIELD_NUMBER: _builtins.int
-    LISTENING_FIELD_NUMBER: _builtins.int
-    SLO_FIELD_NUMBER: _builtins.int
-    BURST_FIELD_NUMBER: _builtins.int
-    active_count: _builtins.int
-    waiting_count: _builtins.int
-    finished_count: _builtins.int
-    failed_count: _builtins.int
-    rejected_count: _builtins.int
-    failover_count: _builtins.int
-    migration_count: _builtins.int
-    advice_unmet_count: _builtins.int
-    requests_per_second: _builtins.float
-    listening: _builtins.bool
-    """It takes new connections."""
+    COUNTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def recent_time_to_first_token_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Of the last requests, at most 1,000, in no order."""
-
-    @_builtins.property
-    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCounters]: ...
-    @_builtins.property
-    def slo(self) -> Global___SloCounters: ...
-    @_builtins.property
-    def burst(self) -> Global___BurstCounters:
-        """Unset where the plan has no burst ladder."""
-
+    def counters(self) -> Global___ProcessCounters: ...
     def __init__(
         self,
         *,
-        active_count: _builtins.int = ...,
-        waiting_count: _builtins.int = ...,
-        finished_count: _builtins.int = ...,
-        failed_count: _builtins.int = ...,
-        rejected_count: _builtins.int = ...,
-        failover_count: _builtins.int = ...,
-        migration_count: _builtins.int = ...,
-        advice_unmet_count: _builtins.int = ...,
-        requests_per_second: _builtins.float = ...,
-        recent_time_to_first_token_seconds: _abc.Iterable[_builtins.float] | None = ...,
-        tiers: _abc.Iterable[Global___TierCounters] | None = ...,
-        listening: _builtins.bool = ...,
-        slo: Global___SloCounters | None = ...,
-        burst: Global___BurstCounters | None = ...,
+        counters: Global___ProcessCounters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_count", b"active_count", "advice_unmet_count", b"advice_unmet_count", "burst", b"burst", "failed_count", b"failed_count", "failover_count", b"failover_count", "finished_count", b"finished_count", "listening", b"listening", "migration_count", b"migration_count", "recent_time_to_first_token_seconds", b"recent_time_to_first_token_seconds", "rejected_count", b"rejected_count", "requests_per_second", b"requests_per_second", "slo", b"slo", "tiers", b"tiers", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetCountersResponse: _TypeAlias = GetCountersResponse  # noqa: Y015
 
 @_typing.final
-class BurstCounters(_message.Message):
+class ProcessCounters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AnsweredEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class EscalatedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AcceptedDraftTokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RejectedDraftTokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    FAILOVERS_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
+    ADVICE_UNMET_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    ESCALATED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    LISTENING_FIELD_NUMBER: _builtins.int
+    SLO_FIELD_NUMBER: _builtins.int
+    BURST_FIELD_NUMBER: _builtins.int
+    active: _builtins.int
+    waiting: _builtins.int
+    finished: _builtins.int
+    failed: _builtins.int
+    rejected: _builtins.int
+    failovers: _builtins.int
+    migrations: _builtins.int
+    advice_unmet: _builtins.int
+    requests_per_s: _builtins.float
+    listening: _builtins.bool
+    """It takes new connections."""
+    @_builtins.property
+    def ttft_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the last requests, at most 1,000, in no order."""
+
+    @_builtins.property
+    def answered(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By tier, as in TierStatus."""
+
+    @_builtins.property
+    def escalated(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def accepted_draft_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def rejected_draft_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def slo(self) -> Global___SloCounts: ...
+    @_builtins.property
+    def burst(self) -> Global___BurstCounts:
+        """Unset where the plan has no burst ladder."""
+
+    def __init__(
+        self,
+        *,
+        active: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        finished: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        rejected: _builtins.int = ...,
+        failovers: _builtins.int = ...,
+        migrations: _builtins.int = ...,
+        advice_unmet: _builtins.int = ...,
+        requests_per_s: _builtins.float = ...,
+        ttft_s: _abc.Iterable[_builtins.float] | None = ...,
+        answered: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        escalated: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        accepted_draft_tokens: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        rejected_draft_tokens: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        listening: _builtins.bool = ...,
+        slo: Global___SloCounts | None = ...,
+        burst: Global___BurstCounts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "active", b"active", "advice_unmet", b"advice_unmet", "answered", b"answered", "burst", b"burst", "escalated", b"escalated", "failed", b"failed", "failovers", b"failovers", "finished", b"finished", "listening", b"listening", "migrations", b"migrations", "rejected", b"rejected", "rejected_draft_tokens", b"rejected_draft_tokens", "requests_per_s", b"requests_per_s", "slo", b"slo", "ttft_s", b"ttft_s", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessCounters: _TypeAlias = ProcessCounters  # noqa: Y015
+
+@_typing.final
+class BurstCounts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
-    BUDGET_LEFT_SHARE_FIELD_NUMBER: _builtins.int
+    BUDGET_LEFT_FIELD_NUMBER: _builtins.int
     OUT_OF_BUDGET_FIELD_NUMBER: _builtins.int
-    CHANGE_COUNT_FIELD_NUMBER: _builtins.int
-    WINDOW_COUNT_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    WINDOW_REQUESTS_FIELD_NUMBER: _builtins.int
     WINDOW_QUALITY_SUM_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """As in BurstStatus."""
-    budget_left_share: _builtins.float
+    budget_left: _builtins.float
     out_of_budget: _builtins.bool
-    change_count: _builtins.int
-    window_count: _builtins.int
+    changes: _builtins.int
+    window_requests: _builtins.int
     """Of the window: the requests, and the sum of their planned qualities."""
     window_quality_sum: _builtins.float
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
-        budget_left_share: _builtins.float = ...,
+        budget_left: _builtins.float = ...,
         out_of_budget: _builtins.bool = ...,
-        change_count: _builtins.int = ...,
-        window_count: _builtins.int = ...,
+        changes: _builtins.int = ...,
+        window_requests: _builtins.int = ...,
         window_quality_sum: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_left_share", b"budget_left_share", "change_count", b"change_count", "out_of_budget", b"out_of_budget", "step", b"step", "window_count", b"window_count", "window_quality_sum", b"window_quality_sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_left", b"budget_left", "changes", b"changes", "out_of_budget", b"out_of_budget", "step", b"step", "window_quality_sum", b"window_quality_sum", "window_requests", b"window_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BurstCounters: _TypeAlias = BurstCounters  # noqa: Y015
-
-@_typing.final
-class TierCounters(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TIER_FIELD_NUMBER: _builtins.int
-    ANSWERED_COUNT_FIELD_NUMBER: _builtins.int
-    ESCALATED_COUNT_FIELD_NUMBER: _builtins.int
-    ACCEPTED_DRAFT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    REJECTED_DRAFT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    tier: _builtins.str
-    answered_count: _builtins.int
-    escalated_count: _builtins.int
-    accepted_draft_token_count: _builtins.int
-    rejected_draft_token_count: _builtins.int
-    def __init__(
-        self,
-        *,
-        tier: _builtins.str = ...,
-        answered_count: _builtins.int = ...,
-        escalated_count: _builtins.int = ...,
-        accepted_draft_token_count: _builtins.int = ...,
-        rejected_draft_token_count: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_token_count", b"accepted_draft_token_count", "answered_count", b"answered_count", "escalated_count", b"escalated_count", "rejected_draft_token_count", b"rejected_draft_token_count", "tier", b"tier"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TierCounters: _TypeAlias = TierCounters  # noqa: Y015
+Global___BurstCounts: _TypeAlias = BurstCounts  # noqa: Y015
 
 @_typing.final
 class MoveOwnReplyRequest(_message.Message):

@@ -21,27 +21,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _ServiceClass:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ServiceClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServiceClass.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    SERVICE_CLASS_UNSPECIFIED: _ServiceClass.ValueType  # 0
-    SERVICE_CLASS_STANDARD: _ServiceClass.ValueType  # 1
-    """The SLO will be met."""
-    SERVICE_CLASS_BEST_EFFORT: _ServiceClass.ValueType  # 2
-    """Served with the remaining capacity; may be preempted. The class of requests without an SLO."""
-
-class ServiceClass(_ServiceClass, metaclass=_ServiceClassEnumTypeWrapper): ...
-
-SERVICE_CLASS_UNSPECIFIED: ServiceClass.ValueType  # 0
-SERVICE_CLASS_STANDARD: ServiceClass.ValueType  # 1
-"""The SLO will be met."""
-SERVICE_CLASS_BEST_EFFORT: ServiceClass.ValueType  # 2
-"""Served with the remaining capacity; may be preempted. The class of requests without an SLO."""
-Global___ServiceClass: _TypeAlias = ServiceClass  # noqa: Y015
-
 class _MoveReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -76,31 +55,24 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_UNSPECIFIED: _Capability.ValueType  # 0
     CAPABILITY_LOGPROBS: _Capability.ValueType  # 1
     CAPABILITY_PREFIX_REUSE: _Capability.ValueType  # 2
-    CAPABILITY_TOKEN_ALLOCATION: _Capability.ValueType  # 3
-    """A caller may decide how many tokens each request gets in a step."""
-    CAPABILITY_KV_TRANSFER: _Capability.ValueType  # 4
-    CAPABILITY_VERIFY_GREEDY: _Capability.ValueType  # 5
-    CAPABILITY_VERIFY_SAMPLED: _Capability.ValueType  # 6
-    """A sampled draft token is accepted if the engine draws the same token."""
-    CAPABILITY_VERIFY_REJECTION: _Capability.ValueType  # 7
-    """A draft with its distributions is verified by rejection sampling."""
-    CAPABILITY_SEEDED_SAMPLING: _Capability.ValueType  # 8
+    CAPABILITY_KV_TRANSFER: _Capability.ValueType  # 3
+    CAPABILITY_SEEDED_SAMPLING: _Capability.ValueType  # 4
     """A sampled reply depends only on seed and position, so it continues unchanged on another instance."""
-    CAPABILITY_PRIORITIES: _Capability.ValueType  # 9
+    CAPABILITY_PRIORITIES: _Capability.ValueType  # 5
     """Waiting requests are ordered by priority."""
-    CAPABILITY_PREFIX_TRANSFER: _Capability.ValueType  # 10
+    CAPABILITY_PREFIX_TRANSFER: _Capability.ValueType  # 6
     """Running requests move to engines of the same kind as tokens: the target loads the KV from a shared cache, or computes it,
     before the hand-over. The KvLayout has no layers, and its blocks have no bytes.
     """
-    CAPABILITY_STRUCTURED_OUTPUT: _Capability.ValueType  # 11
+    CAPABILITY_STRUCTURED_OUTPUT: _Capability.ValueType  # 7
     """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
-    CAPABILITY_SLO: _Capability.ValueType  # 12
+    CAPABILITY_SLO: _Capability.ValueType  # 8
     """Requests are admitted with an SLO only where it can be kept."""
-    CAPABILITY_DRAFTS: _Capability.ValueType  # 13
+    CAPABILITY_DRAFTS: _Capability.ValueType  # 9
     """The draft of a request is verified."""
-    CAPABILITY_SLO_PREDICTED: _Capability.ValueType  # 14
+    CAPABILITY_SLO_PREDICTED: _Capability.ValueType  # 10
     """As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
-    CAPABILITY_ADAPTER: _Capability.ValueType  # 15
+    CAPABILITY_ADAPTER: _Capability.ValueType  # 11
     """The model is one with a LoRA adapter."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
@@ -108,31 +80,24 @@ class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 CAPABILITY_UNSPECIFIED: Capability.ValueType  # 0
 CAPABILITY_LOGPROBS: Capability.ValueType  # 1
 CAPABILITY_PREFIX_REUSE: Capability.ValueType  # 2
-CAPABILITY_TOKEN_ALLOCATION: Capability.ValueType  # 3
-"""A caller may decide how many tokens each request gets in a step."""
-CAPABILITY_KV_TRANSFER: Capability.ValueType  # 4
-CAPABILITY_VERIFY_GREEDY: Capability.ValueType  # 5
-CAPABILITY_VERIFY_SAMPLED: Capability.ValueType  # 6
-"""A sampled draft token is accepted if the engine draws the same token."""
-CAPABILITY_VERIFY_REJECTION: Capability.ValueType  # 7
-"""A draft with its distributions is verified by rejection sampling."""
-CAPABILITY_SEEDED_SAMPLING: Capability.ValueType  # 8
+CAPABILITY_KV_TRANSFER: Capability.ValueType  # 3
+CAPABILITY_SEEDED_SAMPLING: Capability.ValueType  # 4
 """A sampled reply depends only on seed and position, so it continues unchanged on another instance."""
-CAPABILITY_PRIORITIES: Capability.ValueType  # 9
+CAPABILITY_PRIORITIES: Capability.ValueType  # 5
 """Waiting requests are ordered by priority."""
-CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 10
+CAPABILITY_PREFIX_TRANSFER: Capability.ValueType  # 6
 """Running requests move to engines of the same kind as tokens: the target loads the KV from a shared cache, or computes it,
 before the hand-over. The KvLayout has no layers, and its blocks have no bytes.
 """
-CAPABILITY_STRUCTURED_OUTPUT: Capability.ValueType  # 11
+CAPABILITY_STRUCTURED_OUTPUT: Capability.ValueType  # 7
 """A reply's form (SamplingParams.structured_output, calls of tools) is enforced, token by token."""
-CAPABILITY_SLO: Capability.ValueType  # 12
+CAPABILITY_SLO: Capability.ValueType  # 8
 """Requests are admitted with an SLO only where it can be kept."""
-CAPABILITY_DRAFTS: Capability.ValueType  # 13
+CAPABILITY_DRAFTS: Capability.ValueType  # 9
 """The draft of a request is verified."""
-CAPABILITY_SLO_PREDICTED: Capability.ValueType  # 14
+CAPABILITY_SLO_PREDICTED: Capability.ValueType  # 10
 """As CAPABILITY_SLO, but by a prediction: the engine does not form the steps itself."""
-CAPABILITY_ADAPTER: Capability.ValueType  # 15
+CAPABILITY_ADAPTER: Capability.ValueType  # 11
 """The model is one with a LoRA adapter."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
@@ -254,7 +219,7 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams: ...
     @_builtins.property
     def resume_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens generated elsewhere: generation continues behind them, and the offset of the first frame is their number."""
+        """Tokens generated elsewhere: generation continues after them, and the offset of the first frame is their number."""
 
     @_builtins.property
     def slo(self) -> _common_pb2.Slo: ...
@@ -280,28 +245,24 @@ class GenerateRequest(_message.Message):
         resume_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         slo: _common_pb2.Slo | None = ...,
         priority: _builtins.int = ...,
-        transfer_id: _builtins.str | None = ...,
+        transfer_id: _builtins.str = ...,
         output_interval: _duration_pb2.Duration | None = ...,
         decline_unkept_slo: _builtins.bool = ...,
         draft: Global___Draft | None = ...,
         cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "draft", b"draft", "output_interval", b"output_interval", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "draft", b"draft", "output_interval", b"output_interval", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "_transfer_id", b"_transfer_id", "cache_salt", b"cache_salt", "decline_unkept_slo", b"decline_unkept_slo", "draft", b"draft", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "_output_interval", b"_output_interval", "cache_salt", b"cache_salt", "decline_unkept_slo", b"decline_unkept_slo", "draft", b"draft", "output_interval", b"output_interval", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "slo", b"slo", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
     _WhichOneofReturnType__output_interval: _TypeAlias = _typing.Literal["output_interval"]  # noqa: Y015
     _WhichOneofArgType__output_interval: _TypeAlias = _typing.Literal["_output_interval", b"_output_interval"]  # noqa: Y015
-    _WhichOneofReturnType__transfer_id: _TypeAlias = _typing.Literal["transfer_id"]  # noqa: Y015
-    _WhichOneofArgType__transfer_id: _TypeAlias = _typing.Literal["_transfer_id", b"_transfer_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft) -> _WhichOneofReturnType__draft | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__output_interval) -> _WhichOneofReturnType__output_interval | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__transfer_id) -> _WhichOneofReturnType__transfer_id | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
@@ -344,7 +305,7 @@ class GenerateResponse(_message.Message):
     ADMITTED_FIELD_NUMBER: _builtins.int
     DECLINED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
-    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
     MOVE_ADVICE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     HANDED_OVER_FIELD_NUMBER: _builtins.int
@@ -355,7 +316,7 @@ class GenerateResponse(_message.Message):
     @_builtins.property
     def tokens(self) -> _common_pb2.TokenFrame: ...
     @_builtins.property
-    def heartbeat(self) -> Global___Heartbeat:
+    def alive(self) -> Global___Alive:
         """Sent while a request waits or computes without output."""
 
     @_builtins.property
@@ -363,7 +324,7 @@ class GenerateResponse(_message.Message):
         """The request should move; the router that owns the stream finds the target."""
 
     @_builtins.property
-    def finished(self) -> Global___Finished:
+    def finished(self) -> Global___EngineFinished:
         """The terminal event of a reply."""
 
     @_builtins.property
@@ -376,16 +337,16 @@ class GenerateResponse(_message.Message):
         admitted: Global___Admitted | None = ...,
         declined: Global___Declined | None = ...,
         tokens: _common_pb2.TokenFrame | None = ...,
-        heartbeat: Global___Heartbeat | None = ...,
+        alive: Global___Alive | None = ...,
         move_advice: Global___MoveAdvice | None = ...,
-        finished: Global___Finished | None = ...,
+        finished: Global___EngineFinished | None = ...,
         handed_over: Global___HandedOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "alive", b"alive", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "heartbeat", b"heartbeat", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "alive", b"alive", "declined", b"declined", "event", b"event", "finished", b"finished", "handed_over", b"handed_over", "move_advice", b"move_advice", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "declined", "tokens", "heartbeat", "move_advice", "finished", "handed_over"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "declined", "tokens", "alive", "move_advice", "finished", "handed_over"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -597,7 +558,7 @@ class TokenColumns(_message.Message):
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens of all rows, one row behind the other."""
+        """The tokens of all rows, one row after the other."""
 
     def __init__(
         self,
@@ -620,23 +581,24 @@ Global___TokenColumns: _TypeAlias = TokenColumns  # noqa: Y015
 class Admitted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SERVICE_CLASS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    service_class: Global___ServiceClass.ValueType
+    SLO_KEPT_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     max_output_tokens: _builtins.int
     """Limit on the output tokens of this request."""
+    slo_kept: _builtins.bool
+    """The SLO will be met. Otherwise, and without an SLO, the request is served with the remaining capacity and may be preempted."""
     def __init__(
         self,
         *,
-        service_class: Global___ServiceClass.ValueType = ...,
         prompt_tokens: _builtins.int = ...,
         max_output_tokens: _builtins.int = ...,
+        slo_kept: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_output_tokens", b"max_output_tokens", "prompt_tokens", b"prompt_tokens", "service_class", b"service_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_output_tokens", b"max_output_tokens", "prompt_tokens", b"prompt_tokens", "slo_kept", b"slo_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -663,7 +625,7 @@ class Declined(_message.Message):
 Global___Declined: _TypeAlias = Declined  # noqa: Y015
 
 @_typing.final
-class Heartbeat(_message.Message):
+class Alive(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -675,66 +637,74 @@ class Heartbeat(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+Global___Alive: _TypeAlias = Alive  # noqa: Y015
 
 @_typing.final
 class MoveAdvice(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
-    SEQUENCE_TOKENS_FIELD_NUMBER: _builtins.int
-    SENDER_BUFFERED_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SENDER_TOKENS_FIELD_NUMBER: _builtins.int
     reason: Global___MoveReason.ValueType
-    sequence_tokens: _builtins.int
-    sender_buffered_tokens: _builtins.int
+    tokens: _builtins.int
+    """The length of the request, prompt and output so far."""
+    sender_tokens: _builtins.int
     """Total length of the requests that this instance has to hand over, including this one."""
     def __init__(
         self,
         *,
         reason: Global___MoveReason.ValueType = ...,
-        sequence_tokens: _builtins.int = ...,
-        sender_buffered_tokens: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        sender_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sender_buffered_tokens", b"sender_buffered_tokens", "sequence_tokens", b"sequence_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sender_tokens", b"sender_tokens", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MoveAdvice: _TypeAlias = MoveAdvice  # noqa: Y015
 
 @_typing.final
-class Finished(_message.Message):
+class EngineFinished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
-    PREEMPTION_COUNT_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     stop: _builtins.str
     """The stop string that ended the reply, if one did."""
-    preemption_count: _builtins.int
+    preemptions: _builtins.int
     """Times the request was preempted and recomputed."""
+    drafted_tokens: _builtins.int
+    """Of drafting models, verified, and of these accepted. Drafts that came with the request are in the usage."""
+    accepted_drafted_tokens: _builtins.int
     @_builtins.property
-    def usage(self) -> _common_pb2.TokenUsage: ...
+    def usage(self) -> _common_pb2.Usage: ...
     def __init__(
         self,
         *,
         reason: _common_pb2.FinishReason.ValueType = ...,
-        usage: _common_pb2.TokenUsage | None = ...,
+        usage: _common_pb2.Usage | None = ...,
         stop: _builtins.str | None = ...,
-        preemption_count: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_drafted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "preemption_count", b"preemption_count", "reason", b"reason", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop", b"_stop", "accepted_drafted_tokens", b"accepted_drafted_tokens", "drafted_tokens", b"drafted_tokens", "preemptions", b"preemptions", "reason", b"reason", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop: _TypeAlias = _typing.Literal["stop"]  # noqa: Y015
     _WhichOneofArgType__stop: _TypeAlias = _typing.Literal["_stop", b"_stop"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop) -> _WhichOneofReturnType__stop | None: ...
 
-Global___Finished: _TypeAlias = Finished  # noqa: Y015
+Global___EngineFinished: _TypeAlias = EngineFinished  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
@@ -978,101 +948,6 @@ class DrainResponse(_message.Message):
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
-class VerifyRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    PREFIX_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    OFFSET_FIELD_NUMBER: _builtins.int
-    DRAFT_DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    offset: _builtins.int
-    """Output position of the first draft token; with the seed, it determines the random numbers."""
-    @_builtins.property
-    def prefix_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt and accepted output so far; at least one token."""
-
-    @_builtins.property
-    def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At least one token."""
-
-    @_builtins.property
-    def sampling(self) -> _common_pb2.SamplingParams: ...
-    @_builtins.property
-    def draft_distributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftDistribution]:
-        """For sampling: the probabilities of the draft model, one row per draft token."""
-
-    def __init__(
-        self,
-        *,
-        request_id: _builtins.str = ...,
-        prefix_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        sampling: _common_pb2.SamplingParams | None = ...,
-        offset: _builtins.int = ...,
-        draft_distributions: _abc.Iterable[Global___DraftDistribution] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_distributions", b"draft_distributions", "draft_token_ids", b"draft_token_ids", "offset", b"offset", "prefix_token_ids", b"prefix_token_ids", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
-
-@_typing.final
-class DraftDistribution(_message.Message):
-    """The distribution of a draft model at one position, as sparse pairs; other tokens have probability 0."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    PROBABILITIES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
-    def __init__(
-        self,
-        *,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        probabilities: _abc.Iterable[_builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["probabilities", b"probabilities", "token_ids", b"token_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DraftDistribution: _TypeAlias = DraftDistribution  # noqa: Y015
-
-@_typing.final
-class VerifyResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
-    NEXT_TOKEN_ID_FIELD_NUMBER: _builtins.int
-    accepted_count: _builtins.int
-    """Number of accepted draft tokens."""
-    next_token_id: _builtins.int
-    """The verifier's token behind them."""
-    def __init__(
-        self,
-        *,
-        accepted_count: _builtins.int = ...,
-        next_token_id: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "next_token_id", b"next_token_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
-
-@_typing.final
 class PlaceBidRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1312,7 +1187,7 @@ class MigrateOutResponse(_message.Message):
 
     ROUND_COPIED_FIELD_NUMBER: _builtins.int
     HANDED_OVER_FIELD_NUMBER: _builtins.int
-    TRANSFER_FAILED_FIELD_NUMBER: _builtins.int
+    NOT_MOVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def round_copied(self) -> Global___RoundCopied:
         """A round of KV blocks arrived at the target; the request still runs here."""
@@ -1322,7 +1197,7 @@ class MigrateOutResponse(_message.Message):
         """The request runs at the target from `offset` on."""
 
     @_builtins.property
-    def transfer_failed(self) -> Global___TransferFailed:
+    def not_moved(self) -> Global___NotMoved:
         """The request continues here unchanged."""
 
     def __init__(
@@ -1330,13 +1205,13 @@ class MigrateOutResponse(_message.Message):
         *,
         round_copied: Global___RoundCopied | None = ...,
         handed_over: Global___HandedOver | None = ...,
-        transfer_failed: Global___TransferFailed | None = ...,
+        not_moved: Global___NotMoved | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "handed_over", b"handed_over", "round_copied", b"round_copied", "transfer_failed", b"transfer_failed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "handed_over", b"handed_over", "not_moved", b"not_moved", "round_copied", b"round_copied"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "handed_over", b"handed_over", "round_copied", b"round_copied", "transfer_failed", b"transfer_failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "handed_over", b"handed_over", "not_moved", b"not_moved", "round_copied", b"round_copied"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["round_copied", "handed_over", "transfer_failed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["round_copied", "handed_over", "not_moved"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1396,7 +1271,7 @@ class HandedOver(_message.Message):
 Global___HandedOver: _TypeAlias = HandedOver  # noqa: Y015
 
 @_typing.final
-class TransferFailed(_message.Message):
+class NotMoved(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
@@ -1416,7 +1291,7 @@ class TransferFailed(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TransferFailed: _TypeAlias = TransferFailed  # noqa: Y015
+Global___NotMoved: _TypeAlias = NotMoved  # noqa: Y015
 
 @_typing.final
 class MigrateInRequest(_message.Message):
@@ -1456,23 +1331,18 @@ class TransferOpening(_message.Message):
 
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    SHARED_SEGMENT_FIELD_NUMBER: _builtins.int
-    MEASUREMENT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """Of a Generate call that waits at the target and has the request."""
-    measurement: _builtins.bool
-    """No request moves: the target reads the chunks as fast as it can and forgets them, until the call ends. Without a
-    `transfer_id`.
-    """
     @_builtins.property
     def layout(self) -> Global___KvLayout: ...
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens with computed KV, which the target looks up in its prefix tree. None for a measurement."""
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens with computed KV, which the target looks up in its prefix tree."""
 
     @_builtins.property
-    def shared_segment(self) -> Global___SharedSegment:
+    def shared(self) -> Global___SharedSegment:
         """Memory through which chunks may come, if the target is on the same host."""
 
     def __init__(
@@ -1480,17 +1350,14 @@ class TransferOpening(_message.Message):
         *,
         transfer_id: _builtins.str = ...,
         layout: Global___KvLayout | None = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        shared_segment: Global___SharedSegment | None = ...,
-        measurement: _builtins.bool = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        shared: Global___SharedSegment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_segment", b"_shared_segment", "layout", b"layout", "shared_segment", b"shared_segment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_segment", b"_shared_segment", "layout", b"layout", "measurement", b"measurement", "shared_segment", b"shared_segment", "token_ids", b"token_ids", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "shared", b"shared", "tokens", b"tokens", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__shared_segment: _TypeAlias = _typing.Literal["shared_segment"]  # noqa: Y015
-    _WhichOneofArgType__shared_segment: _TypeAlias = _typing.Literal["_shared_segment", b"_shared_segment"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_segment) -> _WhichOneofReturnType__shared_segment | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferOpening: _TypeAlias = TransferOpening  # noqa: Y015
 
@@ -1603,10 +1470,10 @@ class TransferClosing(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def last(self) -> Global___KvChunk:
         """The last blocks, so that they are written and the request starts between the same two steps."""
@@ -1614,12 +1481,12 @@ class TransferClosing(_message.Message):
     def __init__(
         self,
         *,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
         last: Global___KvChunk | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1632,8 +1499,7 @@ class MigrateInResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     CHUNK_RECEIVED_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
-    REFUSAL_FIELD_NUMBER: _builtins.int
-    refusal: _builtins.str
+    FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___TransferAccepted:
         """Number of first blocks that are present at the target and need not be sent."""
@@ -1644,42 +1510,64 @@ class MigrateInResponse(_message.Message):
     def committed(self) -> Global___TransferCommitted:
         """The target runs the request from now on."""
 
+    @_builtins.property
+    def failed(self) -> Global___TransferFailed: ...
     def __init__(
         self,
         *,
         accepted: Global___TransferAccepted | None = ...,
         chunk_received: Global___ChunkReceived | None = ...,
         committed: Global___TransferCommitted | None = ...,
-        refusal: _builtins.str = ...,
+        failed: Global___TransferFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "chunk_received", b"chunk_received", "committed", b"committed", "event", b"event", "refusal", b"refusal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "chunk_received", b"chunk_received", "committed", b"committed", "event", b"event", "failed", b"failed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "chunk_received", b"chunk_received", "committed", b"committed", "event", b"event", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "chunk_received", b"chunk_received", "committed", b"committed", "event", b"event", "failed", b"failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "chunk_received", "committed", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "chunk_received", "committed", "failed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___MigrateInResponse: _TypeAlias = MigrateInResponse  # noqa: Y015
 
 @_typing.final
+class TransferFailed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferFailed: _TypeAlias = TransferFailed  # noqa: Y015
+
+@_typing.final
 class TransferAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PRESENT_BLOCKS_FIELD_NUMBER: _builtins.int
+    PRESENT_FIELD_NUMBER: _builtins.int
     SHARES_SEGMENT_FIELD_NUMBER: _builtins.int
-    present_blocks: _builtins.int
+    present: _builtins.int
+    """Blocks from the first on."""
     shares_segment: _builtins.bool
     """The target reads the shared segment. Otherwise chunks must have their data with them."""
     def __init__(
         self,
         *,
-        present_blocks: _builtins.int = ...,
+        present: _builtins.int = ...,
         shares_segment: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["present_blocks", b"present_blocks", "shares_segment", b"shares_segment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["present", b"present", "shares_segment", b"shares_segment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

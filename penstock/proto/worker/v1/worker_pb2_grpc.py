@@ -66,11 +66,6 @@ class WorkerServiceStub:
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
-        self.Verify = channel.unary_unary(
-                '/penstock.worker.v1.WorkerService/Verify',
-                request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyRequest.SerializeToString,
-                response_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyResponse.FromString,
-                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/penstock.worker.v1.WorkerService/Tokenize',
                 request_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
@@ -159,14 +154,6 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Verify(self, request, context):
-        """Verifies a draft behind a prefix in one forward pass.
-        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Tokenize(self, request, context):
         """The tokens of a prompt, rendered by the model's chat template if it is a chat. INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too
         much text is waiting to be tokenized; RetryInfo).
@@ -248,11 +235,6 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
-            ),
-            'Verify': grpc.unary_unary_rpc_method_handler(
-                    servicer.Verify,
-                    request_deserializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyRequest.FromString,
-                    response_serializer=penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -449,33 +431,6 @@ class WorkerService:
             '/penstock.worker.v1.WorkerService/Drain',
             penstock_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             penstock_dot_worker_dot_v1_dot_worker__pb2.DrainResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Verify(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/penstock.worker.v1.WorkerService/Verify',
-            penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyRequest.SerializeToString,
-            penstock_dot_worker_dot_v1_dot_worker__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

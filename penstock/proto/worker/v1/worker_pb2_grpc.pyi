@@ -59,10 +59,6 @@ class WorkerServiceStub:
     """The current load, as also published to Redis."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """At the administrative listener only. Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
-    Verify: _grpc.UnaryUnaryMultiCallable[_worker_pb2.VerifyRequest, _worker_pb2.VerifyResponse]
-    """Verifies a draft behind a prefix in one forward pass.
-    INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
-    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TokenizeRequest, _worker_pb2.TokenizeResponse]
     """The tokens of a prompt, rendered by the model's chat template if it is a chat. INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too
     much text is waiting to be tokenized; RetryInfo).
@@ -118,10 +114,6 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """The current load, as also published to Redis."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """At the administrative listener only. Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
-    Verify: _aio.UnaryUnaryMultiCallable[_worker_pb2.VerifyRequest, _worker_pb2.VerifyResponse]  # type: ignore[assignment]
-    """Verifies a draft behind a prefix in one forward pass.
-    INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
-    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_worker_pb2.TokenizeRequest, _worker_pb2.TokenizeResponse]  # type: ignore[assignment]
     """The tokens of a prompt, rendered by the model's chat template if it is a chat. INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too
     much text is waiting to be tokenized; RetryInfo).
@@ -210,16 +202,6 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """At the administrative listener only. Accept no new requests from now on. Returns when the running ones have finished or the deadline has passed."""
-
-    @_abc_1.abstractmethod
-    def Verify(
-        self,
-        request: _worker_pb2.VerifyRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.VerifyResponse, _abc.Awaitable[_worker_pb2.VerifyResponse]]:
-        """Verifies a draft behind a prefix in one forward pass.
-        INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED (not supported by the engine), FAILED_PRECONDITION (as Generate).
-        """
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -1,121 +1,89 @@
-"""The certificate of a set of candidates: replays of the running requests with them. No I/O."""
+"""The certificate of a set of candidates: a replay of the running requests with them. No I/O."""
 
-import numba
+from typing import NamedTuple
+
 import numpy as np
 
-from services.domain.slo.compiled.layout import (
-    CONTEXT,
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.compiled.layout import (
     COUNTS,
-    KIND,
-    LEFT,
-    PENDING,
     RELEASE_S,
-    STANDARD,
     TIMES,
-    F,
-    N,
+    Certificate,
+    Columns,
+    Kv,
     StepModel,
 )
-from services.domain.slo.compiled.replay import keeps_promises
+from penstock.services.domain.slo.compiled.replay import keeps_promises
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def certified(
-    now_s: float,
-    counts: N,
-    times: F,
-    running: int,
-    new_counts: N,
-    new_times: F,
-    chosen: int,
-    model: StepModel,
-    best_effort: bool,
-    both: bool,
-    release_s: F,
-    kv_tokens: float,
-    partial_tokens: int,
-    peak: F,
-) -> tuple[bool, int, bool]:
-    """Replay the running requests with the chosen candidates; release_s and peak are written only where they pass.
+class AdmissionQuestion(NamedTuple):
+    """A question of admission. now_s: when the next step begins. running: the first `requests` of these columns, as they will
+    be then. new: the candidates, by arrival."""
 
-    Returns whether they pass, how many replays that took, and whether KV is what they fail by.
+    now_s: float
+    running: Columns
+    requests: int
+    new: Columns
+    model: StepModel
+    kv: Kv
+
+
+@compiled(error_model="numpy")
+def certified(question: AdmissionQuestion, chosen: int | np.int64, result: Certificate) -> tuple[bool, int, bool]:
+    """Replay the running requests with the chosen candidates; `result` is written only where they pass.
+
+    They must pass while best effort uses its reserve, which it has whatever is admitted, and, with the same release
+    times, without it: that is what can be taken at any time (`certified_step`).
+
+    Returns whether they pass, how many replays with best effort that took, and whether KV or places are what they fail by.
     """
-    requests = running + count_bits(chosen)
-    all_counts, all_times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
-    found_s, again_s, held = np.empty(requests), np.empty(requests), np.zeros(1)
-    tries = 0
-    columns(counts, times, running, new_counts, new_times, chosen, all_counts, all_times)
-    whole = 0.0
-    for i in range(requests):
-        if all_counts[KIND, i] == STANDARD:
-            whole += all_counts[CONTEXT, i] + all_counts[PENDING, i] + all_counts[LEFT, i] + partial_tokens
+    both = _with_chosen(question, chosen)
+    requests, tries = both.counts.shape[1], 0
+    shared, alone = Certificate(np.empty(requests), np.zeros(1)), Certificate(np.empty(requests), np.zeros(1))
     for hold in range(2):
-        found_s[:], held[0] = -np.inf, 0.0
-        all_times[RELEASE_S] = -np.inf
+        shared.release_s[:], both.times[RELEASE_S], shared.most_held[0] = -np.inf, -np.inf, 0.0
         passes = keeps_promises(
-            now_s,
-            all_counts,
-            all_times,
-            requests,
-            model,
-            best_effort,
-            hold == 1,
-            found_s,
-            kv_tokens,
-            partial_tokens,
-            held,
+            question.now_s, both, requests, question.model, np.bool_(True), hold == 1, question.kv, shared
         )
         tries += 1
-        if passes and (both or whole > kv_tokens):
-            # How long steps take depends on best effort, and with it which tokens are held together: try the other case, too.
-            all_times[RELEASE_S] = found_s
-            assumed = held[0]
+        alone.most_held[0] = shared.most_held[0]
+        if passes and question.model.reserve > 0.0:
+            both.times[RELEASE_S] = shared.release_s
             passes = keeps_promises(
-                now_s,
-                all_counts,
-                all_times,
-                requests,
-                model,
-                not best_effort,
-                np.bool_(False),  # numba would compile the replay once more for a constant
-                again_s,
-                kv_tokens,
-                partial_tokens,
-                held,
+                question.now_s, both, requests, question.model, np.bool_(False), np.bool_(False), question.kv, alone
             )
-            held[0] = max(held[0], assumed)
-            tries += 1
         if passes:
-            peak[0] = held[0]
-            for i in range(requests):
-                release_s[i] = found_s[i]
+            result.most_held[0] = alone.most_held[0]
+            result.release_s[:requests] = shared.release_s
             return True, tries, False
-        if held[0] > kv_tokens:
+        if shared.most_held[0] > question.kv.tokens:
             return False, tries, True
     return False, tries, False
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def columns(
-    counts: N, times: F, running: int, new_counts: N, new_times: F, chosen: int, all_counts: N, all_times: F
-) -> int:
-    """Copy the columns of the running requests and of the chosen candidates, without release times; how many they are."""
+@compiled(error_model="numpy")
+def _with_chosen(question: AdmissionQuestion, chosen: int | np.int64) -> Columns:
+    """The running requests and the chosen candidates, without release times."""
+    requests = question.requests + count_bits(chosen)
+    counts, times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
     at = 0
-    for i in range(running + new_counts.shape[1]):
-        c = i - running
+    for i in range(question.requests + question.new.counts.shape[1]):
+        c = i - question.requests
         if c >= 0 and chosen >> c & 1 == 0:
             continue
+        of, column = (question.running, i) if c < 0 else (question.new, c)
         for row in range(COUNTS):
-            all_counts[row, at] = counts[row, i] if c < 0 else new_counts[row, c]
+            counts[row, at] = of.counts[row, column]
         for row in range(TIMES):
-            all_times[row, at] = times[row, i] if c < 0 else new_times[row, c]
-        all_times[RELEASE_S, at] = -np.inf
+            times[row, at] = of.times[row, column]
+        times[RELEASE_S, at] = -np.inf
         at += 1
-    return at
+    return Columns(counts, times)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def count_bits(bits: int) -> int:
+@compiled(error_model="numpy")
+def count_bits(bits: int | np.int64) -> int:
     count = 0
     while bits > 0:
         bits &= bits - 1

@@ -1,27 +1,29 @@
 """What the compiled functions share: the columns of a request, the step model, the time of a step."""
 
 import itertools
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel
-from services.domain.slo.attainment import PACE_WINDOW_TOKENS
+from penstock.services.compilation import compiled
+from penstock.services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel
+from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS
 
 F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 # Rows of `counts`, (COUNTS, requests). A request's column is its place in the order of arrival.
-KIND, DECODING, CONTEXT, PENDING, LEFT = range(5)
-COUNTS = 5
+# PLACED: 1 for those that have a place in the batch, and KV.
+KIND, DECODING, CONTEXT, PENDING, LEFT, PLACED = range(6)
+COUNTS = 6
 # Kinds. A finished request stays as GONE during a replay.
 GONE, STANDARD, BEST_EFFORT = range(3)
 # Rows of `times`, (TIMES, requests): when the next token is due; seconds per output token, KEPT_SHARE of those promised; the
 # earliest begin of a step that computes the last token of the prompt.
 DUE_S, TPOT_S, RELEASE_S = range(3)
 TIMES = 3
+UNLIMITED_PLACES = 1 << 30
 EPSILON_S = SUM_TOLERANCE_S
 INTERPOLATIONS = 6
 """Before halving: on a straight piece of the step times three are enough."""
@@ -31,9 +33,32 @@ KEPT_SHARE = PACE_WINDOW_TOKENS / (PACE_WINDOW_TOKENS + SLACK_PACES)
 """The share of the promised seconds per token that is kept on average: then no window is late, however slack is used."""
 
 
+class Columns(NamedTuple):
+    """Requests: counts (COUNTS, R) and times (TIMES, R), R at least as many as there are requests."""
+
+    counts: N
+    times: F
+
+
+class Kv(NamedTuple):
+    """tokens: KV for all promised requests together. partial_tokens: what a last block may hold more."""
+
+    tokens: float
+    partial_tokens: int
+
+
+class Certificate(NamedTuple):
+    """What a replay that passed has found. release_s (>= requests): when the step began that computed the last token of each
+    prompt. most_held (1): the most KV tokens that the requests hold at any time; where a replay failed by KV, more than there
+    are, and infinite where it failed by a prompt that had no place in time."""
+
+    release_s: F
+    most_held: F
+
+
 class StepModel(NamedTuple):
     """StepLatencyModel for compiled code. rising: more tokens never take less time. reserve: share of a step's time that is
-    best effort's where it has work."""
+    best effort's where it has work. places: how many promised requests may run."""
 
     knot_tokens: F
     knot_s: F
@@ -43,10 +68,25 @@ class StepModel(NamedTuple):
     max_step_tokens: int
     reserve: float
     rising: bool
+    places: int
+
+
+class HasKnots(Protocol):
+    """A StepModel, or the simulator's Engine."""
+
+    @property
+    def knot_tokens(self) -> F: ...
+
+    @property
+    def knot_s(self) -> F: ...
 
 
 def step_model(
-    latency: StepLatencyModel, max_step_tokens: int, reserve: float = 0.0, correction: float = 1.0
+    latency: StepLatencyModel,
+    max_step_tokens: int,
+    reserve: float = 0.0,
+    correction: float = 1.0,
+    places: int = UNLIMITED_PLACES,
 ) -> StepModel:
     """The model of an engine's steps, all its seconds times `correction`."""
     return StepModel(
@@ -58,11 +98,12 @@ def step_model(
         max_step_tokens,
         reserve,
         all(after >= before for before, after in itertools.pairwise(latency.knot_s)),
+        places,
     )
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def base_s(tokens: float, model: StepModel) -> float:
+@compiled(allocates=False, error_model="numpy")
+def base_s(tokens: float, model: HasKnots) -> float:
     """StepLatencyModel.base_s."""
     x, y = model.knot_tokens, model.knot_s
     at = 1
@@ -71,7 +112,7 @@ def base_s(tokens: float, model: StepModel) -> float:
     return max(0.0, y[at - 1] + (tokens - x[at - 1]) * (y[at] - y[at - 1]) / (x[at] - x[at - 1]))
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def step_s(tokens: int, context: float, pairs: float, gap: float, model: StepModel) -> float:
     """StepLatencyModel.step_s."""
     if tokens == 0:
@@ -80,7 +121,7 @@ def step_s(tokens: int, context: float, pairs: float, gap: float, model: StepMod
     return base_s(tokens, model) + attention + model.gap_s * gap
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def tokens_within(
     seconds: float, most: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
 ) -> int:
@@ -116,9 +157,21 @@ def tokens_within(
     return low
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _with_chunk_s(
     chunk: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
 ) -> float:
     chunk_pairs = chunk * (start + 0.5 * (chunk + 1))
     return float(step_s(tokens + chunk, context + start + chunk, pairs + chunk_pairs, gap, model))
+
+
+@compiled(error_model="numpy")
+def copied(columns: Columns, requests: int) -> Columns:
+    """The first `requests` columns, as arrays of their own."""
+    counts, times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
+    for i in range(requests):
+        for row in range(COUNTS):
+            counts[row, i] = columns.counts[row, i]
+        for row in range(TIMES):
+            times[row, i] = columns.times[row, i]
+    return Columns(counts, times)

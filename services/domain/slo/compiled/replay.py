@@ -1,12 +1,21 @@
 """The certificate of an admission: the step policy itself, repeated in virtual time until nothing can go wrong. No I/O."""
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from services.domain.slo.compiled.layout import EPSILON_S, SLACK_PACES, F, N, StepModel, step_s
-from services.domain.slo.compiled.promised import (
-    ANY_ORDER,
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.compiled.layout import (
+    EPSILON_S,
+    SLACK_PACES,
+    Certificate,
+    Columns,
+    F,
+    Kv,
+    StepModel,
+    base_s,
+    step_s,
+)
+from penstock.services.domain.slo.compiled.promised import (
     ASSUMED,
     NONE,
     Decodes,
@@ -19,67 +28,64 @@ from services.domain.slo.compiled.promised import (
     promised_prompts,
     sums_of,
 )
-from services.domain.slo.compiled.step import next_due_s, prompts_by_deadline
+from penstock.services.domain.slo.compiled.selection import ANY_ORDER
+from penstock.services.domain.slo.compiled.step import next_due_s, prompts_by_deadline
 
 MAX_STEPS = 20_000
 """A replay gives up, and the admission is refused, after so many steps: at 20 steps a second a quarter of an hour."""
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def keeps_promises(
     now_s: float,
-    counts: N,  # (COUNTS, requests)
-    times: F,  # (TIMES, requests)
+    columns: Columns,
     requests: int,
     model: StepModel,
-    best_effort: bool,
-    hold: bool,
-    release_s: F,  # (>= requests) out: when the step began that computed the last prompt token
-    kv_tokens: float,  # of all these requests at any time
-    partial_tokens: int,  # that a request's last KV block may hold besides its own
-    peak: F,  # (1) out: the most KV tokens that they hold at any time, where they pass; more than kv_tokens where KV fails
+    best_effort: bool | np.bool_,
+    hold: bool | np.bool_,
+    kv: Kv,
+    result: Certificate,  # out, where they pass
 ) -> bool:
     """Whether no standard request misses a deadline, from now to its last token (LEFT), and their KV fits all the time.
 
-    best_effort: requests without a promise may use what time is left over in a step, so that decodes do not get ahead.
+    best_effort: while prompts wait, requests without a promise use their reserve of every step.
 
-    A request holds the KV of its tokens so far until its last one. A prompt that is not complete counts as a whole, since the
-    progress of prompts depends on best effort. A request that was promised only a first token counts with its whole reply.
+    A request has a place, and holds the KV of its tokens so far, from the first tokens of its prompt to its last token. A
+    prompt that is not complete counts as a whole, since the progress of prompts depends on best effort.
     """
     order = np.empty(requests, np.int64)
-    waiting = prompts_by_deadline(counts, times, requests, order)
-    prompts = promised_prompts(counts, times, order, waiting)
+    waiting = prompts_by_deadline(columns.counts, columns.times, requests, order)
+    prompts = promised_prompts(columns, order, waiting)
     decodes = new_decodes(requests)
-    sums = promised_decodes(counts, times, requests, decodes)
-    prompts_hold = 0.0
-    for p in range(waiting):
-        prompts_hold += prompts.context[p] + prompts.pending[p] + partial_tokens
-    changed = True
-    most_held, lingering = 0.0, 0.0
+    sums = promised_decodes(columns, requests, decodes)
+    changed, most_held = True, 0.0
     for _ in range(MAX_STEPS):
         if waiting == 0 and changed:
             if _decodes_fit(now_s, decodes, sums, model):
-                peak[0] = max(most_held, lingering + _most_decodes_hold(decodes, sums.requests, partial_tokens))
-                return peak[0] <= kv_tokens
+                result.most_held[0] = max(most_held, _most_decodes_hold(decodes, sums.requests, kv.partial_tokens))
+                return result.most_held[0] <= kv.tokens
             changed = False
         shared = ASSUMED if best_effort and waiting > 0 else NONE
         load = form_promised(now_s, decodes, sums, prompts, waiting, model, shared, hold)
         took_s = load_s(load, model)
         if took_s == 0.0:
-            peak[0] = most_held
+            result.most_held[0] = most_held
             return True
-        if shared == ASSUMED and load.cap_s < np.inf:
-            took_s = max(took_s, load.cap_s)  # what is left over will be used
+        if shared == ASSUMED:  # its reserve will be used
+            took_s = max(took_s, min(load.cap_s, took_s / (1.0 - model.reserve)))
         end_s = now_s + took_s
-        if load.earliest_s < end_s - EPSILON_S or _a_prompt_is_late(prompts, waiting, end_s):
+        if load.earliest_s < end_s - EPSILON_S:
             return False
-        held = lingering + prompts_hold + sums.context + load.decodes + sums.requests * (partial_tokens - 1.0)
+        late, prompts_hold = _late_and_held(prompts, waiting, end_s, kv.partial_tokens)
+        if late >= 0:
+            result.most_held[0] = result.most_held[0] if prompts.placed[late] else np.inf
+            return False
+        held = prompts_hold + sums.context + load.decodes + sums.requests * (kv.partial_tokens - 1.0)
         most_held = max(most_held, held)
-        if held > kv_tokens:
-            peak[0] = held
+        if held > kv.tokens:
+            result.most_held[0] = held
             return False
-        count, ended_hold = _advance_decodes(decodes, sums.requests, end_s, partial_tokens)
-        lingering += ended_hold
+        count = _advance_decodes(decodes, sums.requests, end_s)
         remaining = 0
         for p in range(waiting):
             prompts.context[p] += prompts.granted[p]
@@ -88,13 +94,10 @@ def keeps_promises(
                 _move_prompt(prompts, p, remaining)
                 remaining += 1
                 continue
-            release_s[prompts.column[p]] = now_s
-            prompts_hold -= prompts.context[p] + partial_tokens
-            if prompts.left[p] > 1 and prompts.tpot_s[p] < np.inf:
+            result.release_s[prompts.column[p]] = now_s
+            if prompts.left[p] > 1:
                 _begin_decoding(decodes, count, prompts, p, end_s)
                 count += 1
-            elif prompts.left[p] > 1:
-                lingering += prompts.context[p] + prompts.left[p] - 1 + partial_tokens
         if remaining < waiting or count != sums.requests:
             changed = True
             sums = sums_of(decodes, count)
@@ -106,42 +109,50 @@ def keeps_promises(
     return False
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def _a_prompt_is_late(prompts: Prompts, waiting: int, end_s: float) -> bool:
-    """Whether one is that this step completes or leaves out; those that it goes on with are looked at later."""
+@compiled(error_model="numpy")
+def keep_any_pace(now_s: float, columns: Columns, requests: int, model: StepModel, kv: Kv, result: Certificate) -> bool:
+    """Whether promised decodes, without prompts, keep their promises however early steps end and whatever else is in them, as
+    far as that fits next to the decodes: every step has all of them, see `_decodes_fit`."""
+    decodes = new_decodes(requests)
+    sums = promised_decodes(columns, requests, decodes)
+    if not _decodes_fit(now_s, decodes, sums, model):
+        return False
+    result.most_held[0] = _most_decodes_hold(decodes, sums.requests, kv.partial_tokens)
+    return result.most_held[0] <= kv.tokens
+
+
+@compiled(error_model="numpy")
+def _late_and_held(prompts: Prompts, waiting: int, end_s: float, partial_tokens: int) -> tuple[int, float]:
+    """One that is late, of those that this step completes or leaves out, or -1; those that it continues with are looked at
+    later. And the KV of all that have places."""
+    late, held = -1, 0.0
     for p in range(waiting):
         goes_on = 0 < prompts.granted[p] < prompts.pending[p]
         if not goes_on and prompts.due_s[p] < end_s - EPSILON_S:
-            return True
-    return False
+            late = p
+        if prompts.placed[p]:
+            held += prompts.context[p] + prompts.pending[p] + partial_tokens
+    return late, held
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def _advance_decodes(decodes: Decodes, count: int, end_s: float, partial_tokens: int) -> tuple[int, float]:
-    """Each that has a token in the step gets it; those that have all of theirs leave. How many are left, and the KV that is
-    still held by those that leave with their promise kept and tokens to come."""
-    hold = 0.0
-    ended = _give_tokens(decodes.granted, decodes.due_s, decodes.tpot_s, decodes.context, decodes.left, count, end_s)
-    if ended == 0:
-        return count, 0.0
+@compiled(error_model="numpy")
+def _advance_decodes(decodes: Decodes, count: int, end_s: float) -> int:
+    """Each that has a token in the step gets it; those that have all of theirs leave. How many are left."""
+    if _give_tokens(decodes.granted, decodes.due_s, decodes.tpot_s, decodes.context, decodes.left, count, end_s) == 0:
+        return count
     remaining = 0
     for k in range(count):
-        if not decodes.granted[k] or (decodes.left[k] > 0.0 and decodes.due_s[k] < np.inf):
+        if not decodes.granted[k] or decodes.left[k] > 0.0:
             _move_decode(decodes, k, remaining)
             remaining += 1
-        elif decodes.left[k] > 0.0:
-            hold += decodes.context[k] + decodes.left[k] + partial_tokens
-    return remaining, hold
+    return remaining
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=ANY_ORDER)
+@compiled(error_model="numpy", fastmath=ANY_ORDER)
 def _give_tokens(
     granted: npt.NDArray[np.bool_], due_s: F, tpot_s: F, context: F, left: F, count: int, end_s: float
 ) -> int:
-    """Those granted one get their token (`next_due_s`).
-
-    Returns how many have all of theirs, or were promised no pace and so are never due again.
-    """
+    """Those granted one get their token (`next_due_s`); how many have all of theirs."""
     ended = 0
     for k in range(count):
         ahead_s = due_s[k] if due_s[k] > end_s else end_s
@@ -151,11 +162,11 @@ def _give_tokens(
         due_s[k] = ahead_s if granted[k] else due_s[k]
         context[k] += token
         left[k] -= token
-        ended += granted[k] & ((left[k] <= 0.0) | (due_s[k] == np.inf))
+        ended += granted[k] & (left[k] <= 0.0)
     return ended
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _begin_decoding(decodes: Decodes, count: int, prompts: Prompts, p: int, end_s: float) -> None:
     """A prompt has its first token: it is a decode, at its place by arrival."""
     at = count
@@ -167,7 +178,7 @@ def _begin_decoding(decodes: Decodes, count: int, prompts: Prompts, p: int, end_
     decodes.context[at], decodes.left[at] = prompts.context[p], prompts.left[p] - 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _move_decode(decodes: Decodes, source: int, to: int) -> None:
     if source == to:
         return
@@ -179,12 +190,13 @@ def _move_decode(decodes: Decodes, source: int, to: int) -> None:
     decodes.context[to], decodes.left[to] = decodes.context[source], decodes.left[source]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _move_prompt(prompts: Prompts, source: int, to: int) -> None:
     if source == to:
         return
     prompts.column[to], prompts.context[to] = prompts.column[source], prompts.context[source]
     prompts.pending[to], prompts.left[to] = prompts.pending[source], prompts.left[source]
+    prompts.placed[to] = prompts.placed[source]
     prompts.due_s[to], prompts.tpot_s[to], prompts.release_s[to] = (
         prompts.due_s[source],
         prompts.tpot_s[source],
@@ -192,7 +204,7 @@ def _move_prompt(prompts: Prompts, source: int, to: int) -> None:
     )
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _most_decodes_hold(decodes: Decodes, count: int, partial_tokens: int) -> float:
     """The most KV that the decodes hold at any time, if each has a token per step until its last one."""
     held, left = decodes.context[:count] + partial_tokens, np.maximum(1.0, decodes.left[:count])
@@ -204,11 +216,12 @@ def _most_decodes_hold(decodes: Decodes, count: int, partial_tokens: int) -> flo
     return most
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _decodes_fit(now_s: float, decodes: Decodes, sums: Sums, model: StepModel) -> bool:
     """Whether a step with all decodes fits the tightest pace even when each has its longest context.
 
-    Then every step from here on has all of them (they only get fewer), and every token comes in time.
+    Then every step from here on has all of them (they only get fewer), and every token comes in time: when a step ends, each
+    next token is due a pace later at least, so the next step has room for all of them again, whatever else this one had.
     """
     count, context, longest, limit_s = sums.requests, 0.0, 0.0, sums.tightest_s
     for k in range(count):
@@ -220,4 +233,17 @@ def _decodes_fit(now_s: float, decodes: Decodes, sums: Sums, model: StepModel) -
         return True
     if count > model.max_step_tokens:
         return False
-    return step_s(count, context, 0.0, longest * count - sums.context, model) <= limit_s + EPSILON_S
+    took_s = step_s(count, context, 0.0, longest * count - sums.context, model)
+    if not model.rising:  # a step with fewer of them may take longer
+        took_s += _slowest_s(count, model) - base_s(count, model)
+    return bool(took_s <= limit_s + EPSILON_S)
+
+
+@compiled(error_model="numpy")
+def _slowest_s(tokens: int, model: StepModel) -> float:
+    """The longest that a pass of up to so many tokens takes."""
+    slowest_s = max(base_s(1, model), base_s(tokens, model))
+    for knot in range(len(model.knot_s)):
+        if 1 < model.knot_tokens[knot] < tokens:
+            slowest_s = max(slowest_s, model.knot_s[knot])
+    return float(slowest_s)

@@ -7,13 +7,17 @@ A step may take as long as the earliest token of a decode allows, and takes as m
    (Algorithm 2, line 9, prints `schDDL >= i t0`; a token must be in the batch if it is due before the next one can end.)
 2. Prompts of standard requests, by deadline. The last token of a prompt waits for its release time, which the certificate
    of its admission set: a prompt that completes early decodes early, which may break what others were promised.
+   Only so many requests have places: one that has none waits for one that is given back.
    A prompt that would be late next to the decodes goes alone and first, where all of them can wait for the next step.
 3. The other decodes, where there is time left.
 4. Best effort: its decodes, then its prompts, in order of arrival. `reserve` of the step's time is kept for it, but for
    prompts that cannot wait: these may borrow it. Certificates assume that best effort always has work and lends nothing.
 
-A pace is judged over every window of ten gaps, and kept by a stricter rule (`next_due_s`): a token is due a pace behind the
-time at which the one before was due, and at most SLACK_PACES further behind the time at which that came. So what came early
+A request that was promised a first token only decodes in part 3 from then on, ahead of best effort: its next token is never
+due. Whether best effort takes part in a step at all is for `certified_step` to say.
+
+A pace is judged over every window of ten gaps, and kept by a stricter rule (`next_due_s`): a token is due a pace after the
+time at which the one before was due, and at most SLACK_PACES further after the time at which that came. So what came early
 may be used later, for instance by a prompt that does not fit between two tokens. TPOT_S is KEPT_SHARE of the promised pace:
 
     due[k + 10] <= due[k] + 10 tpot <= came[k] + SLACK_PACES tpot + 10 tpot = came[k] + 10 promised.
@@ -21,10 +25,10 @@ may be used later, for instance by a prompt that does not fit between two tokens
 The first token counts as due when it came, so that a reply shorter than a window is in time as a whole, too.
 """
 
-import numba
 import numpy as np
 
-from services.domain.slo.compiled.layout import (
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
     DECODING,
@@ -33,16 +37,18 @@ from services.domain.slo.compiled.layout import (
     KIND,
     LEFT,
     PENDING,
+    PLACED,
     SLACK_PACES,
     STANDARD,
     TPOT_S,
+    Columns,
     F,
     N,
     StepModel,
     step_s,
     tokens_within,
 )
-from services.domain.slo.compiled.promised import (
+from penstock.services.domain.slo.compiled.promised import (
     PRESENT,
     Load,
     form_promised,
@@ -53,14 +59,14 @@ from services.domain.slo.compiled.promised import (
 )
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def next_due_s(due_s: float, end_s: float, tpot_s: float, decoding: int) -> float:
-    """When the token is due behind one that came at `end_s` and was due at `due_s`. decoding: 0 if that was the first one."""
+    """When the token is due after one that came at `end_s` and was due at `due_s`. decoding: 0 if that was the first one."""
     ahead_s = min(max(due_s, end_s), end_s + SLACK_PACES * tpot_s) if decoding == 1 else end_s
     return float(ahead_s + tpot_s)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
     """Fill `order` with the standard requests whose prompts are to be computed, earliest deadline first; how many."""
     count = 0
@@ -75,26 +81,25 @@ def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def form_batch(
     now_s: float,
-    counts: N,  # (COUNTS, >= requests)
-    times: F,  # (TIMES, >= requests)
+    columns: Columns,
     requests: int,
-    order: N,  # of prompts_by_deadline
-    prompts: int,  # how many
     model: StepModel,
     best_effort: int,  # NONE, PRESENT, or ASSUMED by a certificate
-    hold: bool,  # prompts complete as late as they can, whatever their release times
+    hold: bool | np.bool_,  # prompts complete as late as they can, whatever their release times
     grants: N,  # (>= requests) out: tokens of each
 ) -> tuple[float, float]:
     """Decide the tokens of the step that begins now.
 
     Returns the seconds it will take, 0 for an empty one, and the seconds it may take (infinite without limit).
     """
+    order = np.empty(requests, np.int64)
+    prompts = prompts_by_deadline(columns.counts, columns.times, requests, order)
     decodes = new_decodes(requests)
-    sums = promised_decodes(counts, times, requests, decodes)
-    waiting = promised_prompts(counts, times, order, prompts)
+    sums = promised_decodes(columns, requests, decodes)
+    waiting = promised_prompts(columns, order, prompts)
     load = form_promised(now_s, decodes, sums, waiting, prompts, model, best_effort, hold)
     grants[:requests] = 0
     for k in range(sums.requests):
@@ -102,11 +107,11 @@ def form_batch(
     for p in range(prompts):
         grants[order[p]] = waiting.granted[p]
     if best_effort == PRESENT:
-        load = _add_best_effort(load, counts, requests, model, grants)
+        load = _add_best_effort(load, columns.counts, requests, model, grants)
     return load_s(load, model), load.cap_s
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _add_best_effort(load: Load, counts: N, requests: int, model: StepModel, grants: N) -> Load:
     """Part 4: what fits in addition to the promised tokens."""
     tokens, context, pairs, room = load.tokens, load.context, load.pairs, model.max_step_tokens
@@ -144,7 +149,7 @@ def _add_best_effort(load: Load, counts: N, requests: int, model: StepModel, gra
     return Load(tokens, context, pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def commit(end_s: float, counts: N, times: F, requests: int, grants: N) -> None:
     """The step has ended: what reached its last token has got the next one, which is due a pace later."""
     for i in range(requests):
@@ -152,10 +157,9 @@ def commit(end_s: float, counts: N, times: F, requests: int, grants: N) -> None:
             continue
         counts[CONTEXT, i] += grants[i]
         counts[PENDING, i] -= grants[i]
+        counts[PLACED, i] = 1
         if counts[PENDING, i] == 0:
             times[DUE_S, i] = next_due_s(times[DUE_S, i], end_s, times[TPOT_S, i], counts[DECODING, i])
             counts[PENDING, i] = 1
             counts[DECODING, i] = 1
             counts[LEFT, i] -= 1
-            if times[TPOT_S, i] == np.inf:  # the first token was all that was promised
-                counts[KIND, i] = BEST_EFFORT

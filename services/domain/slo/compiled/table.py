@@ -8,30 +8,45 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
-from services.domain.slo.attainment import PACE_WINDOW_TOKENS
-from services.domain.slo.compiled import admission, promised, step
-from services.domain.slo.compiled.layout import (
+from penstock.services.compilation import compiled
+from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS
+from penstock.services.domain.slo.compiled import admission, step
+from penstock.services.domain.slo.compiled.certificate import AdmissionQuestion
+from penstock.services.domain.slo.compiled.certified_step import (
+    ALONE,
+    MOST_HELD,
+    STATES,
+    certified_step,
+    certify_after,
+    ended,
+    may_end_s,
+)
+from penstock.services.domain.slo.compiled.layout import (
     BEST_EFFORT,
     CONTEXT,
     COUNTS,
     DECODING,
     DUE_S,
+    GONE,
     KEPT_SHARE,
     KIND,
     LEFT,
     PENDING,
+    PLACED,
     RELEASE_S,
     STANDARD,
     TIMES,
     TPOT_S,
+    Certificate,
+    Columns,
     F,
+    Kv,
     N,
     StepModel,
 )
-from services.domain.slo.promises import SloClass
+from penstock.types.slo import SloClass
 
 MAX_COUNTS = 1 << 16
 """Combinations of counts per pace in one decision: two arrays of this size are a megabyte."""
@@ -52,7 +67,7 @@ class TableRequest:
     tpot_s: its tightest pace; infinite for none.
     pending_tokens: to compute before its next token. context_tokens: whose KV is there. decoding: it has produced tokens.
     output_tokens: predicted, still to come, at least 1.
-    value: what attaining its SLO is worth.
+    value: what attaining its SLO is worth. placed: it has a place in the batch, as every one that decodes has.
     """
 
     request_id: str
@@ -63,6 +78,7 @@ class TableRequest:
     context_tokens: int = 0
     decoding: bool = False
     value: float = 1.0
+    placed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +90,12 @@ class Snapshot:
     times: F
 
     @classmethod
-    def empty(cls) -> "Snapshot":
-        return cls((), np.zeros((COUNTS, 0), np.int64), np.zeros((TIMES, 0)))
-
-    def with_admitted(self, requests: Sequence[tuple[TableRequest, float]]) -> "Snapshot":
-        """The columns, and behind them requests that are admitted and not started yet, with their release times."""
-        if not requests:
-            return self
+    def of(cls, requests: Sequence[TableRequest] = ()) -> "Snapshot":
+        """The columns of promised requests."""
         counts, times = np.zeros((COUNTS, len(requests)), np.int64), np.zeros((TIMES, len(requests)))
-        for at, (request, release_s) in enumerate(requests):
+        for at, request in enumerate(requests):
             _write(counts, times, at, request)
-            times[RELEASE_S, at] = release_s
-        return Snapshot(
-            (*self.ids, *(request.request_id for request, _ in requests)),
-            np.concatenate([self.counts, counts], axis=1),
-            np.concatenate([self.times, times], axis=1),
-        )
+        return cls(tuple(request.request_id for request in requests), counts, times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +103,15 @@ class Decision:
     """Who is admitted, by the candidates' order; when prompts may complete, by id, of those running and those admitted.
 
     replays: how many certificates were tried. kv_tokens: the most KV that the running requests under a promise and those
-    admitted hold at any time; infinite where no certificate passed, so that no request is admitted.
+    admitted hold at any time; infinite where no certificate passed, so that no request is admitted. at_s: when the next step
+    begins, as it was taken.
     """
 
     admitted: tuple[bool, ...]
     release_s: dict[str, float]
     replays: int
     kv_tokens: float
+    at_s: float
 
 
 class RequestTable:
@@ -112,34 +120,38 @@ class RequestTable:
     def __init__(self) -> None:
         self._counts, self._times = np.zeros((COUNTS, FIRST_CAPACITY), np.int64), np.zeros((TIMES, FIRST_CAPACITY))
         self._pace = np.zeros((_PACE, FIRST_CAPACITY))
-        self._order, self._grants = np.zeros(FIRST_CAPACITY, np.int64), np.zeros(FIRST_CAPACITY, np.int64)
+        self._grants = np.zeros(FIRST_CAPACITY, np.int64)
+        self._certified, self._before = np.zeros(STATES), np.zeros(STATES)
         self.ids: list[str] = []
-        self.standard = 0  # columns with a promise that is still to be kept
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def most_held(self) -> float:
+        """The most KV tokens that the promised requests hold at any time, as far as that is certified."""
+        return float(self._certified[MOST_HELD])
 
     def due_s(self, request_id: str) -> float:
         """When its next token is due. ValueError if it is not here."""
         return float(self._times[DUE_S, self.ids.index(request_id)])
 
-    def append(self, request: TableRequest, slo_class: SloClass, release_s: float = -math.inf) -> None:
-        """Add a request behind all others. ValueError if its id is taken."""
+    def append(self, request: TableRequest, slo_class: SloClass) -> None:
+        """Add a request after all others. ValueError if its id is taken."""
         if request.request_id in self.ids:
             raise ValueError(f"{request.request_id} is here already")
         n = len(self.ids)
         if n == self._counts.shape[1]:
-            self._counts, self._times, self._pace, self._order, self._grants = (
+            self._counts, self._times, self._pace, self._grants = (
                 np.concatenate([a, np.zeros_like(a)], axis=-1)
-                for a in (self._counts, self._times, self._pace, self._order, self._grants)
+                for a in (self._counts, self._times, self._pace, self._grants)
             )
         _write(self._counts, self._times, n, request)
-        self._times[RELEASE_S, n] = release_s
-        self._pace[:, n] = 0.0
+        self._pace[:, n], self._grants[n] = 0.0, 0
         if slo_class is SloClass.BEST_EFFORT:
-            self._counts[KIND, n] = BEST_EFFORT
+            self._counts[KIND, n], self._counts[PLACED, n] = BEST_EFFORT, 1
         else:
-            self.standard += 1
+            self._certified[:] = 0.0
         self.ids.append(request.request_id)
 
     def remove(self, request_id: str) -> None:
@@ -147,26 +159,51 @@ class RequestTable:
         if request_id not in self.ids:
             return
         at, n = self.ids.index(request_id), len(self.ids)
-        self.standard -= int(self._counts[KIND, at]) == STANDARD
+        if self._counts[KIND, at] == STANDARD:
+            ended(self._certified, self._counts[LEFT, at])
         for a in (self._counts, self._times, self._pace):
             a[:, at : n - 1] = a[:, at + 1 : n]
         self._grants[at : n - 1] = self._grants[at + 1 : n]
         del self.ids[at]
 
-    def progress(self, request_id: str, context_tokens: int, pending_tokens: int) -> None:
-        """Correct how far a request is, where a step did not go as planned."""
+    def place(self, request_id: str, context_tokens: int, pending_tokens: int) -> None:
+        """A request has its place, and so many tokens whose KV is there already."""
         at = self.ids.index(request_id)
-        self._counts[CONTEXT, at], self._counts[PENDING, at] = context_tokens, pending_tokens
+        self._counts[PLACED, at] = 1
+        if (self._counts[CONTEXT, at], self._counts[PENDING, at]) != (context_tokens, pending_tokens):
+            self._counts[CONTEXT, at], self._counts[PENDING, at] = context_tokens, pending_tokens
+            ended(self._certified, 1)
+            ended(self._before, 1)
 
-    def plan(self, now_s: float, model: StepModel) -> tuple[list[int], float]:
-        """Tokens of each column in the step that begins now, and the seconds it is predicted to take."""
-        n = len(self.ids)
-        prompts = step.prompts_by_deadline(self._counts, self._times, n, self._order)
-        shared = promised.PRESENT if self.standard < n else promised.NONE
-        took_s, _ = step.form_batch(
-            now_s, self._counts, self._times, n, self._order, prompts, model, shared, False, self._grants
-        )
-        return self._grants[:n].tolist(), took_s
+    def plan(
+        self, now_s: float, model: StepModel, *, kv_tokens: float, partial_tokens: int = 0, again: bool = False
+    ) -> float:
+        """Plan the step that begins now, see `grants`; the seconds it is predicted to take, 0 for an empty step.
+
+        kv_tokens, partial_tokens: as in `decide`, for the promised requests. again: instead of the step planned last.
+        """
+        if again:
+            self._certified[:MOST_HELD] = self._before[:MOST_HELD]
+        self._before[:] = self._certified
+        kv = Kv(float(kv_tokens), partial_tokens)
+        return float(certified_step(now_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants))
+
+    def lengthen(
+        self, end_s: float, aside: int, model: StepModel, *, kv_tokens: float, partial_tokens: int = 0
+    ) -> bool:
+        """Whether all promises are kept if the planned step ends at `end_s` and holds `aside` tokens of KV more."""
+        kv = Kv(float(kv_tokens - aside), partial_tokens)
+        passes = certify_after(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants)
+        self._certified[MOST_HELD] += aside if passes else 0
+        return bool(passes)
+
+    def may_end_s(self, end_s: float, model: StepModel, *, kv_tokens: float, partial_tokens: int = 0) -> float:
+        """When the tokens of the planned step may come, which has been computed by `end_s`."""
+        kv = Kv(float(kv_tokens), partial_tokens)
+        return float(may_end_s(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants))
+
+    def _columns(self) -> Columns:
+        return Columns(self._counts, self._times)
 
     def grants(self) -> list[int]:
         """Tokens of each column in the planned step."""
@@ -181,13 +218,14 @@ class RequestTable:
         return {self.ids[at]: float(self._times[DUE_S, at]) for at in np.flatnonzero(yielding)}
 
     def advance(self, request_id: str, tokens: int, end_s: float) -> None:
-        """So many more tokens of a request stand than the step had planned that was committed last and ended at `end_s`.
+        """So many more tokens of a request count than the step had planned that was committed last and ended at `end_s`.
 
-        The token behind them is due a pace after that step, as without them, and within its window of ten gaps.
+        The token after them is due a pace after that step, as without them, and within its window of ten gaps.
         """
         at = self.ids.index(request_id)
         self._counts[CONTEXT, at] += tokens
-        self._counts[LEFT, at] = max(1, self._counts[LEFT, at] - tokens)
+        self._counts[LEFT, at] -= tokens
+        ended(self._certified, 1)
         tpot_s, pace = self._times[TPOT_S, at], self._pace[:, at]
         if tpot_s == math.inf:
             return
@@ -208,10 +246,10 @@ class RequestTable:
         for request_id in skipped:
             if request_id in self.ids:
                 self._grants[self.ids.index(request_id)] = 0
+                ended(self._certified, 1)
         n = len(self.ids)
         _commit(end_s, self._counts, self._times, self._pace, n, self._grants)
         self._grants[:n] = 0
-        self.standard = int((self._counts[KIND, :n] == STANDARD).sum())
 
     def snapshot(self, planned: bool = False, end_s: float = 0.0) -> Snapshot:
         """A copy as things are now or, with `planned`, as they will be when the planned step ends at `end_s`."""
@@ -219,10 +257,12 @@ class RequestTable:
         counts, times = self._counts[:, :n].copy(), self._times[:, :n].copy()
         if planned:
             _commit(end_s, counts, times, self._pace[:, :n].copy(), n, self._grants)
+            counts[KIND, (counts[KIND] == STANDARD) & (counts[LEFT] < 1)] = GONE
         return Snapshot(tuple(self.ids), counts, times)
 
     def apply(self, decision: Decision) -> None:
-        """Take over the release times of the requests that are still here."""
+        """Take over what was certified of the requests that are here, those admitted among them."""
+        self._certified[:] = ALONE, decision.at_s, decision.kv_tokens
         for at, request_id in enumerate(self.ids):
             if request_id in decision.release_s:
                 self._times[RELEASE_S, at] = decision.release_s[request_id]
@@ -236,7 +276,6 @@ def decide(
     *,
     kv_tokens: int,
     partial_tokens: int = 0,
-    free_places: int,
 ) -> Decision:
     """Decide on all candidates together (at most MAX_CANDIDATES; the rest is declined for now).
 
@@ -245,34 +284,19 @@ def decide(
     interpreter lock while it computes.
     """
     asking = list(candidates[: admission.MAX_CANDIDATES])
-    counts, times = np.zeros((COUNTS, len(asking)), np.int64), np.zeros((TIMES, len(asking)))
-    for at, request in enumerate(asking):
-        _write(counts, times, at, request)
-    running = len(snapshot.ids)
-    accepted, release_s = np.zeros(len(asking), np.int64), np.zeros(running + len(asking))
-    tpots_s, most_held = _paces(snapshot, times[TPOT_S]), np.full(1, np.inf)
-    replays = admission.decide(
-        now_s,
-        snapshot.counts,
-        snapshot.times,
-        running,
-        counts,
-        times,
-        np.array([r.value for r in asking], np.float64),
-        tpots_s,
-        free_places,
-        model,
-        True,  # best effort may come at any time
-        accepted,
-        release_s,
-        float(kv_tokens),
-        partial_tokens,
-        most_held,
+    new, running = Snapshot.of(asking), len(snapshot.ids)
+    accepted, tpots_s = np.zeros(len(asking), np.int64), _paces(snapshot, new.times[TPOT_S])
+    result = Certificate(np.full(running + len(asking), -np.inf), np.full(1, np.inf))
+    kv = Kv(float(kv_tokens), partial_tokens)
+    question = AdmissionQuestion(
+        now_s, Columns(snapshot.counts, snapshot.times), running, Columns(new.counts, new.times), model, kv
     )
+    value = np.array([request.value for request in asking], np.float64)
+    replays = admission.decide(question, value, tpots_s, accepted, result)
     admitted = [r.request_id for r, yes in zip(asking, accepted.tolist(), strict=True) if yes]
-    released = dict(zip((*snapshot.ids, *admitted), release_s.tolist(), strict=False))
+    released = dict(zip((*snapshot.ids, *admitted), result.release_s.tolist(), strict=False))
     answers = [*map(bool, accepted.tolist()), *[False] * (len(candidates) - len(asking))]
-    return Decision(tuple(answers), released, replays, float(most_held[0]))
+    return Decision(tuple(answers), released, replays, float(result.most_held[0]), now_s)
 
 
 def _paces(snapshot: Snapshot, new_tpots_s: F) -> F:
@@ -299,11 +323,11 @@ def _paces(snapshot: Snapshot, new_tpots_s: F) -> F:
 def _write(counts: N, times: F, at: int, request: TableRequest) -> None:
     counts[KIND, at], counts[DECODING, at] = STANDARD, request.decoding
     counts[CONTEXT, at], counts[PENDING, at] = request.context_tokens, request.pending_tokens
-    counts[LEFT, at] = max(1, request.output_tokens)
+    counts[LEFT, at], counts[PLACED, at] = max(1, request.output_tokens), request.placed or request.decoding
     times[DUE_S, at], times[TPOT_S, at], times[RELEASE_S, at] = request.due_s, KEPT_SHARE * request.tpot_s, -np.inf
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _commit(end_s: float, counts: N, times: F, pace: F, requests: int, grants: N) -> None:
     """step.commit with measured times: a request that lags is due earlier, so that its window of ten gaps is still kept."""
     for i in range(requests):

@@ -1,0 +1,148 @@
+"""Real instruct models on public prompts: what cascades of them save and lose, by the records in results/real_models.
+
+`python -m benchmarks.real_models answers` lets the models answer, for hours, at low priority; `records` in its place adds
+what they have answered to the records, without text. Each model answers each prompt once, alone, greedily, by the llamacpp
+engine with one thread, eight prompts at a time. Answers that were cut off count as wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.public_data import DataMissing
+from benchmarks.real_models.prompts import MODELS, Set
+from benchmarks.real_models.records import Record, read
+from benchmarks.real_models.systems import Outcome, System, compared, cross_fitted, features, mixed, with_belief
+from penstock.judge_service.calibration.metrics import brier, reliability
+from penstock.judge_service.scorers.combined.combination import held_out_logits, probability
+from penstock.services.domain.auc import auc
+
+SMALL, LARGE, TINY = range(len(MODELS))
+SETS: tuple[Set, ...] = ("humaneval", "gsm8k")
+LEAST_PROMPTS = 30
+SCORERS = ("examples", "mean", "least", "combined", "agreement", *(f"believed:{model}" for model in MODELS[:2]))
+SYSTEMS = {
+    "0.5B, 1.5B": System((SMALL, LARGE), "combined"),
+    "0.5B, 1.5B, best answer": System((SMALL, LARGE), "combined", "best"),
+    "0.5B, 1.5B, early checks": System((SMALL, LARGE), "combined", early=True),
+    "0.5B, 1.5B, examples only": System((SMALL, LARGE), "examples"),
+    "0.5B, 1.5B, log-probability only": System((SMALL, LARGE), "mean"),
+    "0.5B or 1.5B by the prompt": System((SMALL, LARGE), "mean", "routing"),
+    "135M, 0.5B": System((TINY, SMALL), "combined"),
+    "135M, 1.5B": System((TINY, LARGE), "combined"),
+    "135M, 0.5B, 1.5B": System((TINY, SMALL, LARGE), "combined"),
+    "135M, 0.5B, 1.5B, early checks": System((TINY, SMALL, LARGE), "combined", early=True),
+}
+GOALS = ("cheap", "right")
+
+
+def alone(records: Mapping[str, Record]) -> dict[str, Any]:
+    """What a model gets right and costs."""
+    each = [*records.values()]
+    rights = [bool(one.right) for one in each if one.right is not None]
+    return {
+        "prompts": len(each),
+        "right": _share(rights),
+        "cut": round(float(np.mean([one.truncated for one in each])), 3),
+        "output_tokens": round(float(np.mean([one.tokens[1] for one in each])), 1),
+        "cpu_s": round(float(np.mean([one.cpu_s for one in each])), 2),
+    }
+
+
+def _share(rights: Sequence[bool]) -> list[float] | None:
+    """(share, low, high), by Wilson's interval of 95 %."""
+    if not rights:
+        return None
+    n, p, z = len(rights), float(np.mean(rights)), 1.96
+    middle, half = (p + z * z / (2 * n)), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return [round(float(each), 3) for each in (p, (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n))]
+
+
+def scorer_quality(records: Mapping[str, Record], scorer: str) -> dict[str, Any] | None:
+    """How well a scorer tells right answers that were not cut, cross-validated; None with too few, or all right or wrong."""
+    chosen = [one for one in with_belief(records, scorer).values() if one.right is not None and not one.truncated]
+    if scorer == "examples":
+        chosen = [one for one in chosen if one.examples[0]]
+    right = [bool(one.right) for one in chosen]
+    if len(chosen) < LEAST_PROMPTS or len(set(right)) == 1:
+        return None
+    logits = held_out_logits(np.array([features(one, scorer) for one in chosen]), np.array(right), [*range(len(right))])
+    rng, drawn = np.random.default_rng(1), list[float]()
+    for _ in range(500):
+        rows = rng.integers(0, len(right), len(right))
+        drawn.append(auc(logits[rows].tolist(), [right[i] for i in rows]))
+    scores = [100 * probability(float(logit)) for logit in logits]
+    return {
+        "answers": len(right),
+        "auc": [
+            round(auc(logits.tolist(), right), 3),
+            *(round(float(q), 3) for q in np.quantile(drawn, (0.025, 0.975))),
+        ],
+        "brier": round(brier(scores, right), 3),
+        "reliability": [
+            [round(each.predicted, 3), round(each.good, 3), each.count] for each in reliability(scores, right)
+        ],
+    }
+
+
+def compare(by_model: Sequence[Mapping[str, Record]], system: System, goal: str) -> dict[str, Any] | None:
+    """A system, cross-fitted, compared with its largest model alone; None where too few prompts have all its records."""
+    usable = [with_belief(records, system.scorer) for records in by_model]
+    prompts = [name for name in usable[system.models[0]] if all(name in usable[model] for model in system.models)]
+    if len(prompts) < LEAST_PROMPTS:
+        return None
+    records = [usable[model] for model in system.models]
+    own = System(tuple(range(len(records))), system.scorer, system.kind, system.early)
+    result = cross_fitted(records, prompts, own, goal)
+    first, large = (
+        Outcome(np.array([bool(r[p].right) for p in prompts]), np.array([r[p].cpu_s for p in prompts]))
+        for r in (records[0], records[-1])
+    )
+    return {
+        "prompts": len(prompts),
+        "right": round(float(result.right.mean()), 3),
+        "cpu_s": round(float(result.cpu_s.mean()), 2),
+        "large_right": round(float(large.right.mean()), 3),
+        "mixed_right": round(mixed(first, large, float(result.cpu_s.mean())), 3),
+        **compared(result, large),
+    }
+
+
+def run(_: int) -> None:
+    """Nothing here is timed: one round is all."""
+    records = [read(model) for model in MODELS]
+    if not any(records):
+        raise DataMissing("no records: run python -m benchmarks.real_models answers, and then records")
+    figures = dict[str, Any]()
+    for name in (*SETS, "both"):
+        by_model = [
+            {key: one for key, one in each.items() if one.set == name or (name == "both" and one.set in SETS)}
+            for each in records
+        ]
+        figures[name] = {
+            "alone": {model: alone(each) for model, each in zip(MODELS, by_model, strict=True) if each},
+            "scorers": {
+                model: {scorer: result for scorer in SCORERS if (result := scorer_quality(each, scorer)) is not None}
+                for model, each in zip(MODELS, by_model, strict=True)
+            },
+            "systems": {
+                f"{label} ({goal})": result
+                for label, system in SYSTEMS.items()
+                for goal in GOALS
+                if (result := compare(by_model, system, goal)) is not None
+            },
+        }
+        _show(name, figures[name])
+    print(report.write("real_models", {"sets": figures}))
+
+
+def _show(name: str, figures: dict[str, Any]) -> None:
+    for model, each in figures["alone"].items():
+        print(f"{name}: {model}: {each}")
+    for model, scorers in figures["scorers"].items():
+        for scorer, each in scorers.items():
+            print(f"{name}: {model}: {scorer}: AUC {each['auc']} of {each['answers']}, Brier {each['brier']}")
+    for label, each in figures["systems"].items():
+        print(f"{name}: {label}: {each}", flush=True)

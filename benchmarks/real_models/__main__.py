@@ -1,0 +1,14 @@
+"""`python -m benchmarks.real_models answers`, for hours; `records` adds what has been answered to the committed records."""
+
+import argparse
+import asyncio
+
+from benchmarks.real_models.generate import answer_all
+from benchmarks.real_models.records import update_all
+
+parser = argparse.ArgumentParser(prog="python -m benchmarks.real_models", description=__doc__)
+parser.add_argument("what", choices=("answers", "records"))
+if parser.parse_args().what == "answers":
+    answer_all()
+else:
+    asyncio.run(update_all())

@@ -1,0 +1,262 @@
+"""What systems of models get right and cost, from each model's records of the same prompts. No I/O.
+
+A system is a `Policy` with its limits. Limits, and the logistic models that make scores of records, are fitted to the prompts
+of all folds but one; what is counted is what they do to the prompts of that fold.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.real_models.records import EARLY, Record
+from penstock.judge_service.calibration.metrics import folds
+from penstock.judge_service.scorers.combined.combination import fitted, held_out_logits
+
+Numbers = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+RESAMPLES, SEED = 2_000, 7
+LIMITS = 24
+"""Thresholds that are tried of a tier, quantiles of its scores; of two tiers, every second one of each."""
+OUTPUT_WEIGHT = 2.0
+"""CPU of an output token over that of a prompt token, about: for answers that an early check ends."""
+EARLY_QUANTILES = (0.02, 0.05, 0.1, 0.2)
+UNKNOWN = 0.5
+
+
+def features(record: Record, scorer: str) -> list[float]:
+    """What a scorer reads of a record. `believed:MODEL` and `agreement` are there for some records only."""
+    shown, passed = record.examples
+    examples = float(passed == shown) if shown else UNKNOWN
+    match scorer:
+        case "examples":
+            return [examples]
+        case "mean":
+            return [record.mean]
+        case "least":
+            return [record.least]
+        case "combined":
+            return [examples, record.mean, record.least]
+        case "agreement":
+            return [sum(agrees for agrees, _ in record.samples) / len(record.samples)]
+    judge = scorer.removeprefix("believed:")
+    return [record.believed[judge][0]]
+
+
+def judging_s(record: Record, scorer: str) -> float:
+    """CPU seconds of a scorer beyond what the answer itself costs. Running examples is not counted: some 0.1 s."""
+    if scorer == "agreement":
+        return sum(cpu_s for _, cpu_s in record.samples)
+    return record.believed[scorer.removeprefix("believed:")][1] if scorer.startswith("believed:") else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of M models to N prompts. right, cpu_s, judging_s, score: (M, N); cut answers have the least score.
+
+    prompt: (N,) predicted share of right answers of the first model, by the prompt. parts: (M, N, E) mean log-probability
+    after EARLY tokens, not a number in shorter answers. spent: (M, N, E) CPU seconds by then.
+    """
+
+    right: Bools
+    cpu_s: Numbers
+    judging_s: Numbers
+    score: Numbers
+    prompt: Numbers
+    parts: Numbers
+    spent: Numbers
+
+    def of(self, prompts: npt.NDArray[np.intp]) -> "Answers":
+        return Answers(
+            self.right[:, prompts],
+            self.cpu_s[:, prompts],
+            self.judging_s[:, prompts],
+            self.score[:, prompts],
+            self.prompt[prompts],
+            self.parts[:, prompts],
+            self.spent[:, prompts],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """models: indices, in the order in which they are asked. thresholds: of all but the last. best: of all answers that were
+    generated, the one with the highest score is delivered. early: (E index, least mean log-probability) of the first model.
+    before: the second model answers where the prompt's prediction is less, and nothing is judged."""
+
+    models: tuple[int, ...]
+    thresholds: tuple[float, ...] = ()
+    best: bool = False
+    early: tuple[int, float] | None = None
+    before: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of each prompt, (N,): whether the delivered answer is right, and CPU seconds."""
+
+    right: Bools
+    cpu_s: Numbers
+
+
+def outcome(answers: Answers, policy: Policy) -> Outcome:
+    """What a policy does to prompts."""
+    count = len(answers.prompt)
+    if policy.before is not None:
+        first, other = policy.models
+        models, rows = np.where(answers.prompt >= policy.before, first, other), np.arange(count)
+        return Outcome(answers.right[models, rows], answers.cpu_s[models, rows])
+    right, cpu_s, best = np.zeros(count, bool), np.zeros(count), np.full(count, -np.inf)
+    active = np.ones(count, bool)
+    for place, model in enumerate(policy.models):
+        is_last = place == len(policy.models) - 1
+        spent, score = answers.cpu_s[model].copy(), answers.score[model]
+        ended = np.zeros(count, bool)
+        if policy.early is not None and place == 0:
+            after, limit = policy.early
+            ended = answers.parts[model, :, after] < limit
+            spent[ended] = answers.spent[model, ended, after]
+        judged = active & ~ended & (policy.best or not is_last)
+        cpu_s += active * spent + judged * answers.judging_s[model]
+        takes = active & ~ended & ((score > best) if policy.best else True)
+        right[takes], best[takes] = answers.right[model, takes], score[takes]
+        if not is_last:
+            active = active & (ended | (score < policy.thresholds[place]))
+    return Outcome(right, cpu_s)
+
+
+def read_answers(
+    records: Sequence[Mapping[str, Record]], scorer: str, prompts: Sequence[str], fit: npt.NDArray[np.intp]
+) -> Answers:
+    """The answers with scores and predictions fitted to the prompts `fit`; those of `fit` itself are held out in folds."""
+    table = [[by_id[prompt] for prompt in prompts] for by_id in records]
+    right = np.array([[bool(record.right) for record in row] for row in table])
+    cut = np.array([[record.truncated for record in row] for row in table])
+    cpu_s = np.array([[record.cpu_s for record in row] for row in table])
+    score = np.array([_scored([features(each, scorer) for each in row], right[m], fit) for m, row in enumerate(table)])
+    seen = [
+        [float(np.log(each.tokens[0])), float(each.examples[0] > 0), float(each.set == "gsm8k")] for each in table[0]
+    ]
+    parts = np.array([[[each.early.get(str(n), (np.nan,))[0] for n in EARLY] for each in row] for row in table])
+    work = np.array(
+        [[[OUTPUT_WEIGHT * n + each.tokens[0] for n in (*EARLY, each.tokens[1])] for each in row] for row in table]
+    )
+    share = work[..., :-1] / work[..., -1:]
+    return Answers(
+        right,
+        cpu_s,
+        np.array([[judging_s(each, scorer) for each in row] for row in table]),
+        np.where(cut, -np.inf, score),
+        _scored(seen, right[0], fit),
+        parts.astype(float),
+        share * cpu_s[..., None],
+    )
+
+
+def _scored(values: Sequence[Sequence[float]], right: Bools, fit: npt.NDArray[np.intp]) -> Numbers:
+    x = np.asarray(values, float)
+    model = fitted(x[fit], right[fit])
+    logits = np.array([model.logit(row) for row in x])
+    logits[fit] = held_out_logits(x[fit], right[fit], [*range(len(fit))])
+    return logits
+
+
+def policies(answers: Answers, models: tuple[int, ...], *, best: bool, early: bool) -> Iterator[Policy]:
+    """All cascades of these models that are tried, with limits from these answers; the last model alone, too."""
+    yield Policy(models[-1:])
+    steps = LIMITS if len(models) == 2 else LIMITS // 2
+    limits = [_quantiles(answers.score[model], steps) for model in models[:-1]]
+    checks: list[tuple[int, float] | None] = [None]
+    if early:
+        for after in range(len(EARLY)):
+            known = answers.parts[models[0], :, after]
+            if not np.isnan(known).all():
+                checks += [(after, float(limit)) for limit in np.nanquantile(known, EARLY_QUANTILES)]
+    for thresholds, check in product(product(*limits), checks):
+        yield Policy(models, thresholds, best, check)
+
+
+def routings(answers: Answers, models: tuple[int, int]) -> Iterator[Policy]:
+    """All routings before generation between two models that are tried."""
+    for limit in (-np.inf, *_quantiles(answers.prompt, LIMITS), np.inf):
+        yield Policy(models, before=float(limit))
+
+
+def _quantiles(values: Numbers, count: int) -> list[float]:
+    finite = values[np.isfinite(values)]
+    return sorted({float(v) for v in np.quantile(finite, np.linspace(0, 1, count))}) if len(finite) else [0.0]
+
+
+def chosen(answers: Answers, tried: Iterator[Policy], large: int, goal: str) -> Policy:
+    """`cheap`: the cheapest that is right as often as the large model alone. `right`: the best that costs no more than it."""
+    alone = outcome(answers, Policy((large,)))
+    best: tuple[tuple[float, float], Policy] = (np.inf, np.inf), Policy((large,))
+    for policy in tried:
+        result = outcome(answers, policy)
+        right, cpu_s = float(result.right.mean()), float(result.cpu_s.mean())
+        if goal == "cheap" and right >= alone.right.mean():
+            best = min(best, ((cpu_s, -right), policy), key=lambda each: each[0])
+        if goal == "right" and cpu_s <= alone.cpu_s.mean():
+            best = min(best, ((-right, cpu_s), policy), key=lambda each: each[0])
+    return best[1]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What is fitted: `models` by index, asked in this order; its scorer; its kind, `cascade`, `best` (of all answers) or
+    `routing`; `early` checks or not."""
+
+    models: tuple[int, ...]
+    scorer: str
+    kind: str = "cascade"
+    early: bool = False
+
+    def tried(self, answers: Answers) -> Iterator[Policy]:
+        if self.kind == "routing":
+            return routings(answers, (self.models[0], self.models[-1]))
+        return policies(answers, self.models, best=self.kind == "best", early=self.early)
+
+
+def cross_fitted(records: Sequence[Mapping[str, Record]], prompts: Sequence[str], system: System, goal: str) -> Outcome:
+    """What a system does to prompts that nothing was fitted to."""
+    fold = folds(prompts)
+    right, cpu_s = np.zeros(len(prompts), bool), np.zeros(len(prompts))
+    for number in np.unique(fold):
+        fit, rest = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
+        answers = read_answers(records, system.scorer, prompts, fit)
+        fitting = answers.of(fit)
+        policy = chosen(fitting, system.tried(fitting), system.models[-1], goal)
+        result = outcome(answers.of(rest), policy)
+        right[rest], cpu_s[rest] = result.right, result.cpu_s
+    return Outcome(right, cpu_s)
+
+
+def mixed(small: Outcome, large: Outcome, cpu_s: float) -> float:
+    """The share right of drawing one of two models at random for each prompt, at these mean CPU seconds."""
+    low, high = float(small.cpu_s.mean()), float(large.cpu_s.mean())
+    share = 1.0 if high == low else float(np.clip((cpu_s - low) / (high - low), 0, 1))
+    return (1 - share) * float(small.right.mean()) + share * float(large.right.mean())
+
+
+def compared(one: Outcome, other: Outcome) -> dict[str, list[float]]:
+    """Paired differences to another system, each (figure, low, high): points right, and CPU over its CPU. 95 % by bootstrap
+    over prompts."""
+    rows = np.random.default_rng(SEED).integers(0, len(one.right), (RESAMPLES, len(one.right)))
+    points = (one.right.astype(float) - other.right)[rows].mean(axis=1) * 100
+    ratios = one.cpu_s[rows].sum(axis=1) / other.cpu_s[rows].sum(axis=1)
+    whole = 100 * float(one.right.mean() - other.right.mean()), float(one.cpu_s.sum() / other.cpu_s.sum())
+    return {
+        name: [round(figure, 3), *(round(float(q), 3) for q in np.quantile(drawn, (0.025, 0.975)))]
+        for name, figure, drawn in (("points", whole[0], points), ("cpu", whole[1], ratios))
+    }
+
+
+def with_belief(records: Mapping[str, Record], scorer: str) -> Mapping[str, Record]:
+    """The records that have what a scorer reads."""
+    if scorer == "agreement":
+        return {name: each for name, each in records.items() if each.samples}
+    judge = scorer.removeprefix("believed:")
+    return {name: each for name, each in records.items() if judge == scorer or judge in each.believed}

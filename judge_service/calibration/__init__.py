@@ -1,0 +1,1 @@
+"""Calibration of raw scores, and the measures of its quality."""

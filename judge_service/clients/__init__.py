@@ -1,0 +1,1 @@
+"""Calls of judges to others."""

@@ -1,0 +1,1 @@
+"""A logistic model over the raw scores of other scorers."""

@@ -1,0 +1,1 @@
+"""Models that read prompt and answer in one pass."""

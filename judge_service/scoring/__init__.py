@@ -1,0 +1,1 @@
+"""What scores answers: the interface of scorers, their registry and queues, and guards."""

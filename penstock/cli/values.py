@@ -1,0 +1,53 @@
+"""`penstock values`: the values of the Helm chart for a mesh file, with or without a plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli import options
+from penstock.cli.extras import needs_extra
+from penstock.cli.output import fail, print_written
+
+
+@needs_extra("values", "service")
+def values(
+    mesh: Annotated[
+        Path | None, typer.Argument(help="The mesh file. Default: one that is written for the plan of --plan.")
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", help="A plan file of `penstock plan`: its thresholds, replicas and their GPUs."),
+    ] = None,
+    out: Annotated[
+        Path, options.new_file_or_stdout("--out", help="Write the values to this file; - for standard output.")
+    ] = options.STDOUT,
+) -> None:
+    """Write the values of the Helm chart (deploy/helm/penstock): the mesh file, and what is placed for it."""
+    from penstock.services import chart
+    from penstock.services.field_problems import SettingsError
+
+    try:
+        if plan is not None:
+            text = chart.to_yaml(_planned(plan, mesh))
+        elif mesh is not None:
+            text = chart.to_yaml(chart.values_of(mesh))
+        else:
+            fail("give a mesh file, --plan, or both", 2)
+    except SettingsError as error:
+        fail(str(error), 2)
+    if out == options.STDOUT:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text)
+        print_written(out)
+
+
+@needs_extra("values --plan", "planner")
+def _planned(plan: Path, mesh: Path | None) -> dict[str, object]:
+    from penstock.cli.planner_errors import planner_error_handling
+    from penstock.planner_service import api
+    from penstock.planner_service.codecs.plan_file import read_plan
+
+    with planner_error_handling():
+        return api.planned_values(read_plan(plan), mesh)

@@ -1,0 +1,115 @@
+"""Starts and stops the processes of a mesh as actors of Ray."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import ray
+from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
+
+from penstock.on_ray.resources import actor_options, bundles
+from penstock.on_ray.shared import NAMESPACE
+from penstock.on_ray.supervisor import Supervisor
+from penstock.placement.processes import STOP_ORDER, STOP_S, MeshProcess, role_of
+
+_log = logging.getLogger(__name__)
+
+ANSWER_S = 10.0  # for an actor to say how its process does
+
+
+class RayPlacer:
+    """Runs each process under an actor that outlives the controller. The actors' names say what runs."""
+
+    def __init__(self, mesh: str, runtime_env: dict[str, Any]) -> None:
+        self._mesh, self._runtime_env = mesh, runtime_env
+        self._processes: dict[str, MeshProcess] = {}
+        self._actors: dict[str, Any] = {}
+        self._starting = set[asyncio.Task[None]]()
+        self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [name for name in self._actors if name != "redis"]
+
+    def found(self) -> list[str]:
+        """The processes that a controller before this one has started."""
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+        return sorted(name.partition("/")[2] for name in names if name.startswith(f"{self._mesh}/"))
+
+    async def start(self, process: MeshProcess) -> None:
+        """Start a process, or find the actor that runs it already."""
+        self._processes[process.name] = process
+        request_resources(bundles=bundles(self._processes.values()))
+        actor = ray.remote(Supervisor).options(
+            name=f"{self._mesh}/{process.name}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            runtime_env=self._runtime_env,
+            **actor_options(process),
+        )
+        self._actors[process.name] = actor.remote(self._mesh, process)
+        task = asyncio.create_task(self._watch_start(process.name))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _watch_start(self, name: str) -> None:
+        """Report an actor that cannot be made, for example because its node lacks a package."""
+        try:
+            await self._actors[name].state.remote()
+        except RayError as error:
+            if name in self._actors:
+                self.ended(f"{name} could not be started by Ray", str(error))
+
+    async def stop(self, names: Collection[str]) -> None:
+        await asyncio.gather(*(self._stop(name) for name in names))
+        request_resources(bundles=bundles(self._processes.values()))
+
+    async def _stop(self, name: str) -> None:
+        self._processes.pop(name, None)
+        actor = self._actors[name]
+        with contextlib.suppress(RayError, TimeoutError):  # it died, and its process with it, or it has no node yet
+            async with asyncio.timeout(STOP_S + ANSWER_S):
+                await actor.stop.remote()
+        ray.kill(actor, no_restart=True)
+        del self._actors[name]
+
+    async def stop_all(self) -> None:
+        """Stop all processes in groups by role."""
+        for order in sorted(set(STOP_ORDER.values())):
+            await self.stop([name for name in self._actors if STOP_ORDER[role_of(name)] == order])
+
+    async def renew_files(self) -> None:
+        """Have processes given the certificates and keys that are shared now."""
+        await asyncio.gather(*(actor.renew_files.remote() for actor in self._actors.values()), return_exceptions=True)
+
+    async def address_of_redis(self) -> None:
+        """Wait until the mesh's Redis was started."""
+        await self._actors["redis"].state.remote()
+
+    def ended(self, what: str, log_tail: str) -> None:
+        """Note that a process has ended by itself."""
+        _log.warning("%s", what)
+        if not self._died.done():
+            self._died.set_result(f"{what} while the mesh started:\n{log_tail}")
+
+    async def died(self) -> str:
+        return await asyncio.shield(self._died)
+
+    async def absent(self, present: Collection[str]) -> str:
+        lines = list[str]()
+        for name in self.names:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    state = await self._actors[name].state.remote()
+            except (RayError, TimeoutError):
+                lines.append(f"{name}: Ray has no node for it yet, or its actor does not answer")
+                continue
+            if not any(service.endswith(f"-{state.host}-{state.pid}") for service in present):
+                lines.append(f"{name}:\n{state.log_tail}")
+        return "\n".join(lines)

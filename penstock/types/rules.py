@@ -1,0 +1,154 @@
+"""Rules by which answers are accepted, in addition to thresholds: as plans, reports, questions and mesh files have them.
+
+Each rule has a field here, one of the same name in the messages, and a file in `services/acceptance`.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from penstock.types.limits import MAX_TIERS, MAX_TOKENS, AtMost
+from penstock.types.ranges import POSITIVE, SCORE, Within
+
+MAX_EARLY_CHECKS = 16
+MAX_BURST_STEPS = 16
+TOKENS = Within(1, MAX_TOKENS)
+SHARE = Within(0, 1, above=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyCheck:
+    """Scoring of an answer that is not finished."""
+
+    after_tokens: Annotated[int, TOKENS]
+    """How many tokens the answer has when it is scored."""
+    reject_below: Annotated[float, SCORE]
+    """With a lower score, 0 to 100, the answer is cancelled and the request escalates."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEarlyChecks:
+    """Early checks of a tier, and what they do to the judged prompts that reach it.
+
+    meanwhile_tokens: that the tier generates while an unfinished answer is scored. rejected: of the answers that would not
+    be accepted, the share rejected early; error: of those that would be accepted; None where there are no such answers.
+    saved: of the tier's output tokens. scored: unfinished answers that the judge scores, per answer.
+    """
+
+    checks: tuple[EarlyCheck, ...] = ()
+    meanwhile_tokens: int = 0
+    rejected: float | None = None
+    error: float | None = None
+    saved: float = 0.0
+    scored: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LongAnswers:
+    """Long answers that are accepted from a lower score on."""
+
+    from_tokens: Annotated[int, TOKENS]
+    """How many output tokens make an answer a long one."""
+    threshold: Annotated[float, SCORE]
+    """Long answers with at least this score, 0 to 100, are accepted, also if the tier's own threshold is higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class BurstThreshold:
+    """Answers that score more than `score`, 0 to 100, are accepted, and `tie_share` of those that score exactly that."""
+
+    score: Annotated[float, SCORE]
+    tie_share: Annotated[float, SHARE] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BurstStep:
+    """One step of a burst ladder. thresholds: of each tier but the last. quality: the planned mean score, 0 to 100.
+
+    rate_per_s: arrivals of the whole mesh up to which the step is used. tier: the one that limits the rate. tier_share: of
+    the requests, those that reach this tier, over 0.
+    """
+
+    thresholds: Annotated[tuple[BurstThreshold, ...], AtMost(MAX_TIERS - 1, "thresholds")]
+    quality: Annotated[float, SCORE]
+    rate_per_s: Annotated[float, POSITIVE]
+    tier: str
+    tier_share: Annotated[float, SHARE]
+
+
+@dataclass(frozen=True, slots=True)
+class BurstLadder:
+    """How thresholds give way under a burst. steps: at least two, the first with the plan's own thresholds.
+
+    mean_quality: that the mean over `router.burst_window_s` holds.
+    """
+
+    mean_quality: Annotated[float, SCORE]
+    steps: Annotated[tuple[BurstStep, ...], AtMost(MAX_BURST_STEPS, "steps")]
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, which a mesh file's models cannot inherit
+class CommonTierRules:
+    """Rules of a tier. None is for the last tier, whose answers are always accepted."""
+
+    skip_below: Annotated[float | None, SCORE] = None
+    """The tier is passed over for prompts whose predicted score, 0 to 100, is lower. Needs router.score_predictor; not for
+    the last tier. None: never."""
+    long_answers: LongAnswers | None = None
+    """Long answers are accepted from a lower score on: they took long, and would take longest if they escalated. Not for the
+    last tier. None: length does not matter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierRules(CommonTierRules):
+    early_checks: Annotated[tuple[EarlyCheck, ...], AtMost(MAX_EARLY_CHECKS, "checks")] = ()
+    """When answers that are not finished are scored, and which of them are rejected, in ascending order of after_tokens. Not
+    for the last tier. Only scorers that score unfinished answers reject any. Empty: no answer is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTierRules(CommonTierRules):
+    """Rules of a tier of a computed plan."""
+
+    early_checks: PlannedEarlyChecks | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRules:
+    """Rules of all tiers together."""
+
+    best_answer: bool = False
+    """Routers deliver the answer with the highest score of those that a request has got, instead of always the last one. The
+    last tier's answer is held and judged, too, where there is an earlier one to compare it with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceRules(PlanRules):
+    """What a plan's routing has in addition to thresholds. Those of tiers are of the tiers but the last; empty for none."""
+
+    skip_below: tuple[float | None, ...] = ()
+    early_checks: tuple[PlannedEarlyChecks, ...] = ()
+    long_answers: tuple[LongAnswers | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOptions:
+    """The acceptance rules that are chosen with a plan, in addition to thresholds.
+
+    skip: below which predicted score each tier is passed over. long_answers: from which length and score on long answers are
+    accepted. best_answer: whether a request's reply is the best of its answers instead of the last. early_error: early
+    checks, which may reject this share of the answers that would be accepted. burst_floor: thresholds that give way
+    under a burst, down to this mean score; burst_mean: that their mean holds, None for the least quality of the plan.
+    """
+
+    skip: bool = False
+    long_answers: bool = False
+    best_answer: bool = False
+    early_error: Annotated[float | None, Within(0, 1, above=True, below=True)] = None
+    burst_floor: Annotated[float | None, SCORE] = None
+    burst_mean: Annotated[float | None, SCORE] = None
+
+
+def rules_of(value: TierRules | PlanRules) -> dict[str, Any]:
+    """The rules of a part of a mesh file by name, for a plan."""
+    kind = TierRules if isinstance(value, TierRules) else PlanRules
+    return {field.name: getattr(value, field.name) for field in fields(kind)}

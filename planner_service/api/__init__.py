@@ -1,0 +1,41 @@
+"""What commands, the service and planning again call: each thing is done in one way."""
+
+from penstock.planner_service.api.deployments import manifests, move, planned_values
+from penstock.planner_service.api.plans import Planned, plan, plan_for, sweep
+from penstock.planner_service.api.simulations import (
+    deployment_of,
+    drafters_of,
+    planned_site,
+    shape_of,
+    shapes_of,
+    simulate,
+    simulate_on,
+    simulate_plan,
+    strategies_of,
+)
+from penstock.planner_service.api.slos import Capacity, capacity
+from penstock.planner_service.api.stages import Stages, at_rate, stages
+
+__all__ = [
+    "Capacity",
+    "Planned",
+    "Stages",
+    "at_rate",
+    "capacity",
+    "deployment_of",
+    "drafters_of",
+    "manifests",
+    "move",
+    "plan",
+    "plan_for",
+    "planned_site",
+    "planned_values",
+    "shape_of",
+    "shapes_of",
+    "simulate",
+    "simulate_on",
+    "simulate_plan",
+    "stages",
+    "strategies_of",
+    "sweep",
+]

@@ -1,0 +1,164 @@
+"""Plans for questions."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.planner_service.api.slos import attainments
+from penstock.planner_service.files import judged_of, site_of, workload_of
+from penstock.planner_service.manifests.node_layout import NodeLayout, node_layout
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.planning.frontiers import Points, frontiers
+from penstock.planner_service.planning.horizon import plan_over_horizon
+from penstock.planner_service.planning.plan_cascade import chosen_of, plan_cascade
+from penstock.planner_service.planning.plan_report import plan_report
+from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_sweep, sweep_values
+from penstock.planner_service.planning.verdict import next_step
+from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.slo_classes import WorkloadClass
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator import Workload
+from penstock.services.acceptance.pipeline import NO_RULES, asked_of_plans
+from penstock.types import planned as types
+from penstock.types.planning import PlanningQuestion
+from penstock.types.rules import AcceptanceRules
+
+FRONTIER_POINTS, TYPED_FRONTIER_POINTS = 16, 8  # with one type of GPU, with several
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and what it is for.
+
+    site, demand: of the tiers that were chosen; the demand is what routing without the plan's rules gets. candidates,
+    offered: the same of all tiers. options: that were asked for.
+    """
+
+    plan: CascadePlan
+    site: Site
+    demand: Demand
+    candidates: Site
+    offered: Demand
+    options: Options
+    took_s: float
+
+    def report(self) -> types.CascadePlan:
+        """The plan as it is reported."""
+        return plan_report(self.plan, self.site, self.demand, self.options, self.took_s)
+
+    def compared(self, classes: Sequence[WorkloadClass] = ()) -> types.CascadePlan:
+        """The report with what takes further plans: what more quality takes, or what a guarantee costs.
+
+        classes: of requests, whose SLO attainment is reported.
+        """
+        step, plain = None, None
+        if self.plan.promise is None:
+            step = next_step(
+                self.plan,
+                self.offered,
+                self.options,
+                lambda demand, options: plan_cascade(self.candidates, demand, options),
+            )
+        else:
+            options = dataclasses.replace(self.options.without_rules, confidence=None, max_tiers=None, min_tiers=None)
+            plain = plan_cascade(self.site, self.demand.under(self.plan.rules), options).latency_p95_s
+        report = plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step, plain)
+        strategies = [tier.strategy for tier in self.plan.tiers]
+        demand, seed = self.demand.under(self.plan.rules), self.options.seed
+        slo = attainments(self.site, demand, self.plan.thresholds, strategies, classes, seed)
+        return dataclasses.replace(report, slo=slo)
+
+    def frontiers(self) -> tuple[Points, Points]:
+        """See `planning.frontiers`."""
+        points = FRONTIER_POINTS if len(self.site.types) == 1 else TYPED_FRONTIER_POINTS
+        options, demand = self.options, self.demand.under(self.plan.rules)
+        return frontiers(self.site, demand, self.plan, options.gpus, points, options.most_utilisation)
+
+    def node_layout(self) -> NodeLayout:
+        tiers = [[(replica.shape, count) for replica, count in tier.strategy.replicas] for tier in self.plan.tiers]
+        return node_layout(self.site.types, tiers)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Plans for several values. options: of the question."""
+
+    options: Options
+    points: Sequence[SweepPoint]
+
+
+def plan(question: PlanningQuestion, on_evaluation: Progress = lambda _: None) -> Planned:
+    """The best plan for a question. on_evaluation: is told how many routings have been tried.
+
+    Raises:
+        InvalidRequest: A field of the question is unsound, or does not go with the others; names it.
+        Unreachable: No plan meets the targets; says which of them binds.
+    """
+    site = site_of(question.cluster, question.models)
+    options = Options.of(question, len(site.tiers))
+    judged, trace = judged_of(question.quality, site.tiers), workload_of(question.trace)
+    return plan_for(site, trace, judged, options, on_evaluation=on_evaluation)
+
+
+def plan_for(
+    site: Site,
+    trace: Workload,
+    judged: JudgedSample,
+    options: Options,
+    *,
+    under: AcceptanceRules = NO_RULES,
+    on_evaluation: Progress = lambda _: None,
+) -> Planned:
+    """The best plan for a stretch of the trace, run on other stretches of it. under: rules that routing has in any case.
+
+    Raises:
+        InvalidRequest, Unreachable: As `plan`.
+    """
+    began = time.monotonic()
+    result, offered = plan_over_horizon(
+        lambda demand, runs: plan_cascade(
+            site, demand.under(under), options, runs=[run.under(under) for run in runs], on_evaluation=on_evaluation
+        ),
+        site,
+        trace,
+        judged,
+        options,
+    )
+    took_s, offered = time.monotonic() - began, offered.under(under)
+    if result.largest_alone is not None:
+        options = dataclasses.replace(options, goal=Goal.COST, max_latency_s=result.largest_alone.limit_s)
+    return Planned(result, *chosen_of(result, site, offered), site, offered, options, took_s)
+
+
+def sweep(
+    question: PlanningQuestion, axis: Axis, values: Sequence[float], on_point: Callable[[int, int], None]
+) -> Swept:
+    """A plan for each value of what is varied, all else as the question has it. values: empty for some around the question's.
+
+    on_point: is told the number of each plan before it is made, from 1, and of how many.
+
+    Raises:
+        InvalidRequest: As `plan`; or the values do not go with the question.
+    """
+    site = site_of(question.cluster, question.models)
+    options = Options.of(question, len(site.tiers))
+    judged, trace = judged_of(question.quality, site.tiers), workload_of(question.trace)
+    if not values:
+        rate = options.rate or (trace.rate_per_s if 0 < trace.rate_per_s < float("inf") else None)
+        delivered = judged.under(asked_of_plans(options.rules))
+        values = sweep_values(axis, options, rate, (judged.worst, delivered.most), site.gpus)
+    check_sweep(axis, values, options)
+    points = []
+    for number, value in enumerate(values, 1):
+        on_point(number, len(values))
+        changed = axis.of(options, value)
+        try:
+            points.append(SweepPoint(value, plan_for(site, trace, judged, changed).report()))
+        except Unreachable as error:
+            points.append(SweepPoint(value, None, str(error)))
+    return Swept(options, points)

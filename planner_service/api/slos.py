@@ -1,0 +1,100 @@
+"""SLOs of classes of requests: what a cascade attains, and the GPUs that they need."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.files import site_of, workload_of
+from penstock.planner_service.planning.plan_report import replica_group
+from penstock.planner_service.question.demand import stretch_of
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.slo_classes import ClassAttainment, WorkloadClass, check_classes
+from penstock.planner_service.replay.slo_simulation import fewest_gpus, simulate_slos
+from penstock.services.domain.errors import invalid
+from penstock.types.deployments import ReplicaGroup
+from penstock.types.planning import Cascade, Cluster, Trace
+from penstock.types.simulated import SloAttainment
+
+REPLAYED = 2000  # requests that are replayed where nothing says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The fewest GPUs with which a tier attains the SLOs of a trace; see SloCapacity. Rates per second."""
+
+    tier: str
+    gpus: int
+    replicas: tuple[ReplicaGroup, ...]
+    rate_per_s: float
+    target_attainment: float
+    attainment: float
+    capacity_per_s: float
+    capacity_per_gpu_s: float
+    requests: int
+    seed: int
+    slo: tuple[SloAttainment, ...]
+
+
+def attainments(
+    site: Site,
+    demand: Demand,
+    thresholds: Sequence[float],
+    strategies: Sequence[Strategy],
+    classes: Sequence[WorkloadClass],
+    seed: int,
+) -> tuple[SloAttainment, ...]:
+    """What each class receives of a deployment; none without classes."""
+    if not classes:
+        return ()
+    return _attainments(classes, simulate_slos(site, demand, thresholds, strategies, classes, seed))
+
+
+def capacity(
+    cluster: Cluster,
+    models: Cascade,
+    trace: Trace,
+    classes: Sequence[WorkloadClass],
+    *,
+    attainment: float,
+    tier: str | None = None,
+    requests: int | None = None,
+    rate: float | None = None,
+    seed: int = 1,
+) -> Capacity:
+    """The fewest GPUs of one shape. tier: of the cascade; None for the last. requests: of the trace; None for REPLAYED.
+
+    Raises:
+        InvalidRequest: Something is unsound; names it.
+        Unreachable: The cluster's GPUs do not reach the attainment.
+    """
+    check_classes(classes)
+    site, arrivals = site_of(cluster, models), workload_of(trace)
+    name = site.tiers[-1] if tier is None else tier
+    if name not in site.tiers:
+        raise invalid("tier", f"no tier '{name}' in the cascade; there are {', '.join(site.tiers)}")
+    work = stretch_of(arrivals, min(REPLAYED, len(arrivals)) if requests is None else requests, seed, rate)
+    result = fewest_gpus(site, site.tiers.index(name), work, classes, attainment, seed)
+    return Capacity(
+        name,
+        result.gpus,
+        (replica_group(result.replica.shape, result.replicas),),
+        work.rate_per_s,
+        attainment,
+        result.attainment,
+        result.capacity_per_s,
+        result.capacity_per_s / result.gpus,
+        len(work),
+        seed,
+        _attainments(classes, result.classes),
+    )
+
+
+def _attainments(classes: Sequence[WorkloadClass], results: Sequence[ClassAttainment]) -> tuple[SloAttainment, ...]:
+    return tuple(
+        SloAttainment(one.name, one.share, result.requests)
+        if one.best_effort
+        else SloAttainment(
+            one.name, one.share, result.requests, one.ttft_s, one.tpot_s, result.admitted, result.attained
+        )
+        for one, result in zip(classes, results, strict=True)
+    )

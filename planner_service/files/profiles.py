@@ -1,0 +1,217 @@
+"""Measured step times: a latency model fitted to them, and the file they are kept in.
+
+A profile file is JSON: `format`, what was measured (`model`, `engine`, `machine`, `tp`, `pp`, and where they are not 1
+`ep`, `attn_dp`), what it may hold (`kv_tokens`, `max_running`, `max_step_tokens`, `block_tokens`), the fitted `latency`, and
+the `samples` it was fitted to, each [tokens, context_tokens, pairs, longest_gap, seconds]. Where batches were measured too:
+`qoe`, the fitted QoE model, with the `mean_error` of its fit on held-out requests, and the `context_uncertainty` of D4;
+`kv_bytes_per_token` says what a sequence's move costs.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from penstock.planner_service.files.measured import replica_of
+from penstock.planner_service.simulator import Replica
+from penstock.planner_service.simulator.workload import Floats
+from penstock.question_files.errors import FileError
+from penstock.question_files.profile_files import FORMAT, load_replica
+from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.stages import BatchLoad
+from penstock.services.domain.stages.qoe import request_cost_s
+from penstock.types.plans import QoeModel
+
+KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+REFITS = 3
+STALL = 3.0  # a step that took so many times what the fit says was held up by something else: it is left out
+NORMAL_95 = 1.96  # standard errors on either side of a 95 % interval
+IDENTIFIED = 0.1
+"""D4 is identified where its uncertainty is at most this share of the cost; else its value is not to be relied on."""
+HELD_OUT_EVERY = 5  # one sample of so many is kept from the fit
+
+
+class ProfileError(Exception):
+    """A profile file cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A replica as measured. mean_error: of the fitted step times against the samples, relative.
+
+    qoe: the QoE model fitted to its batches, and that fit's mean relative error on held-out requests; None where batches
+    were not measured. context_uncertainty: of its D4, see the function; None where it was not computed.
+    kv_bytes_per_token: over all layers; 0 where unknown.
+    held_out_error: the same against samples that the fit has not seen; None where none were kept from it.
+    """
+
+    model: str
+    engine: str
+    machine: str
+    replica: Replica
+    samples: tuple[tuple[StepLoad, float], ...]
+    mean_error: float
+    held_out_error: float | None = None
+    qoe: QoeModel | None = None
+    qoe_error: float = 0.0
+    kv_bytes_per_token: float = 0.0
+    context_uncertainty: float | None = None
+
+
+def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel, float]:
+    """(the model with the least relative squared error, its mean relative error), no coefficient negative.
+
+    The base is a sum of hat functions over KNOTS within the measured numbers of tokens; the rest is linear, so the whole is
+    one non-negative least squares problem, each row divided by its seconds; then again by the seconds fitted, as dividing by
+    what is noisy favours the samples that are too small (by twice the squared noise: 2 % where it is 10 %).
+
+    Raises:
+        InvalidRequest: fewer samples than coefficients, or all of one number of tokens.
+    """
+    tokens = np.array([load.tokens for load, _ in samples], float)
+    seconds = np.array([s for _, s in samples], float)
+    knots = [k for k in KNOTS if k <= tokens.max()]
+    if len(knots) < 2 or knots[-1] < tokens.max():
+        knots.append(int(np.ceil(max(tokens.max(), 2))))
+    used = [knots[0]]
+    for knot in knots[1:]:  # one without samples before it would be free to be anything
+        if ((tokens > used[-1]) & (tokens <= knot)).any():
+            used.append(knot)
+    if len(used) < 2:
+        raise invalid("samples", "all steps have the same number of tokens: how their time grows is not known")
+    if len(samples) < len(used) + 3:
+        raise invalid("samples", f"{len(used) + 3} coefficients need as many samples, not {len(samples)}")
+    hats = np.stack([np.interp(tokens, used, np.eye(len(used))[i]) for i in range(len(used))], axis=1)
+    rest = np.array([(load.context_tokens, load.pairs, load.longest_gap) for load, _ in samples], float)
+    scale = np.maximum(rest.max(axis=0), 1.0)
+    table = np.hstack([hats, rest / scale])
+    scale_s, remaining = seconds, np.ones(len(samples), np.bool_)
+    for _ in range(1 + REFITS):
+        coefficients, _ = nnls(table[remaining] / scale_s[remaining, None], seconds[remaining] / scale_s[remaining])
+        fitted_s = table @ coefficients
+        remaining = seconds < STALL * fitted_s
+        scale_s = np.maximum(fitted_s, 1e-9)
+    context_s, pair_s, gap_s = (float(x) for x in coefficients[len(used) :] / scale)
+    model = StepLatencyModel(
+        tuple(float(k) for k in used), tuple(float(x) for x in coefficients[: len(used)]), context_s, pair_s, gap_s
+    )
+    return model, mean_error(model, samples)
+
+
+def mean_error(model: StepLatencyModel, samples: Sequence[tuple[StepLoad, float]]) -> float:
+    """Mean relative error of the model's step times."""
+    return float(np.mean([abs(model.step_s(load) - s) / s for load, s in samples]))
+
+
+def fit_held_out(
+    samples: Sequence[tuple[StepLoad, float]],
+) -> tuple[StepLatencyModel, list[tuple[StepLoad, float]], float]:
+    """(the model fitted to all but every HELD_OUT_EVERY-th sample, those it was fitted to, its mean error on the others)."""
+    fitted = [sample for i, sample in enumerate(samples) if i % HELD_OUT_EVERY]
+    model, _ = fit_latency(fitted)
+    return model, fitted, mean_error(model, samples[::HELD_OUT_EVERY])
+
+
+def fit_qoe(samples: Sequence[tuple[BatchLoad, float]]) -> QoeModel:
+    """D0 to D4 with the least relative squared error over (load, request's cost in seconds), none negative (section 4.1).
+
+    Raises:
+        InvalidRequest: fewer samples than coefficients.
+    """
+    if len(samples) < 5:
+        raise invalid("samples", f"5 coefficients need as many samples, not {len(samples)}")
+    seconds = np.array([cost for _, cost in samples], float)
+    table = np.array([(1.0, *load) for load, _ in samples], float)
+    scale = np.maximum(table.max(axis=0), 1.0)
+    coefficients, _ = nnls(table / scale / seconds[:, None], np.ones(len(samples)))
+    return QoeModel(*(float(x) for x in coefficients / scale))
+
+
+def context_uncertainty(model: QoeModel, samples: Sequence[tuple[BatchLoad, float]]) -> float:
+    """How much of a request's cost could be its length so far or not, by these samples: half the width of the 95 % interval
+    of D4, times the batch's tokens, as a share of the cost; mean over the samples.
+
+    D4 is told apart from D0 to D3 only by what the sums of lengths have that the numbers of requests and their inputs do not
+    explain: where outputs are in proportion to inputs that is nothing, and a D4 of 0 says nothing. Infinite where nothing at
+    all is left.
+    """
+    seconds = np.array([cost for _, cost in samples], float)
+    table = np.array([(1.0, *load) for load, _ in samples], float) / seconds[:, None]
+    others, tokens = table[:, :4] / np.maximum(np.abs(table[:, :4]).max(axis=0), 1e-300), table[:, 4]
+    own = tokens - others @ np.linalg.lstsq(others, tokens, rcond=None)[0]
+    if len(samples) <= table.shape[1] or np.linalg.norm(own) <= 1e-9 * np.linalg.norm(tokens):
+        return float("inf")
+    noise = float(np.sum(qoe_errors(model, samples) ** 2)) / (len(samples) - table.shape[1])
+    return float(NORMAL_95 * np.sqrt(noise) / np.linalg.norm(own) * tokens.mean())
+
+
+def qoe_errors(model: QoeModel, samples: Sequence[tuple[BatchLoad, float]]) -> Floats:
+    """(N) relative errors of the predicted costs."""
+    return np.array([request_cost_s(model, load) / cost - 1 for load, cost in samples])
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    limits, latency = profile.replica.limits, profile.replica.latency
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "model": profile.model,
+        "engine": profile.engine,
+        "machine": profile.machine,
+        "tp": profile.replica.shape.tp,
+        "pp": profile.replica.shape.pp,
+        **{name: size for name in ("ep", "attn_dp") if (size := getattr(profile.replica.shape, name)) > 1},
+        "kv_tokens": profile.replica.kv_tokens,
+        **asdict(limits),
+        "latency": asdict(latency),
+        "mean_error": profile.mean_error,
+        "kv_bytes_per_token": profile.kv_bytes_per_token,
+        "qoe": None if profile.qoe is None else _qoe_fields(profile.qoe, profile),
+        "held_out_error": profile.held_out_error,
+        "samples": [
+            [load.tokens, load.context_tokens, load.pairs, load.longest_gap, seconds]
+            for load, seconds in profile.samples
+        ],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _qoe_fields(qoe: QoeModel, profile: Profile) -> dict[str, Any]:
+    """context_uncertainty is left out where it is not known, and null where it is infinite: JSON has no infinity."""
+    fields = {**asdict(qoe), "mean_error": profile.qoe_error}
+    if profile.context_uncertainty is None:
+        return fields
+    finite = np.isfinite(profile.context_uncertainty)
+    return fields | {"context_uncertainty": profile.context_uncertainty if finite else None}
+
+
+def read_profile(path: Path) -> Profile:
+    """ProfileError says what is wrong with the file."""
+    try:
+        replica = replica_of(load_replica(path), str(path))
+        content = json.loads(path.read_text())
+        samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in content["samples"])
+        about = (content["model"], content["engine"], content["machine"])
+        profile = Profile(*about, replica, samples, float(content["mean_error"]), content.get("held_out_error"))
+        kv_bytes, batches = float(content.get("kv_bytes_per_token", 0.0)), content.get("qoe")
+        if batches is None:
+            return replace(profile, kv_bytes_per_token=kv_bytes)
+        qoe = QoeModel(*(float(batches[name]) for name in QoeModel.__slots__))
+        uncertainty = None
+        if "context_uncertainty" in batches:
+            uncertainty = float("inf" if batches["context_uncertainty"] is None else batches["context_uncertainty"])
+        return replace(
+            profile,
+            qoe=qoe,
+            qoe_error=float(batches["mean_error"]),
+            kv_bytes_per_token=kv_bytes,
+            context_uncertainty=uncertainty,
+        )
+    except FileError as error:
+        raise ProfileError(str(error)) from None
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidRequest) as error:
+        raise ProfileError(f"{path}: not a profile: {error!r}") from None

@@ -1,0 +1,1 @@
+"""The planner at work: its API, the plan that is published, and planning again when the workload drifts."""

@@ -1,0 +1,151 @@
+"""Keeps the plan: publishes the mesh file's where none holds, and puts it back when Redis comes back without it."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import NoReturn
+
+from penstock.services.background import end, supervise
+from penstock.services.clock import Clock
+from penstock.services.domain.errors import InvalidRequest, Unavailable
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.state import MeshFeed, PlanStore
+from penstock.types.plans import Plan
+from penstock.types.problems import FieldProblem
+
+_log = logging.getLogger(__name__)
+
+
+class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
+    """Publishes plans, and remembers the current one for as long as the process lives.
+
+    `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the same file content is
+    there already: so restarting the planner changes nothing, editing the file does, and what an operator set stays until
+    the file is edited. max_instances: of one tier; the mesh file may give a tier more.
+    """
+
+    def __init__(
+        self,
+        store: PlanStore,
+        feed: MeshFeed,
+        seed: Plan,
+        clock: Clock,
+        max_instances: int,
+        scorers: Collection[str] = (),
+    ) -> None:
+        """scorers: those that the mesh's judge has; a plan may name one of them, or none."""
+        self._store, self._feed, self._seed, self._clock = store, feed, seed, clock
+        self._max_instances, self._scorers = max_instances, scorers
+        self._seeded = False
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> "PlanPublisher":
+        self._task = supervise("plan-publisher", self._keep)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        await end(self._task)
+
+    @property
+    def current(self) -> Plan | None:
+        return self._feed.view.plan
+
+    def workers(self, tier: str) -> list[InstanceRecord]:
+        """The tier's workers that take new requests."""
+        return self._feed.view.workers(tier)
+
+    async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
+        """Make a plan current.
+
+        Raises:
+            InvalidRequest: a tier has more instances than may be, none has any, or the plan names a scorer that the
+                judge does not have, or drafters that workers do not load.
+            RevisionConflict: another plan than `expected` is current.
+            StateUnavailable: Redis cannot be reached.
+        """
+        problems = [*self._too_many(plan), *self._other_drafters(plan)]
+        nobody = not any(tier.instances for tier in plan.tiers)
+        if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
+            problems.append(FieldProblem("plan.tiers", "no tier has an instance: no request could be answered"))
+        if plan.scorer and plan.scorer not in self._scorers:
+            has = ", ".join(self._scorers) or "no scorer at all"
+            problems.append(FieldProblem("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'"))
+        if problems:
+            raise InvalidRequest(*problems)
+        stamped = dataclasses.replace(
+            plan,
+            tiers=tuple(dataclasses.replace(tier, drafters=self._drafters(tier.name)) for tier in plan.tiers),
+            source=plan.source or "operator",
+            created_at=self._clock.wall(),
+            input_digest=plan.input_digest or self._seed.input_digest,
+        )
+        known = self.current
+        plan_revision = await self._store.publish(
+            stamped, expected=expected, at_least=known.revision if known is not None else 0
+        )
+        if self._feed.view.follow(plan_revision):  # not first with the next pull: Redis may be lost before that
+            self.view_changed()
+        _log.info("plan %d from %s", plan_revision.revision, plan_revision.source)
+        return plan_revision
+
+    def _too_many(self, plan: Plan) -> Iterator[FieldProblem]:
+        for i, tier in enumerate(plan.tiers):
+            seeded = self._seed.tier(tier.name)
+            most = max(self._max_instances, seeded.instances if seeded is not None else 0)
+            if tier.instances > most:
+                problem = f"must be at most {most}, not {tier.instances}: see planner.max_instances in the mesh file"
+                yield FieldProblem(f"plan.tiers[{i}].instances", problem)
+
+    def _drafters(self, tier: str) -> tuple[str, ...]:
+        """What drafts in the tier's workers, which load it when they start."""
+        seeded = self._seed.tier(tier)
+        return seeded.drafters if seeded is not None else ()
+
+    def _other_drafters(self, plan: Plan) -> Iterator[FieldProblem]:
+        for i, tier in enumerate(plan.tiers):
+            loaded = self._drafters(tier.name)
+            if tier.drafters and tier.drafters != loaded:
+                problem = (
+                    f"workers of tier {tier.name} load {', '.join(loaded) or 'no drafters'} when they start, not "
+                    f"{', '.join(tier.drafters)[:200]}: see tiers[].speculation in the mesh file"
+                )
+                yield FieldProblem(f"plan.tiers[{i}].drafters", problem)
+
+    async def newer_than(self, revision: int) -> Plan:
+        """The current plan, as soon as there is one newer than `revision`."""
+        while (current := self.current) is None or current.revision <= revision:
+            await self._changed.wait()
+        return current
+
+    def view_changed(self) -> None:
+        """The feed has news: wake who waits for a plan."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _keep(self) -> NoReturn:
+        """Seed once, then watch that Redis keeps holding the plan."""
+        while True:
+            pause_s = 1.0
+            try:
+                stored, known = await self._store.current(), self.current
+                if stored is None and known is not None:
+                    await self._store.publish(known, at_least=known.revision - 1)
+                    _log.warning("Redis had lost the plan: plan %d is back", known.revision)
+                elif not self._seeded:
+                    await self._seed_if_new(stored)
+                self._seeded = True
+            except Unavailable as error:
+                _log.warning("cannot reach the plan: %s", error)
+                pause_s = 0.5
+            await asyncio.sleep(pause_s)
+
+    async def _seed_if_new(self, stored: Plan | None) -> None:
+        if stored is None or stored.input_digest != self._seed.input_digest:
+            await self.publish(self._seed)

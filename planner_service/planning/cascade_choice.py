@@ -1,0 +1,346 @@
+"""The cascade itself chosen from candidate models: which of the tiers, in their order. No I/O.
+
+Sets: candidates, in the order of escalation; cascades S, the subsets of so many of them. Variable: S. Objective and
+constraints: those of the goal, for the best plan of S alone. So each cascade is planned as if it had been stated, and the
+best of these plans is taken; of equal ones that with fewer tiers.
+
+Cascades with the best bounds are planned first, and those are left out that cannot matter:
+(1) no routing over the tiers reaches the quality; (2) it is too slow with each request alone on the fastest replica; (3) by
+these bounds it cannot be one of the two best, of which the second is reported; (4) for the goal rate, no plan is found at the
+rate of the second best.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.planner_service.planning.cascade_plan import CascadePlan, LeftOut
+from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.end_to_end import least_felt_s
+from penstock.planner_service.routing.goals import rounded_down
+from penstock.planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid
+from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
+from penstock.planner_service.simulator.felt import measured_at
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.acceptance.pipeline import asked_of_plans
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types.planned import CascadeChoice, Cost, RunnerUp
+from penstock.types.planning import Objective
+
+Tiers = tuple[int, ...]
+PlanOf = Callable[[Tiers, Options], CascadePlan]
+Reaches = Callable[[Tiers, Options, float], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What no plan of a cascade can do better than.
+
+    quality: the most. reached: the most that is known to be reached. latency_s: the least, of the objective's latency.
+    cost: the least, as CascadePlan.cost. few_routings: all of them are tried.
+    """
+
+    quality: float
+    reached: float
+    latency_s: float
+    cost: float
+    few_routings: bool
+
+    def value(self, goal: Goal) -> float:
+        """What CascadePlan.rank begins with, at least."""
+        match goal:
+            case Goal.COST:
+                return self.cost
+            case Goal.QUALITY:
+                return -self.quality
+            case Goal.RATE:
+                return -math.inf
+        return self.latency_s
+
+
+def best_cascade(
+    site: Site,
+    demand: Demand,
+    options: Options,
+    alone: Deployer,
+    unfit: dict[str, str],
+    plan: PlanOf,
+    reaches: Reaches,
+    *,
+    repeated: bool,
+) -> CascadePlan:
+    """The best plan over all cascades of the candidates, with how they were chosen.
+
+    site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
+    unfit: candidates that fit nowhere, with the reason. plan(tiers, options): the best plan of a cascade; raises Unreachable.
+    reaches(tiers, options, rate): whether a plan is found at so many requests per second. repeated: whether a latency target
+    has to hold on other stretches, too.
+
+    Raises:
+        Unreachable: No cascade has a plan; it says which target binds for the one that comes nearest.
+    """
+    return _Choice(site, demand, options, alone, unfit, plan, reaches, repeated=repeated).best()
+
+
+def cascades_of(candidates: int, options: Options) -> list[Tiers]:
+    """All cascades of the sizes that are asked for, the smallest first, each in the order of the candidates."""
+    least, most = _sizes(options)
+    return [tiers for size in range(least, most + 1) for tiers in itertools.combinations(range(candidates), size)]
+
+
+def _sizes(options: Options) -> tuple[int, int]:
+    assert options.max_tiers is not None
+    return options.min_tiers or 1, options.max_tiers
+
+
+class _Choice:
+    def __init__(
+        self,
+        site: Site,
+        demand: Demand,
+        options: Options,
+        alone: Deployer,
+        unfit: dict[str, str],
+        plan: PlanOf,
+        reaches: Reaches,
+        *,
+        repeated: bool,
+    ) -> None:
+        self.site, self.demand, self.options, self.unfit = site, demand, options, unfit
+        self._plan, self._reaches, self._repeated = plan, reaches, repeated
+        self._alone = alone
+        self._kinds = alone.kinds
+        self.all = cascades_of(len(site.tiers), options)
+        self.left_out: dict[Tiers, LeftOut] = {}
+        self.bounds: dict[Tiers, _Bounds] = {}
+        self.plans: dict[Tiers, CascadePlan] = {}
+        self.failures: dict[Tiers, Unreachable] = {}
+        able = [tiers for tiers in self.all if self._can_run(tiers)]
+        confidence = options.confidence
+        if confidence is not None and able:  # a guarantee for each of so many plans holds for the one that is taken
+            confidence = 1 - (1 - confidence) / len(able)
+        self.within = dataclasses.replace(options, max_tiers=None, min_tiers=None, confidence=confidence)
+        for tiers in able:
+            self._bound(tiers)
+
+    def best(self) -> CascadePlan:
+        aim = self.options.aim
+        for tiers in sorted(self._open(), key=lambda t: (self.bounds[t].value(aim), len(t), t)):
+            enough = self._enough()
+            if self.bounds[tiers].value(aim) > enough + EPSILON or self._slower(tiers, enough):
+                self.left_out[tiers] = LeftOut.BOUND
+            else:
+                self._try(tiers)
+        if not self.plans:
+            self._try_slow()
+        if not self.plans:
+            raise self._unreachable()
+        ranked = self._ranked()
+        chosen = self.plans[ranked[0]]
+        other = None if len(ranked) == 1 else self.plans[ranked[1]]
+        promise = chosen.promise
+        if promise is not None and self.options.confidence is not None:
+            promise = dataclasses.replace(promise, confidence=self.options.confidence)
+        return dataclasses.replace(
+            chosen,
+            solution=self._solution(chosen),
+            simulations=sum(plan.simulations for plan in self.plans.values()),
+            infeasible={**chosen.infeasible, **self.unfit},
+            promise=promise,
+            choice=CascadeChoice(
+                self.site.tiers,
+                *_sizes(self.options),
+                len(self.all),
+                len(self.plans),
+                dict(Counter(self.left_out[tiers] for tiers in self.all if tiers in self.left_out)),
+                None if other is None else _runner_up(other),
+            ),
+        )
+
+    def _can_run(self, tiers: Tiers) -> bool:
+        grading = self.site.grading
+        if any(self.site.tiers[tier] in self.unfit for tier in tiers):
+            self.left_out[tiers] = LeftOut.GPUS
+        elif grading is not None and grading.by_tier and len(tiers) > 1 and grading.tier not in tiers:
+            self.left_out[tiers] = LeftOut.JUDGE
+        return tiers not in self.left_out
+
+    def _open(self) -> list[Tiers]:
+        return [tiers for tiers in self.all if tiers not in self.left_out]
+
+    def _bound(self, tiers: Tiers) -> None:
+        """Compute the bounds of a cascade, and leave it out where they show that it misses a target.
+
+        Under a guarantee prompts are split, under a skip rule or one for long answers requests visit fewer tiers, and best
+        answers have another quality: the bounds hold for none of these.
+        """
+        options, judged = self.options, self.demand.judged.only(tiers)
+        free = options.confidence is not None
+        least_cost = min(self._least_cost(tier) for tier in tiers)
+        target = -1.0 if options.min_quality is None else options.min_quality
+        if free or options.has_rules or len(tiers) > MOST_TIERS:
+            most = 100.0 if free else float(judged.quality.max(axis=1).mean())
+            reached = max(float(judged.quality.mean(axis=0).max()), judged.under(asked_of_plans(options.rules)).most)
+            self.bounds[tiers] = _Bounds(most, reached, 0.0, least_cost, False)
+            if most < target - EPSILON:
+                self.left_out[tiers] = LeftOut.MIN_QUALITY
+            return
+        grid = Grid(judged)
+        most = float(grid.qualities.max())
+        few = grid.qualities.size <= ENUMERATE_UP_TO
+        points = grid.at_least(target)
+        if not points:
+            self.bounds[tiers] = _Bounds(most, most, 0.0, least_cost, few)
+            self.left_out[tiers] = LeftOut.MIN_QUALITY
+            return
+        requests, alone_s = self.demand.requests.only(tiers), self._alone_s(tiers)
+        limit_s = math.inf if options.max_latency_s is None else options.max_latency_s
+        quality = most
+        if options.latency is not Objective.LARGEST_TIER:
+            how = (self.site.judge_s, options.percentile, options.latency)
+            fastest = least_felt_s(grid, points, requests, alone_s, *how) or 0.0
+        else:
+            bounds = grid.latency_bounds(requests, alone_s, options.percentile)
+            fastest = min(float(bounds[point]) for point in points)
+            quality = max((float(grid.qualities[p]) for p in points if bounds[p] <= limit_s + EPSILON), default=most)
+        self.bounds[tiers] = _Bounds(quality, most, fastest, least_cost, few)
+        if fastest > limit_s + EPSILON:
+            self.left_out[tiers] = LeftOut.MAX_LATENCY
+
+    def _alone_s(self, tiers: Tiers) -> Floats:
+        """(C, N) seconds of each request alone at each tier of a cascade, of what the tier is measured by there."""
+        measured = (measured_at(self.options.latency, streamed=tier == tiers[-1]) for tier in tiers)
+        return np.array([self._alone.tier_alone_s(tier, what) for tier, what in zip(tiers, measured, strict=True)])
+
+    def _least_cost(self, tier: int) -> float:
+        """Of a tier that serves at all, in the unit of CascadePlan.cost."""
+        if self.site.remote_of(tier) is not None:
+            return 0.0
+
+        def cost(shape: ReplicaShape) -> float:
+            dollars = self.site.dollars_per_hour([(shape, 1)])
+            return float(shape.gpus) if dollars is None else dollars
+
+        return min(cost(kind.shape) for kind in self._kinds[tier])
+
+    def _enough(self) -> float:
+        """The value that a plan of another cascade needs to be one of the two best."""
+        ranked = self._ranked()
+        return math.inf if len(ranked) < 2 else self.plans[ranked[1]].rank(self.options.aim)[0]
+
+    def _slower(self, tiers: Tiers, enough: float) -> bool:
+        """Whether the rate is what is to be best, and a cascade has no plan at that of the second best."""
+        if self.options.aim is not Goal.RATE or self.options.has_rules or enough == math.inf:
+            return False
+        return not self._reaches(tiers, self.within, -enough)
+
+    def _try(self, tiers: Tiers) -> None:
+        try:
+            self.plans[tiers] = self._plan(tiers, self.within)
+            self.left_out.pop(tiers, None)
+        except Unreachable as error:
+            self.failures[tiers], self.left_out[tiers] = error, LeftOut.NO_PLAN
+
+    def _try_slow(self) -> None:
+        """Plan those that are too slow by their bounds: their errors say what latency can be had."""
+        slow = [tiers for tiers, why in self.left_out.items() if why is LeftOut.MAX_LATENCY]
+        for tiers in sorted(slow, key=lambda t: (self.bounds[t].latency_s, t)):
+            known = (e.best for e in self.failures.values() if e.binds is Binds.MAX_LATENCY)
+            if self.bounds[tiers].latency_s < min(known, default=math.inf):
+                self._try(tiers)
+
+    def _ranked(self) -> list[Tiers]:
+        """Cascades with a plan, the best first; of those that serve with the same tiers, the best one alone."""
+
+        def key(tiers: Tiers) -> tuple[tuple[float, float], int, Tiers]:
+            return self.plans[tiers].rank(self.options.aim), len(tiers), tiers
+
+        serving: dict[tuple[str, ...], Tiers] = {}
+        for tiers in sorted(self.plans, key=key):
+            serving.setdefault(_serving(self.plans[tiers]), tiers)
+        return list(serving.values())
+
+    def _solution(self, chosen: CascadePlan) -> Solution:
+        """What is proved of the chosen plan, over all cascades: the gap is to the best of what each of them may have."""
+        own, aim = chosen.solution, self.options.aim
+        best, least = chosen.rank(aim)[0], math.inf
+        for tiers in self.all:
+            why = self.left_out.get(tiers)
+            if why is LeftOut.BOUND:
+                least = min(least, self.bounds[tiers].value(aim))
+            elif why is LeftOut.NO_PLAN and not self._is_proved(tiers):
+                least = -math.inf
+            elif why is None:
+                least = min(least, _least(self.plans[tiers], aim))
+        evaluations = sum(plan.solution.evaluations for plan in self.plans.values())
+        if least == -math.inf or self.options.has_rules:  # nothing is proved over rules
+            return dataclasses.replace(own, proof=Proof.SEARCHED, gap=None, evaluations=evaluations)
+        ahead = best - least
+        gap = max(0.0, ahead if aim is Goal.QUALITY else ahead / best if best > 0 else 0.0)
+        gap = gap if gap > EPSILON else 0.0
+        proofs = {plan.solution.proof for plan in self.plans.values()}
+        every = not {LeftOut.BOUND, LeftOut.MAX_LATENCY} & set(self.left_out.values())
+        if own.proof is Proof.SEARCHED or own.gap is None or gap > own.gap + EPSILON:
+            proof = Proof.SEARCHED
+        else:
+            proof = Proof.ENUMERATED if every and proofs == {Proof.ENUMERATED} else Proof.BOUNDED
+        return dataclasses.replace(own, proof=proof, gap=gap, evaluations=evaluations)
+
+    def _is_proved(self, tiers: Tiers) -> bool:
+        """Whether a cascade for which no plan was found has none: all of its routings were tried, or none has the quality."""
+        options = self.options
+        if options.has_rules or options.confidence is not None:
+            return False
+        if len(tiers) <= MOST_TIERS and self.failures[tiers].binds is Binds.MIN_QUALITY:
+            return True
+        lowered = self._repeated and options.max_latency_s is not None  # the limit: what fails then is not proved
+        return self.bounds[tiers].few_routings and options.latency is Objective.LARGEST_TIER and not lowered
+
+    def _unreachable(self) -> Unreachable:
+        """What binds for the cascade that comes nearest to the targets."""
+        if self.failures and any(error.binds is not Binds.MIN_QUALITY for error in self.failures.values()):
+            tiers, error = min(self.failures.items(), key=lambda one: (*one[1].distance, len(one[0]), one[0]))
+            of = f"the nearest of {len(self.all)} cascades is {self._words(tiers)}"
+            return Unreachable(f"{error} ({of})", error.best, error.binds)
+        if not self.bounds:
+            why = "; ".join(self.unfit.values())
+            return Unreachable(f"no cascade of the candidates fits the GPUs{f' ({why})' if why else ''}", math.inf)
+        tiers = max(self.bounds, key=lambda t: (self.bounds[t].reached, -len(t)))
+        if (known := self.failures.get(tiers)) is not None:
+            of = f"{self._words(tiers)}, the best of {len(self.all)} cascades"
+            return Unreachable(f"{known} ({of})", known.best, known.binds)
+        best, unfit = self.bounds[tiers].reached, "; ".join(self.unfit.values())
+        return Unreachable(
+            f"min quality binds: no cascade of the candidates reaches quality {self.options.min_quality:g}: the best, "
+            f"{self._words(tiers)}, has {rounded_down(best)}{f' ({unfit})' if unfit else ''}",
+            best,
+            Binds.MIN_QUALITY,
+        )
+
+    def _words(self, tiers: Tiers) -> str:
+        return " + ".join(self.site.tiers[tier] for tier in tiers)
+
+
+def _serving(plan: CascadePlan) -> tuple[str, ...]:
+    """The tiers of a plan that serve anything."""
+    return tuple(tier.name for tier in plan.tiers if tier.strategy.used)
+
+
+def _least(plan: CascadePlan, goal: Goal) -> float:
+    """What CascadePlan.rank begins with, for the best plan of the same cascade, at least."""
+    value, gap = plan.rank(goal)[0], plan.solution.gap
+    if gap is None:
+        return -math.inf
+    return value - gap if goal is Goal.QUALITY else value * (1 - gap)
+
+
+def _runner_up(plan: CascadePlan) -> RunnerUp:
+    names = tuple(tier.name for tier in plan.tiers)
+    return RunnerUp(names, plan.quality, plan.felt_s, Cost(plan.gpus, plan.dollars_per_hour), plan.rate_per_s)

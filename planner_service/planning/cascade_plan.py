@@ -1,0 +1,235 @@
+"""A plan as it is told: tiers, latencies, load and cost, simulated from end to end. No I/O."""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.question.planning_options import Goal, GpuBudget
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.replay.cascade_simulation import CascadeRun, GradingReport, run_cascade
+from penstock.planner_service.replay.repeated_runs import Interval, repeated
+from penstock.planner_service.replay.sustained_load import SustainedLoad, sustained_load
+from penstock.planner_service.routing.confidence import Promise
+from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.quality import route
+from penstock.planner_service.routing.solution import Solution
+from penstock.planner_service.simulator import Dispatch, Percentiles, Report
+from penstock.planner_service.simulator.felt import latency_words
+from penstock.services.acceptance.pipeline import NO_RULES
+from penstock.types.planned import CascadeChoice, LargestAlone
+from penstock.types.planning import Objective
+from penstock.types.rules import AcceptanceRules, BurstLadder
+from penstock.types.simulated import UserLatency
+
+
+@dataclass(frozen=True, slots=True)
+class TierOutcome:
+    """One tier of a plan. gpus: given to it. strategy: with the latency it was chosen for. p95_s: of its own requests' whole
+    latencies, by itself.
+
+    report: its requests as the cascade runs.
+    """
+
+    name: str
+    model: str
+    gpus: int
+    strategy: Strategy
+    share_processed: float
+    share_answered: float
+    report: Report
+    p95_s: float
+
+
+class LeftOut(enum.StrEnum):
+    """Why no plan was made for a cascade of the candidates, or none was found.
+
+    GPUS: a model fits nowhere. JUDGE: it lacks the tier that grades. MIN_QUALITY: no routing reaches it. MAX_LATENCY: slower
+    even with each request alone. BOUND: no plan of it can be as good as the two best. NO_PLAN: none meets the targets.
+    """
+
+    GPUS = "gpus"
+    JUDGE = "judge"
+    MIN_QUALITY = "min_quality"
+    MAX_LATENCY = "max_latency_s"
+    BOUND = "bound"
+    NO_PLAN = "no_plan"
+
+
+class Felt(UserLatency):
+    """What users of a simulated cascade feel, in seconds; see Objective."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, run: CascadeRun) -> Self:
+        kinds = (Objective.END_TO_END, Objective.FIRST_TOKEN, Objective.PACE)
+        return cls(*(Percentiles.of(run.felt_s(kind)) for kind in kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan:
+    """latency_p95_s: the largest tier's (the paper's L). felt: what users feel, over the tiers visited and judging, each
+    tier's requests arriving when the tier below has given them up. felt_s: the latency that the objective means, at its
+    percentile. load: None where arrivals have no rate.
+
+    latency_interval, end_to_end_interval: both p95 on other stretches of the trace with other prompts; felt_interval: of
+    felt_s; None where none were given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the
+    one that was found.
+    rules: what its routing has in addition to thresholds. early_reason: why it has no early checks, if they were asked for.
+    burst: the burst ladder, where one was asked for and can be had; else burst_reason says why not. Tiers that are not used
+    have the score SKIPPED.
+    grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
+    from candidates; None where they were given. cached_share: of all prompt tokens, those that are cached and not computed.
+    largest_alone: of a cheapest plan without a latency target, what it keeps to.
+    """
+
+    tiers: tuple[TierOutcome, ...]
+    thresholds: tuple[float, ...]
+    quality: float
+    latency_p95_s: float
+    felt: Felt
+    felt_s: float
+    solution: Solution
+    dispatch: Dispatch
+    binds: str
+    simulations: int
+    gpu_step: int
+    infeasible: dict[str, str] = field(default_factory=dict)
+    promise: Promise | None = None
+    objective: Objective = Objective.LARGEST_TIER
+    percentile: float = 95.0
+    budget: GpuBudget = GpuBudget.AT_MOST
+    load: SustainedLoad | None = None
+    goal: Goal = Goal.LATENCY
+    latency_interval: Interval | None = None
+    end_to_end_interval: Interval | None = None
+    felt_interval: Interval | None = None
+    requests: int = 0
+    seconds: float = 0.0
+    rate_per_s: float | None = None
+    dollars_per_hour: float | None = None
+    rules: AcceptanceRules = NO_RULES
+    early_reason: str = ""
+    burst: BurstLadder | None = None
+    burst_reason: str = ""
+    grading: GradingReport | None = None
+    choice: CascadeChoice | None = None
+    cached_share: float = 0.0
+    largest_alone: LargestAlone | None = None
+
+    @property
+    def gpus(self) -> int:
+        return sum(tier.gpus for tier in self.tiers)
+
+    @property
+    def cost(self) -> float:
+        """What the goal cost makes least: dollars per hour where GPUs have prices, else GPUs."""
+        return float(self.gpus) if self.dollars_per_hour is None else self.dollars_per_hour
+
+    def rank(self, goal: Goal) -> tuple[float, float]:
+        """(what the goal makes least, what decides between equals): the better of two plans has the lower rank."""
+        match goal:
+            case Goal.COST:
+                return self.cost, self.felt_s
+            case Goal.QUALITY:
+                return -self.quality, self.felt_s
+            case Goal.RATE:
+                return -(self.rate_per_s or 0.0), self.felt_s
+        return self.felt_s, self.gpus
+
+    @property
+    def utilisation(self) -> tuple[float, ...]:
+        """By tier, the rate offered to it over what it sustains; 0 where arrivals have no rate."""
+        return (0.0,) * len(self.tiers) if self.load is None else self.load.utilisation
+
+    @property
+    def end_to_end_p95_s(self) -> float:
+        return self.felt.end_to_end.p95
+
+    @property
+    def stay_s(self) -> float:
+        """How long requests stay, by which a stretch of the trace is short or long: p95 of the slowest tier, if that is the
+        objective, else end to end."""
+        return self.latency_p95_s if self.objective is Objective.LARGEST_TIER else self.end_to_end_p95_s
+
+    @property
+    def latency_words(self) -> str:
+        """The latency that the objective means."""
+        return latency_words(self.objective, self.percentile)
+
+
+def outcome(
+    site: Site,
+    demand: Demand,
+    solution: Solution,
+    deployer: Deployer,
+    reasons: dict[str, str],
+    promise: Promise | None = None,
+) -> CascadePlan:
+    """The plan that a solution amounts to, simulated from end to end."""
+    strategies = solution.deployment.strategies
+    run = run_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
+    processed = route(demand.judged, solution.thresholds)
+    tiers = tuple(
+        TierOutcome(name, model.name, gpus, strategy, reaching, answering, report, p95_s)
+        for name, model, gpus, strategy, reaching, answering, report, p95_s in zip(
+            site.tiers,
+            site.models,
+            solution.deployment.gpus,
+            strategies,
+            processed.share_processed(),
+            processed.share_answered(),
+            run.reports,
+            deployer.tier_latencies_s(solution.thresholds, strategies, 95.0),
+            strict=True,
+        )
+    )
+    slowest = max(range(len(tiers)), key=lambda i: tiers[i].p95_s)
+    largest = deployer.objective is Objective.LARGEST_TIER
+    used = sum(s.gpus for s in strategies)
+    how = (deployer.dispatch, site.grading)
+    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, *how)
+    binds = f"{tiers[slowest].name} is the slowest tier; {used} of {deployer.gpus} GPUs are used"
+    return CascadePlan(
+        tiers,
+        solution.thresholds,
+        processed.quality,
+        tiers[slowest].p95_s,
+        Felt.of(run),
+        solution.deployment.latency_s if largest else run.latency_s(deployer.objective, deployer.percentile),
+        solution,
+        deployer.dispatch,
+        binds if load is None else f"{binds}; {load}",
+        deployer.simulations,
+        deployer.gpu_step,
+        reasons,
+        promise,
+        objective=deployer.objective,
+        percentile=deployer.percentile,
+        load=load,
+        requests=len(demand.arrival_s),
+        seconds=demand.seconds,
+        rate_per_s=demand.rate_per_s,
+        dollars_per_hour=dollars_per_hour(site, strategies),
+        grading=run.grading,
+        cached_share=demand.cached_share,
+    )
+
+
+def dollars_per_hour(site: Site, strategies: Sequence[Strategy]) -> float | None:
+    """What GPUs and tokens of remote tiers cost; None where a type of GPU that is used has no price."""
+    gpus = site.dollars_per_hour((replica.shape, count) for s in strategies for replica, count in s.replicas)
+    return None if gpus is None else gpus + sum(s.remote_dollars_per_hour for s in strategies)
+
+
+def with_runs(site: Site, plan: CascadePlan, runs: Sequence[Demand]) -> CascadePlan:
+    """The plan with what it reaches on other stretches of the workload."""
+    if not runs:
+        return plan
+    strategies = [tier.strategy for tier in plan.tiers]
+    which = (Objective.LARGEST_TIER, 95.0), (Objective.END_TO_END, 95.0), (plan.objective, plan.percentile)
+    largest, whole, felt = repeated(site, runs, plan.thresholds, strategies, plan.dispatch, which)
+    return dataclasses.replace(plan, latency_interval=largest, end_to_end_interval=whole, felt_interval=felt)

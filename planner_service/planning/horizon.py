@@ -1,0 +1,74 @@
+"""How long a stretch of the trace a plan is made for, and the other stretches it is run on. No I/O.
+
+A plan for a stretch that is over before the first request is answered is a plan for a burst. So the stretch lasts
+several latencies: guessed before there is a plan, and lengthened once where the plan turns out slower.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.question.demand import demand_of
+from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.simulator import Dispatch, Workload
+
+LATENCIES = (
+    20.0  # that a stretch lasts: what is served while the first requests find the tiers empty is a twentieth of it
+)
+ENOUGH_LATENCIES = 10.0  # a plan whose stretch lasts fewer is made again
+LOADED = 1.2  # times the latency of a request alone: the guess before there is a plan
+USUAL_REQUESTS, MOST_REQUESTS = 500, 6000  # fewest where the trace has them, most
+
+Plan = Callable[[Demand, Sequence[Demand]], CascadePlan]
+
+
+def plan_over_horizon(
+    plan: Plan, site: Site, trace: Workload, judged: JudgedSample, options: Options
+) -> tuple[CascadePlan, Demand]:
+    """(the plan, what it was made for): of options.requests, or of as many as the plan needs; see demand_of.
+
+    options.runs: other stretches of as many requests, from places and with prompts drawn by the seeds after `seed`.
+
+    Raises:
+        InvalidRequest, Unreachable: see demand_of and plan_cascade.
+    """
+    trace = trace.uncached() if options.ignore_cached else trace
+
+    def drawn(count: int, nth: int) -> Demand:
+        return demand_of(
+            trace, judged, requests=count, seed=options.seed + nth, lengths=options.lengths.value, rate=options.rate
+        )
+
+    def planned(count: int) -> tuple[CascadePlan, Demand]:
+        demand = drawn(count, 0)
+        return plan(demand, [drawn(count, nth + 1) for nth in range(options.runs)]), demand
+
+    if options.requests is not None:
+        return planned(options.requests)
+    most = min(len(trace), MOST_REQUESTS)
+    short = min(most, USUAL_REQUESTS)
+    count = short
+    if short >= LEAST_REQUESTS:
+        sample = drawn(short, 0)
+        count = min(most, max(short, _requests_for(LOADED * _alone_s(site, sample), sample)))
+    best = planned(count)
+    again = min(most, _requests_for(best[0].stay_s, best[1]))
+    if best[1].seconds < ENOUGH_LATENCIES * best[0].stay_s and again > count:
+        best = planned(again)
+    return best
+
+
+def _requests_for(latency_s: float, demand: Demand) -> int:
+    return 0 if demand.rate_per_s is None else math.ceil(LATENCIES * latency_s * demand.rate_per_s)
+
+
+def _alone_s(site: Site, demand: Demand) -> float:
+    """p95 of a request alone on the fastest replica, at the slowest tier that can run at all."""
+    deployer, _ = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)
+    tiers = [np.percentile(alone, deployer.percentile) for alone in deployer.alone_s() if np.isfinite(alone).all()]
+    return float(max(tiers, default=0.0))

@@ -1,0 +1,202 @@
+"""A cascade plan from a cluster, models, arrivals and judged prompts: what `penstock plan` computes. No I/O."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from penstock.planner_service.deployment.search import NOTHING
+from penstock.planner_service.planning.cascade_choice import Tiers, best_cascade
+from penstock.planner_service.planning.cascade_plan import CascadePlan, outcome, with_runs
+from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.planning.largest_alone import largest_alone
+from penstock.planner_service.planning.one_plan import MARGIN, TIGHTENED, PlanSearch
+from penstock.planner_service.planning.rule_search import RuleSearch
+from penstock.planner_service.question.planning_options import Goal, GpuBudget, Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.goals import rounded_up
+from penstock.planner_service.routing.grid import MOST_TIERS
+from penstock.planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE
+from penstock.planner_service.routing.quality import SKIPPED
+from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable
+from penstock.planner_service.rules.burst_ladder import NoLadder, burst_ladder
+from penstock.services.domain.errors import invalid
+from penstock.types.planning import Objective
+
+NO_LADDER_WITH = "not where what judges is stated, or with remote tiers: steps of the ladder do not count their load"
+
+
+def plan_cascade(
+    site: Site,
+    demand: Demand,
+    options: Options,
+    *,
+    runs: Sequence[Demand] = (),
+    on_evaluation: Callable[[int], None] = lambda _: None,
+) -> CascadePlan:
+    """The best plan for a goal within the targets.
+
+    runs: other stretches of the same workload, on which the plan is run when it is found; a latency target has to hold for
+    their mean. A cheapest plan without a latency target keeps to that of `largest_alone`.
+
+    Raises:
+        InvalidRequest: options that do not go together, one out of bounds, more GPUs than there are, or fewer requests
+            than the percentile needs.
+        Unreachable: no plan meets the targets, or no tier that is needed fits; it says which target binds.
+    """
+    options = options.for_tiers(len(site.tiers))
+    options.check(len(site.tiers))
+    if len(demand.arrival_s) < options.least_requests:
+        least = options.least_requests
+        raise invalid("requests", f"must be at least {least} to plan on, not {len(demand.arrival_s)}")
+    if options.budget is GpuBudget.EXACT and (site.more or site.remotes):
+        raise invalid("budget", EXACT_IS_FOR_ONE)
+    if options.rules.burst_floor is not None:
+        if site.grading is not None or site.remotes:
+            raise invalid("rules.burst_floor", NO_LADDER_WITH)
+        without = options.without_bursts
+        plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
+        return _with_burst_ladder(plan, chosen_of(plan, site, demand)[1], options, options.rules.burst_floor)
+
+    if options.aim is Goal.COST and options.max_latency_s is None:
+        alone = largest_alone(site, demand, options, runs)
+        within = dataclasses.replace(options, goal=Goal.COST, max_latency_s=alone.limit_s)
+        plan = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
+        return dataclasses.replace(plan, largest_alone=alone)
+    if options.max_tiers is not None:
+        return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
+    if demand.judged.under_rules:
+        if len(site.tiers) > MOST_TIERS:  # what users feel cannot be searched
+            options = dataclasses.replace(options, objective=Objective.LARGEST_TIER)
+    elif options.chooses_form(len(site.tiers)):
+        # all of more than three tiers together can be searched for the slowest one alone, without a proof
+        searches = [_of_any_form, *([_of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
+        plans, failures = list[CascadePlan](), list[Unreachable]()
+        for search in searches:
+            try:
+                plans.append(search(site, demand, options, runs, on_evaluation))
+            except Unreachable as error:
+                failures.append(error)
+        if not plans:
+            raise min(failures, key=lambda error: error.distance)
+        return min(plans, key=lambda plan: plan.rank(options.aim))
+    return _of_all_tiers(site, demand, options, runs, on_evaluation)
+
+
+def _of_all_tiers(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan in which any of the tiers may answer."""
+    if options.has_rules or options.rules.early_error is not None:
+        return RuleSearch(site, demand, options, runs, on_evaluation).plan()
+    return PlanSearch(site, options, on_evaluation).plan(demand, runs)
+
+
+def chosen_of(plan: CascadePlan, site: Site, demand: Demand) -> tuple[Site, Demand]:
+    """What the plan is for: the site and the demand of the tiers that were chosen; where none were, both as they are."""
+    if plan.choice is None:
+        return site, demand
+    tiers = [site.tiers.index(tier.name) for tier in plan.tiers]
+    return site.only(tiers), demand.only(tiers)
+
+
+def _with_chosen_tiers(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan over the cascades of the candidates."""
+    everything = dataclasses.replace(site, grading=None)
+    alone, unfit = deployer_for(
+        everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
+    )
+    evaluations = 0
+
+    def progress(total: int) -> None:
+        nonlocal evaluations
+        evaluations = total
+        on_evaluation(total)
+
+    def plan(tiers: Tiers, within: Options) -> CascadePlan:
+        before = evaluations
+        parts = site.only(tiers), demand.only(tiers), within, [run.only(tiers) for run in runs]
+        return _of_all_tiers(*parts, lambda n: progress(before + n))
+
+    def reaches(tiers: Tiers, within: Options, rate_per_s: float) -> bool:
+        assert demand.rate_per_s is not None
+        factor, before = rate_per_s / demand.rate_per_s, evaluations
+        search = PlanSearch(site.only(tiers), within, lambda n: progress(before + n))
+        try:
+            search.checked_plan(demand.only(tiers).scaled(factor), [run.only(tiers).scaled(factor) for run in runs])
+        except Unreachable:
+            return False
+        return True
+
+    return best_cascade(site, demand, options, alone, unfit, plan, reaches, repeated=bool(runs))
+
+
+def _of_any_form(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers; the others are not used.
+
+    The last of several tiers that serve is judged where tiers follow it in the mesh: that may take a plan over its limit,
+    which is lowered then.
+    """
+    limit_s, felt_s = options.max_latency_s, math.inf
+    for _ in range(TIGHTENED):
+        any_form = dataclasses.replace(options, max_tiers=min(len(site.tiers), MOST_TIERS), max_latency_s=limit_s)
+        plan = _with_chosen_tiers(site, demand, any_form, runs, on_evaluation)
+        if len(plan.tiers) < len(site.tiers):
+            plan = _of_stated(plan, site, demand, options, runs)
+        felt_s = plan.felt_s if plan.felt_interval is None else plan.felt_interval.mean
+        if limit_s is None or options.max_latency_s is None or felt_s <= options.max_latency_s:
+            return plan
+        limit_s *= MARGIN * options.max_latency_s / felt_s
+    raise Unreachable(f"max latency binds: the least was {rounded_up(felt_s)} s", felt_s, Binds.MAX_LATENCY)
+
+
+def _of_stated(plan: CascadePlan, site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> CascadePlan:
+    """The plan of some of the tiers as one of all tiers."""
+    if plan.goal is Goal.RATE and plan.rate_per_s is not None and demand.rate_per_s is not None:
+        factor = plan.rate_per_s / demand.rate_per_s
+        demand, runs = demand.scaled(factor), [run.scaled(factor) for run in runs]
+    serving = {tier.name: tier for tier in plan.tiers}
+    thresholds = dict(zip(serving, (*plan.thresholds, 0.0), strict=True))  # the last one that serves accepts all
+    strategies = tuple(serving[name].strategy if name in serving else NOTHING for name in site.tiers)
+    deployment = Deployment(tuple(s.gpus for s in strategies), strategies, plan.solution.deployment.latency_s)
+    solution = dataclasses.replace(
+        plan.solution,
+        thresholds=tuple(thresholds.get(name, SKIPPED) for name in site.tiers[:-1]),
+        deployment=deployment,
+    )
+    deployer, unfit = PlanSearch(site, options, lambda _: None).deployer(demand)
+    whole = with_runs(site, outcome(site, demand, solution, deployer, unfit), runs)
+    return dataclasses.replace(whole, goal=plan.goal, choice=plan.choice, simulations=plan.simulations)
+
+
+def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floor: float) -> CascadePlan:
+    """The plan with its burst ladder, or with why it has none.
+
+    Raises:
+        InvalidRequest: The quality that the mean is to hold is over the plan's own, or is not the mean of the judge's scores,
+            which routers hold.
+    """
+    if demand.judged.known_quality is not None:
+        raise invalid(
+            "rules.burst_floor",
+            "routers hold a mean of judge scores; these prompts have a quality apart from the score",
+        )
+    held = options.min_quality if options.rules.burst_mean is None else options.rules.burst_mean
+    assert held is not None
+    if held > plan.quality:
+        raise invalid("rules.burst_mean", f"must be at most the plan's own quality, {plan.quality:.2f}, not {held:g}")
+    ladder = burst_ladder(
+        demand.under(plan.rules),
+        plan.thresholds,
+        [tier.strategy for tier in plan.tiers],
+        plan.dispatch,
+        floor=floor,
+        mean_quality=held,
+        max_utilisation=options.most_utilisation,
+    )
+    if isinstance(ladder, NoLadder):
+        return dataclasses.replace(plan, burst_reason=ladder.reason)
+    return dataclasses.replace(plan, burst=ladder)

@@ -1,0 +1,160 @@
+"""A plan as it is reported, from what it was found with. No I/O."""
+
+from penstock.planner_service.planning.cascade_plan import CascadePlan, TierOutcome
+from penstock.planner_service.planning.verdict import verdict
+from penstock.planner_service.question.demand import workload_digest
+from penstock.planner_service.question.planned_drafts import planned_speculation
+from penstock.planner_service.question.planning_options import Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.question.step_times import step_times
+from penstock.planner_service.simulator import Report
+from penstock.services.acceptance.pipeline import of_plan, of_tier
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types import planned as types
+from penstock.types.deployments import ReplicaGroup
+from penstock.types.simulated import SimulatedTier
+
+
+def plan_report(
+    plan: CascadePlan,
+    site: Site,
+    demand: Demand,
+    options: Options,
+    took_s: float,
+    step: types.NextStep | None = None,
+    plain_latency_p95_s: float | None = None,
+) -> types.CascadePlan:
+    """site, demand: of the tiers that the plan has. step, plain_latency_p95_s: where they were computed."""
+    load, solution = plan.load, plan.solution
+    return types.CascadePlan(
+        tuple(_tier(plan, site, i) for i in range(len(plan.tiers))),
+        plan.quality,
+        plan.latency_p95_s,
+        plan.end_to_end_p95_s,
+        plan.objective,
+        plan.goal,
+        plan.dispatch,
+        plan.budget,
+        target_words(options),
+        workload_digest(demand),
+        plan.burst,
+        plan.burst_reason,
+        plan.early_reason,
+        types.PlannedLatency(plan.objective, plan.percentile, plan.felt_s, plan.latency_words, plan.felt_interval),
+        plan.felt,
+        plan.latency_interval,
+        plan.end_to_end_interval,
+        types.Horizon(plan.requests, plan.seconds, plan.seconds / plan.stay_s if plan.stay_s > 0 else None),
+        types.Cost(plan.gpus, plan.dollars_per_hour),
+        None
+        if plan.promise is None
+        else types.QualityPromise(
+            plan.promise.confidence, plan.promise.tested_quality, plan.promise.tested_prompts, plain_latency_p95_s
+        ),
+        types.Optimality(
+            solution.proof.value != "searched", _over(plan), solution.proof.value, solution.gap, plan.gpu_step
+        ),
+        None if load is None else types.PlanLoad(load.offered_per_s, load.sustained_per_s, load.overloaded, load.tier),
+        _judging(plan, site),
+        plan.choice,
+        types.AloneQualities(demand.judged.worst, demand.judged.best, demand.judged.under(plan.rules).most),
+        plan.infeasible,
+        plan.binds,
+        ", ".join(f"{each.gpus} x {each.name or each.gpu.name}" for each in site.types),
+        plan.rate_per_s,
+        None if load is None else load.sustained_per_s,
+        plan.cached_share,
+        solution.evaluations,
+        plan.simulations,
+        took_s,
+        True,
+        verdict(site, plan, step),
+        step,
+        plan.largest_alone,
+        **of_plan(plan.rules),
+    )
+
+
+def target_words(options: Options) -> str:
+    """`quality >= 85, p95 end-to-end latency <= 2`."""
+    targets = []
+    if options.min_quality is not None:
+        targets.append(f"quality >= {options.min_quality:g}")
+    if options.max_latency_s is not None:
+        targets.append(f"{options.latency_words} <= {options.max_latency_s:g}")
+    return ", ".join(targets)
+
+
+def simulated_tier(name: str, report: Report) -> SimulatedTier:
+    times = (report.ttft, report.tpot, report.latency)
+    rates = (report.requests_per_s, report.output_tokens_per_s)
+    return SimulatedTier(name, report.requests, *times, *rates, report.utilisation, report.preemptions)
+
+
+def replica_group(shape: ReplicaShape, count: int) -> ReplicaGroup:
+    return ReplicaGroup(shape.tp, shape.pp, count, shape.ep, shape.attn_dp, shape.gpu)
+
+
+def _tier(plan: CascadePlan, site: Site, i: int) -> types.PlannedTier:
+    tier = plan.tiers[i]
+    replicas, report = tier.strategy.replicas, tier.report
+    threshold = plan.thresholds[i] if i < len(plan.thresholds) else None
+    return types.PlannedTier(
+        tier.name,
+        tier.model,
+        tier.gpus,
+        tuple(replica_group(replica.shape, count) for replica, count in replicas),
+        None if threshold is None or threshold > 100 else threshold,
+        None if tier.strategy.remote is None else types.RemoteCost(tier.strategy.remote_dollars_per_hour),
+        _speculation(site, tier, i),
+        tier.share_processed,
+        tier.share_answered,
+        tier.p95_s,
+        step_times(site, i, (replica.shape for replica, _ in replicas)),
+        report.requests,
+        report.ttft,
+        report.tpot,
+        report.latency,
+        report.requests_per_s,
+        report.output_tokens_per_s,
+        report.preemptions,
+        report.utilisation,
+        plan.utilisation[i],
+        **of_tier(plan.rules, i),
+    )
+
+
+def _speculation(site: Site, tier: TierOutcome, i: int) -> types.PlannedSpeculation | None:
+    speculation = planned_speculation(site, i, tier.strategy.replicas)
+    if speculation is None:
+        return None
+    drafters = (
+        types.PlannedDrafter(model.name, model.acceptance, model.weight_bytes / 1e9, model.kv_bytes_per_token)
+        for model in speculation.models
+    )
+    replicas = (
+        types.ReplicaDrafts(
+            drafts.shape.tp,
+            drafts.shape.pp,
+            drafts.memory_bytes / 1e9,
+            drafts.choices,
+            drafts.shape.gpu,
+            drafts.shape.ep,
+            drafts.shape.attn_dp,
+        )
+        for drafts in speculation.replicas
+    )
+    return types.PlannedSpeculation(speculation.max_window, tuple(drafters), tuple(replicas))
+
+
+def _over(plan: CascadePlan) -> str:
+    """What a proof is about."""
+    searched = "routings at the judged scores, and the replica mixes that are searched"
+    return searched if plan.choice is None else f"all {plan.choice.cascades} cascades of the candidates, {searched}"
+
+
+def _judging(plan: CascadePlan, site: Site) -> types.Judging | None:
+    if plan.grading is None or site.grading is None:
+        return None
+    by = site.tiers[site.grading.tier] if site.grading.by_tier else site.grading.model
+    return types.Judging(by, plan.grading.requests, plan.grading.per_s, plan.grading.wait)

@@ -1,0 +1,210 @@
+"""Plans with rules other than thresholds: early checks, a skip rule, a rule for long answers, best answers. No I/O.
+
+First the plan without rules; then plans under the most promising choices of all rules together, by `rule_ranking`; then,
+where they are asked for, early checks that are fitted to the best of these. All have the same targets and guarantees, and a
+plan with rules is taken only where it is better by the goal. So it is never worse than the plan without. Nothing is proved
+over rules.
+
+What is simulated for all of them is at most four times what it takes for the plan without rules (AT_MOST), or
+LEAST_SIMULATIONS.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.planning.one_plan import PlanSearch, TooManySimulations
+from penstock.planner_service.question.planning_options import Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.confidence import halves
+from penstock.planner_service.routing.quality import route
+from penstock.planner_service.routing.solution import Proof, Unreachable
+from penstock.planner_service.rules.early_rules import checking, fitted_rules, outcomes_of
+from penstock.planner_service.rules.rule_ranking import Known, RankedRules, RuleRanking
+from penstock.services.acceptance.pipeline import NO_RULES, asked, asked_of_plans, candidates, kinds_of, of_tiers
+from penstock.services.domain.errors import InvalidRequest
+from penstock.types.rules import AcceptanceRules
+
+MOST_PLANNED = 8  # choices of rules that are planned with
+LEAST_SIMULATIONS = 2000  # that may be made in any case: about a second
+AT_MOST, FOR_EARLY = 3.75, 1.0
+"""Times the plan without rules: what all may take, of which so much is left for early checks. A plan that takes more is given
+up before its next routing, so all of it is less than four times."""
+EARLY_FITS = 3  # times that early checks are fitted to the thresholds that they led to
+
+
+class RuleSearch:
+    """Of one question. runs: other stretches of the same workload, as in `plan_cascade`."""
+
+    def __init__(
+        self, site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+    ) -> None:
+        """Raises:
+        InvalidRequest: The judged prompts lack what a rule needs, or it does not go with the site.
+        """
+        self._site, self._demand, self._options, self._runs = site, demand, options, runs
+        self._check()
+        within = options.without_rules
+        chosen = asked(options.rules, chosen=True)
+        self._most = MOST_PLANNED if any(rule.of_tiers for rule in chosen) else len(chosen)
+        if (
+            options.confidence is not None and len(site.tiers) > 1
+        ):  # a guarantee for each of so many plans holds for one
+            within = dataclasses.replace(within, confidence=1 - (1 - options.confidence) / (1 + self._most))
+        self._search = PlanSearch(site, within, on_evaluation)
+        self._last = 0  # simulations of the last plan
+
+    def _check(self) -> None:
+        is_graded = self._site.grading is not None or bool(self._site.remotes)
+        for rule in asked(self._options.rules):
+            for one in (self._demand, *self._runs):
+                if problem := rule.lacking(one.judged, one.requests, is_graded=is_graded):
+                    raise InvalidRequest(problem)
+
+    def plan(self) -> CascadePlan:
+        """The best plan.
+
+        Raises:
+            Unreachable: There is no plan under any rules that were tried; the error is of what comes nearest.
+        """
+        options, best, failures = self._options, None, list[Unreachable]()
+        try:
+            best = self._under(self._rules_in_use(NO_RULES, ()))
+        except Unreachable as error:
+            failures.append(error)
+        else:
+            times = AT_MOST - FOR_EARLY * (options.rules.early_error is not None)
+            self._search.most_simulations = times * max(self._last, LEAST_SIMULATIONS / AT_MOST)
+        for choice in self._ranked(best)[: self._most] if self._most and len(self._site.tiers) > 1 else ():
+            if not self._may_plan():
+                break
+            try:
+                tried = self._under(choice.rules, choice.thresholds, 0.0 if best is None else best.rate_per_s or 0.0)
+            except Unreachable as error:
+                failures.append(error)
+                continue
+            except TooManySimulations:
+                break
+            if best is None or tried.rank(options.aim) < best.rank(options.aim):
+                best = tried
+        if best is None:
+            raise min(failures, key=lambda error: error.distance)
+        if options.rules.early_error is not None:
+            self._search.most_simulations *= AT_MOST / (AT_MOST - FOR_EARLY)
+            best = self._with_early_checks(best, options.rules.early_error)
+        return dataclasses.replace(best, simulations=self._search.simulations)
+
+    def _under(self, rules: AcceptanceRules, begin: tuple[float, ...] = (), least_per_s: float = 0.0) -> CascadePlan:
+        """The best plan under these rules. begin: thresholds to begin with. least_per_s: see `PlanSearch.plan`."""
+        if begin:
+            self._search.begin.append(begin)
+        plan = self._made(self._demand.under(rules), [run.under(rules) for run in self._runs], least_per_s)
+        used = self._rules_in_use(rules, plan.thresholds)
+        plan = dataclasses.replace(plan, rules=used)
+        if plan.promise is not None and self._options.confidence is not None:
+            plan = dataclasses.replace(
+                plan, promise=dataclasses.replace(plan.promise, confidence=self._options.confidence)
+            )
+        return _unproved(plan) if any(kinds_of(used)) or asked_of_plans(self._options.rules) != NO_RULES else plan
+
+    def _made(self, demand: Demand, runs: Sequence[Demand], least_per_s: float = 0.0) -> CascadePlan:
+        before = self._search.simulations
+        try:
+            return self._search.plan(demand, runs, least_per_s)
+        finally:
+            self._last = self._search.simulations - before
+
+    def _may_plan(self) -> bool:
+        """Whether enough simulations are left for a plan, if it takes as many as the last one."""
+        return self._search.simulations + self._last <= self._search.most_simulations
+
+    def _rules_in_use(self, rules: AcceptanceRules, thresholds: tuple[float, ...]) -> AcceptanceRules:
+        """The rules of tiers that are asked; None of each other tier for what may be chosen."""
+        return of_tiers(rules, [threshold <= 100 for threshold in thresholds])
+
+    def _ranked(self, plain: CascadePlan | None) -> list[RankedRules]:
+        """Choices of rules that differ in what they do, the most promising first."""
+        options, demand = self._options, self._demand
+        if options.confidence is not None:  # what tests a promise must not have chosen
+            demand = dataclasses.replace(demand, judged=halves(demand.judged, options.seed)[0])
+        judged, known = demand.judged, None
+        begin = list(dict.fromkeys((NO_RULES, asked_of_plans(options.rules))))
+        if plain is not None:
+            known = Known(plain.thresholds, plain.felt_s)
+        deployer, _ = self._search.deployer(demand)
+        ranking = RuleRanking(demand, deployer, options, self._site.judge_s, known)
+        stages = candidates(judged, options.rules)
+        result, seen = list[RankedRules](), set[tuple[tuple[float, ...], bytes]]()
+        for one in ranking.ranked(stages, begin):
+            if one.value == math.inf or not any(kinds_of(_in_use(one))):
+                continue
+            routed = route(judged.under(one.rules), one.thresholds)
+            key = one.thresholds, routed.processed.tobytes() + routed.answered.tobytes()
+            if key not in seen:
+                seen.add(key)
+                result.append(one)
+        # by turns the best and the best of another kind: estimates of a kind err alike
+        kinds = [_kind(one) for one in result]
+        others = [one for at, one in enumerate(result) if kinds[at] not in kinds[:at]]
+        result = list(dict.fromkeys(one for pair in itertools.zip_longest(result, others) for one in pair if one))
+        return result or [RankedRules(math.inf, (), rules) for rules in begin[1:]]
+
+    def _with_early_checks(self, plain: CascadePlan, error: float) -> CascadePlan:
+        """The plan without early checks; or, where it is better, one with checks that are fitted to its thresholds.
+
+        Where a tier has checks, its threshold is not lowered: by a lower one, more answers would be accepted that they
+        reject, and the error would be over the stated one. It can also be so because a tier before it changed, and with it
+        the prompts that reach the checked one: then checks are fitted to the new thresholds, and it is planned once more.
+        """
+        passing, others = self._demand.under(plain.rules), [run.under(plain.rules) for run in self._runs]
+        checked = plain
+        for fit in range(EARLY_FITS):
+            fitted_to = checked.thresholds
+            rules = fitted_rules(self._site, passing.judged, fitted_to, error)
+            if not any(rule.checks for rule in rules):
+                return dataclasses.replace(plain, early_reason=f"none rejects anything with an error of {error:.2%}")
+            if fit and not self._may_plan():
+                continue
+            self._search.begin.append(fitted_to)
+            try:
+                made_for, *runs = (
+                    Demand(
+                        checking(one.judged, rules, fitted_to), checking(one.requests, rules, fitted_to), one.arrival_s
+                    )
+                    for one in (passing, *others)
+                )
+                checked = self._made(made_for, runs)
+            except Unreachable as unreachable:
+                reason = f"with them, no plan meets the targets: {unreachable}"
+                return dataclasses.replace(plain, early_reason=reason)
+            except TooManySimulations:
+                return dataclasses.replace(plain, early_reason="no plan was found with them in the simulations left")
+            early = outcomes_of(passing.judged, rules, checked.thresholds)
+            if all(outcome.error is None or outcome.error <= error for outcome in early):
+                break
+        else:
+            reason = f"with the thresholds that they lead to, they reject more than {error:.2%} of what is accepted"
+            return dataclasses.replace(plain, early_reason=reason)
+        if plain.rank(self._options.aim) <= checked.rank(self._options.aim):
+            return dataclasses.replace(plain, early_reason="the plan is no better with them")
+        return dataclasses.replace(
+            _unproved(checked),  # other checks may be better
+            rules=dataclasses.replace(plain.rules, early_checks=early),
+        )
+
+
+def _in_use(one: RankedRules) -> AcceptanceRules:
+    """The rules of tiers that are used."""
+    return of_tiers(one.rules, [threshold <= 100 for threshold in one.thresholds])
+
+
+def _kind(one: RankedRules) -> tuple[object, ...]:
+    """Which rules there are, and which tiers are used."""
+    return *kinds_of(_in_use(one)), *(threshold <= 100 for threshold in one.thresholds)
+
+
+def _unproved(plan: CascadePlan) -> CascadePlan:
+    """The plan, of which nothing is proved."""
+    return dataclasses.replace(plan, solution=dataclasses.replace(plan.solution, proof=Proof.SEARCHED, gap=None))

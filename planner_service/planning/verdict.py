@@ -1,0 +1,132 @@
+"""A plan in a sentence: what it takes of the cluster, what breaks first, what more quality would cost. No I/O."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.question.site import Demand, Site
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.types.planned import Cost, NextStep
+
+QUALITY_STEP = 1.0  # points
+LEAST_LOAD = 0.1  # of what a plan's GPUs sustain; below, any plan would do
+
+Plan = Callable[[Demand, Options], CascadePlan]
+
+
+def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan) -> NextStep:
+    """What QUALITY_STEP more quality takes: plan for more quality with the same goal; for the goal quality, whose latency is
+    used up, with the least latency.
+
+    planned: plans for a demand and options.
+    """
+    quality = plan.quality + QUALITY_STEP
+    plain = options.without_bursts
+    requested = dataclasses.replace(plain, min_quality=min(quality, 100.0), goal=plan.goal)
+    if plan.goal is Goal.QUALITY:
+        requested = dataclasses.replace(requested, goal=Goal.LATENCY, max_latency_s=None)
+    if quality > 100:
+        return NextStep(quality, reason="scores end at 100")
+    try:
+        more = planned(demand, requested)
+    except Unreachable as error:
+        return NextStep(quality, reason=str(error))
+    rates = more.rate_per_s, plan.rate_per_s
+    dollars = more.dollars_per_hour, plan.dollars_per_hour
+    return NextStep(
+        quality,
+        more.gpus - plan.gpus,
+        None if dollars[0] is None or dollars[1] is None else dollars[0] - dollars[1],
+        more.felt_s - plan.felt_s,
+        None if rates[0] is None or rates[1] is None else rates[0] - rates[1],
+    )
+
+
+def verdict(site: Site, plan: CascadePlan, step: NextStep | None = None) -> str:
+    """`31 of 32 GPUs; medium breaks first, at 1.2x the rate; one point more quality costs 4 GPUs`."""
+    parts = [*_chosen(plan), _taken(site, plan), *_saved(plan), *_runner_up(plan)]
+    return "; ".join([*parts, *_breaks(plan), *_more(plan, step), *_assumed(plan)])
+
+
+def _chosen(plan: CascadePlan) -> Sequence[str]:
+    """`small + large of 4 candidates`: the tiers that serve, where they were chosen."""
+    if plan.choice is None:
+        return []
+    names = " + ".join(tier.name for tier in plan.tiers if tier.strategy.used)
+    return [f"{names} of {len(plan.choice.tiers)} candidates"]
+
+
+def _taken(site: Site, plan: CascadePlan) -> str:
+    used: dict[str, int] = {}
+    for tier in plan.tiers:
+        for replica, count in tier.strategy.replicas:
+            used[replica.shape.gpu] = used.get(replica.shape.gpu, 0) + replica.shape.gpus * count
+    if site.more:
+        taken = ", ".join(f"{used[each.name]} of {each.gpus} {each.name}" for each in site.types if each.name in used)
+    else:
+        taken = f"{plan.gpus} of {site.gpus} GPUs"
+    remote = " and ".join(tier.name for tier in plan.tiers if tier.strategy.remote is not None)
+    if remote:
+        tokens = sum(tier.strategy.remote_dollars_per_hour for tier in plan.tiers)
+        taken += f" and {tokens:,.2f} dollars per hour for tokens of {remote}, together"
+    return taken if plan.dollars_per_hour is None else f"{taken} for {plan.dollars_per_hour:,.2f} dollars per hour"
+
+
+def _runner_up(plan: CascadePlan) -> Sequence[str]:
+    """`the best of other tiers, small + medium + large, takes 14 GPUs and 56.00 dollars per hour`."""
+    if plan.choice is None or plan.goal is not Goal.COST or (other := plan.choice.runner_up) is None:
+        return []
+    return [f"the best of other tiers, {' + '.join(other.tiers)}, takes {_cost_words(other.cost)}"]
+
+
+def _cost_words(cost: Cost) -> str:
+    gpus = f"{cost.gpus} GPU{'' if cost.gpus == 1 else 's'}"
+    return gpus if cost.dollars_per_hour is None else f"{gpus} and {cost.dollars_per_hour:,.2f} dollars per hour"
+
+
+def _saved(plan: CascadePlan) -> Sequence[str]:
+    """`5 GPUs fewer and 12.50 dollars per hour less than large alone, which takes 16 GPUs and 40.00 dollars per hour`."""
+    if (alone := plan.largest_alone) is None:
+        return []
+    if [tier.name for tier in plan.tiers if tier.strategy.used] == [alone.tier]:
+        return ["no cascade costs less than this model alone"]
+    gpus = alone.cost.gpus - plan.gpus
+    saved = [f"{abs(gpus)} GPU{'' if abs(gpus) == 1 else 's'} {'fewer' if gpus >= 0 else 'more'}"]
+    if plan.dollars_per_hour is not None and alone.cost.dollars_per_hour is not None:
+        dollars = alone.cost.dollars_per_hour - plan.dollars_per_hour
+        saved.append(f"{abs(dollars):,.2f} dollars per hour {'less' if dollars >= 0 else 'more'}")
+    assumed = ", more than there are" if alone.assumed else ""
+    return [f"{' and '.join(saved)} than {alone.tier} alone, which takes {_cost_words(alone.cost)}{assumed}"]
+
+
+def _breaks(plan: CascadePlan) -> Sequence[str]:
+    if plan.load is None:
+        return []
+    if plan.load.offered_per_s < LEAST_LOAD * plan.load.sustained_per_s:
+        share = plan.load.offered_per_s / plan.load.sustained_per_s
+        return [f"warning: the rate is {share:.0%} of what these GPUs sustain, too little to choose by"]
+    if plan.load.overloaded:
+        return [
+            f"overloaded: {plan.load.tier} keeps up with {plan.load.sustained_per_s / plan.load.offered_per_s:.2f}x the rate"
+        ]
+    return [f"{plan.load.tier} breaks first, at {plan.load.sustained_per_s / plan.load.offered_per_s:.2g}x the rate"]
+
+
+def _assumed(plan: CascadePlan) -> Sequence[str]:
+    return [f"{plan.cached_share:.0%} of the prompt tokens count as cached"] if plan.cached_share > 0 else []
+
+
+def _more(plan: CascadePlan, step: NextStep | None) -> Sequence[str]:
+    if step is None:
+        return []
+    if step.reason:
+        return [f"no plan has a quality of {step.min_quality:.1f}"]
+    what = f"{QUALITY_STEP:g} point more quality"
+    if plan.goal is Goal.RATE and step.rate_per_s is not None:
+        return [f"{what} takes {-step.rate_per_s:.2g} requests/s off the rate"]
+    if plan.goal is Goal.COST:
+        gpus = f"{abs(step.gpus)} {'more' if step.gpus >= 0 else 'fewer'} GPU{'' if abs(step.gpus) == 1 else 's'}"
+        dollars = "" if step.dollars_per_hour is None else f" and {step.dollars_per_hour:,.2f} dollars per hour more"
+        return [f"{what} costs {gpus}{dollars}"]
+    return [f"{what} costs {max(0.0, step.latency_s):.2g} s of latency"]

@@ -1,0 +1,1 @@
+"""What is to be planned: site, demand, targets. No I/O."""

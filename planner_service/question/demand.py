@@ -1,0 +1,100 @@
+"""Draws what a cascade is to serve from a trace and a judged sample. No I/O."""
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.planner_service.question.site import Demand
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.simulator import Workload
+from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain.errors import invalid
+
+
+def demand_of(
+    trace: Workload, judged: JudgedSample, *, requests: int, seed: int, lengths: str, rate: float | None
+) -> Demand:
+    """A stretch of `requests` arrivals of the trace, at a place drawn by `seed`; prompts drawn from the judged sample.
+
+    lengths: `quality` takes input and output tokens from the judged prompts, `trace` from the trace, the same for all tiers.
+    rate: arrivals per second; the trace's own gaps, stretched. None leaves them.
+
+    What is cached of prompts is the trace's, too: with its lengths the tokens as they are, else the same share of the judged
+    prompt. It is of every tier that a request visits. That is optimistic for later tiers, where reuse within a chat comes
+    from its earlier turns: those that did not get so far left no KV there.
+
+    Raises:
+        InvalidRequest: a trace without requests or with fewer than asked for; arrivals all at once where a rate is asked for.
+    """
+    part = stretch_of(trace, requests, seed, rate)
+    arrival_s = part.arrival_s
+    demand = draw_demand(judged, arrival_s, seed)
+    if lengths == "quality":
+        return Demand(judged, with_cached_share(demand.requests, part), arrival_s)
+    if lengths != "trace":
+        raise invalid("lengths", f"must be quality or trace, not {lengths}")
+    outputs = np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1)
+    drawn = JudgedSample(
+        judged.tiers,
+        part.input_tokens,
+        outputs,
+        demand.requests.scores,
+        demand.requests.predicted,
+        known_quality=demand.requests.known_quality,
+        refused=demand.requests.refused,
+        cached_tokens=part.cached_tokens if part.cached_tokens.any() else None,
+    )
+    return Demand(judged, drawn, arrival_s)
+
+
+def with_cached_share(requests: JudgedSample, trace: Workload) -> JudgedSample:
+    """The requests with the share of their prompts cached that is of those of the trace, row by row; rounded down."""
+    if not trace.cached_tokens.any():
+        return requests
+    return replace(requests, cached_tokens=trace.cached_tokens * requests.input_tokens // trace.input_tokens)
+
+
+def stretch_of(trace: Workload, requests: int, seed: int, rate: float | None) -> Workload:
+    """`requests` consecutive requests of the trace, from a place drawn by `seed`, the first at 0 s; see demand_of for `rate`.
+
+    Raises:
+        InvalidRequest: As demand_of.
+    """
+    if not len(trace):
+        raise invalid("trace", "no requests")
+    if not 1 <= requests <= len(trace):
+        raise invalid("requests", f"must be from 1 to the trace's {len(trace)}, not {requests}")
+    start = int(np.random.default_rng(seed).integers(0, len(trace) - requests + 1))
+    part = trace.subset(np.arange(start, start + requests))
+    arrival_s = part.arrival_s - part.arrival_s[0]
+    if rate is not None:
+        if not np.isfinite(part.rate_per_s) or part.rate_per_s == 0:
+            raise invalid("rate", "the trace's arrivals have no rate that could be changed")
+        arrival_s = arrival_s * (part.rate_per_s / rate)
+    return replace(part, arrival_s=arrival_s)
+
+
+def workload_digest(demand: Demand) -> str:
+    """Of what was planned for: equal digests, equal judged prompts, requests and arrivals."""
+    digest = hashlib.sha256()
+    for sample in (demand.judged, demand.requests):
+        for values in (
+            sample.input_tokens,
+            sample.output_tokens,
+            sample.scores,
+            sample.known_quality,
+            sample.cached_tokens,
+        ):
+            if values is not None:
+                digest.update(np.ascontiguousarray(values).tobytes())
+    digest.update(np.ascontiguousarray(demand.arrival_s).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def draw_demand(judged: JudgedSample, arrival_s: Floats, seed: int) -> Demand:
+    """Prompts for the arrivals, drawn from the judged sample: each once before any comes again."""
+    rng = np.random.default_rng(seed)
+    rounds = -(-len(arrival_s) // len(judged))
+    rows = np.concatenate([rng.permutation(len(judged)) for _ in range(rounds)])[: len(arrival_s)]
+    return Demand(judged, judged.subset(rows), arrival_s)

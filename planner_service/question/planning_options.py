@@ -1,0 +1,152 @@
+"""The options of a plan: what they mean together, and what follows from them. No I/O."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from penstock.planner_service.routing.grid import MOST_TIERS
+from penstock.planner_service.simulator.felt import latency_words, least_requests
+from penstock.services.acceptance.pipeline import asked, excluded
+from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective, PlanOptions
+from penstock.types.problems import FieldProblem
+from penstock.types.ranges import range_problems
+from penstock.types.rules import RuleOptions
+
+__all__ = ["Goal", "GpuBudget", "Options"]
+
+LEAST_REQUESTS = 20  # to plan on: with fewer, the 95th percentile is the slowest request
+MOST_CASCADES = 1000  # that are chosen from
+
+
+@dataclass(frozen=True, slots=True)
+class Options(PlanOptions):
+    """The options of a question, and what follows from them."""
+
+    @classmethod
+    def of(cls, question: PlanOptions, tiers: int) -> Self:
+        """Of a question about a cascade of so many tiers.
+
+        Raises:
+            InvalidRequest: An option is out of range or does not go with the others; names it.
+        """
+        options = cls(**{field.name: getattr(question, field.name) for field in fields(PlanOptions)}).for_tiers(tiers)
+        options.check(tiers)
+        return options
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether rules of routing are chosen with the plan."""
+        return bool(asked(self.rules, chosen=True))
+
+    @property
+    def most_utilisation(self) -> float | None:
+        """Of what a tier sustains, the share that its requests may take; None where a plan may be overloaded."""
+        return None if self.allow_overload else self.max_utilisation
+
+    @property
+    def without_bursts(self) -> Self:
+        """The same for a plan without a burst ladder."""
+        return replace(self, rules=replace(self.rules, burst_floor=None, burst_mean=None))
+
+    @property
+    def without_rules(self) -> Self:
+        """The same for a plan without rules."""
+        return replace(self, rules=RuleOptions())
+
+    def for_tiers(self, tiers: int) -> Self:
+        """The options for a cascade of so many tiers, with the objective that they have where none is named."""
+        if self.objective is not None:
+            return self
+        simple = self.confidence is None and self.budget is GpuBudget.AT_MOST and not self._too_many(tiers)
+        return replace(self, objective=Objective.END_TO_END if simple else Objective.LARGEST_TIER)
+
+    def _too_many(self, tiers: int) -> bool:
+        """Whether there are more tiers than what users feel can be planned for: of a stated cascade, some may not be used."""
+        most = tiers if self.max_tiers is None else self.max_tiers
+        return most > MOST_TIERS and (self.max_tiers is not None or not self._plain)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a plan is asked for that has thresholds alone."""
+        return self.confidence is None and not self.has_rules and self.rules.early_error is None
+
+    def chooses_form(self, tiers: int) -> bool:
+        """Whether a plan for a cascade of so many tiers looks for the best of its parts, too: for the least cost by what
+        users feel, and where there are too many tiers to search them together."""
+        if not self._plain or self.budget is GpuBudget.EXACT:
+            return False
+        least_cost = self.aim is Goal.COST and self.latency is not Objective.LARGEST_TIER
+        return tiers > MOST_TIERS or (tiers > 1 and least_cost)
+
+    @property
+    def latency(self) -> Objective:
+        """The objective; of options for a number of tiers."""
+        assert self.objective is not None
+        return self.objective
+
+    @property
+    def latency_words(self) -> str:
+        """The latency that is meant: `p95 end-to-end latency`."""
+        return latency_words(self.latency, self.percentile)
+
+    @property
+    def least_requests(self) -> int:
+        """To plan on."""
+        return max(LEAST_REQUESTS, least_requests(self.percentile))
+
+    @property
+    def aim(self) -> Goal:
+        if self.goal is not None:
+            return self.goal
+        if self.min_quality is None:
+            return Goal.QUALITY
+        # the slowest tier's is the paper's question; a plan that may be overloaded is for a burst
+        papers = self.objective is Objective.LARGEST_TIER or self.allow_overload
+        return Goal.LATENCY if papers and self.max_latency_s is None else Goal.COST
+
+    def check(self, tiers: int) -> None:
+        """InvalidRequest naming the option that does not go with the others, or that is out of bounds."""
+        latency = self.for_tiers(tiers).latency
+        if self.min_quality is None and self.max_latency_s is None:
+            raise invalid("target", "give min_quality, max_latency_s or both")
+        if problems := [FieldProblem(*problem) for problem in range_problems(self)]:
+            raise InvalidRequest(*problems)
+        if self.dispatch is Dispatch.PENDING_WORK:
+            raise invalid("dispatch", "plans are made with capacity or round-robin; pending-work is for simulations")
+        if self.aim in (Goal.LATENCY, Goal.COST) and self.min_quality is None:
+            raise invalid("min_quality", f"is needed where the goal is {self.aim.value}")
+        if self.aim in (Goal.QUALITY, Goal.RATE) and self.max_latency_s is None:
+            raise invalid("max_latency_s", f"is needed where the goal is {self.aim.value}")
+        self._check_candidates(tiers)
+        if problems := [*excluded(self)]:
+            raise InvalidRequest(*problems)
+        if self.confidence is not None and self.min_quality is None:
+            raise invalid("confidence", "is about min_quality, which is not given")
+        if self.confidence is not None and self.aim is not Goal.LATENCY:
+            raise invalid("confidence", "goes with the goal latency")
+        felt = latency is not Objective.LARGEST_TIER
+        if felt and (self.confidence is not None or self._too_many(tiers)):
+            limit = f"with up to {MOST_TIERS} tiers where there are rules or max_tiers"
+            raise invalid("objective", f"{latency.value} goes without a confidence, and {limit}")
+        if self.budget is GpuBudget.EXACT and (felt or self.aim is Goal.COST):
+            raise invalid(
+                "budget", "exact goes with the largest tier's latency as objective, and not with the goal cost"
+            )
+
+    def _check_candidates(self, tiers: int) -> None:
+        if self.max_tiers is None:
+            if self.min_tiers is not None:
+                raise invalid("min_tiers", "goes with max_tiers, which is not given")
+            return
+        if not 1 <= self.max_tiers <= tiers:
+            raise invalid("max_tiers", f"must be from 1 to the number of candidates, {tiers}, not {self.max_tiers}")
+        least = 1 if self.min_tiers is None else self.min_tiers
+        if not 1 <= least <= self.max_tiers:
+            raise invalid("min_tiers", f"must be from 1 to max_tiers, {self.max_tiers}, not {least}")
+        cascades = 0
+        for count in range(least, self.max_tiers + 1):
+            cascades += math.comb(tiers, count)
+            if cascades > MOST_CASCADES:
+                sizes = f"{least} to {self.max_tiers} of {tiers} candidates"
+                raise invalid("max_tiers", f"{sizes} are more than {MOST_CASCADES} cascades: give fewer of either")

@@ -1,0 +1,333 @@
+"""The routes that generate: chat completions, completions, responses; whole or streamed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from penstock.router_service.admission.admission_queue import Places
+from penstock.router_service.answer_batching import AnswerBatching
+from penstock.router_service.domain.events import RequestOutput, RouterRequest
+from penstock.router_service.domain.models import models_of
+from penstock.router_service.generation.in_flight_requests import InFlightRequests
+from penstock.router_service.generation.request_driver import RequestDriver
+from penstock.router_service.openai_gateway import replies, response_headers, schema
+from penstock.router_service.openai_gateway.bodies import RequestBodies
+from penstock.router_service.openai_gateway.errors import error_body
+from penstock.router_service.openai_gateway.event_writer import EventWriter
+from penstock.router_service.openai_gateway.idle_comments import COMMENT, IdleComments
+from penstock.router_service.openai_gateway.json_values import json_bytes
+from penstock.router_service.openai_gateway.reasoning import ReasoningOutput
+from penstock.router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
+from penstock.router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse
+from penstock.router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
+from penstock.router_service.openai_gateway.tools import ToolDeltas
+from penstock.router_service.tenancy.tenancy import Admission, Tenancy
+from penstock.services.background import gathered
+from penstock.services.domain.errors import InvalidRequest, PeerNotReading, PenstockError, invalid
+from penstock.services.domain.instances import ModelCard
+from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.plans import CASCADE_MODEL
+from penstock.services.domain.slo.promises import Promise
+from penstock.services.mesh_schema import MeshRouter, MeshSlo
+from penstock.services.reasoning import ReasoningParser, reasoning_parser
+from penstock.services.tool_calls import FORMATS, ToolFormat
+from penstock.services.write_timeouts import WriteTimeouts, write_deadline_s
+from penstock.types.plans import Plan
+from penstock.types.prompts import ChatPrompt
+from penstock.types.sampling import MAX_SEED, SamplingParams
+
+MAX_WHOLE_LOGPROBS = 128
+"""Logprobs per output position, of all choices together, that a reply may hold in memory until it is sent: 128 x 2,000
+positions are some 100 MB."""
+GZIP_BYTES = 16 * 1024
+"""Replies from this size on are compressed for clients that accept it. Text is smaller, and would cost more time than it
+saves; logprobs and many choices are larger."""
+_JSON = {"Content-Type": "application/json; charset=utf-8"}
+_EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+Request = schema.ChatRequest | schema.CompletionRequest | ResponseRequest
+AnyFormat = Format | ResponseFormat
+
+_Body = TypeVar("_Body", schema.ChatRequest, schema.CompletionRequest, ResponseRequest)
+
+
+class GenerationRoutes:
+    """They call the router's driver directly."""
+
+    def __init__(
+        self,
+        driver: RequestDriver,
+        tenancy: Tenancy,
+        view: MeshView,
+        draining: InFlightRequests,
+        batching: AnswerBatching,
+        *,
+        bodies: RequestBodies,
+        writes: WriteTimeouts,
+        idle_comments: IdleComments,
+        limits: MeshRouter,
+        slo: MeshSlo,
+    ) -> None:
+        self._driver, self._tenancy, self._view = driver, tenancy, view
+        self._draining, self._batching, self._bodies, self._writes = draining, batching, bodies, writes
+        self._idle_comments, self._limits, self._slo = idle_comments, limits, slo
+        self._reasons: tuple[int, Plan, bool] | None = None  # of the view's version and plan: whether any tier reasons
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_post("/v1/chat/completions", self._serving(schema.ChatRequest, lambda _: ChatFormat()))
+        app.router.add_post("/v1/completions", self._serving(schema.CompletionRequest, lambda _: CompletionFormat()))
+        app.router.add_post("/v1/responses", self._serving(ResponseRequest, ResponseFormat))
+
+    def _serving(
+        self, kind: type[_Body], shape: Callable[[_Body], AnyFormat]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler of an endpoint for requests of a kind. shape: of the reply to one."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            self._check_room()
+            body = await self._bodies.parsed(request, partial(schema.checked, kind))
+            try:
+                return await self._answer(request, body, shape(body))
+            except InvalidRequest as error:
+                raise body.in_own_fields(error) from error
+
+        return handle
+
+    def _promise(self, body: Request) -> Promise | None:
+        """What a request is promised from now on.
+
+        Raises:
+            InvalidRequest: It names an unknown class.
+        """
+        objectives = body.objectives()
+        if objectives is None:
+            return None
+        return Promise.received(self._slo.resolved(objectives), asyncio.get_running_loop().time())
+
+    def _check_room(self) -> None:
+        """Refuse a request before its body is read if the admission queue is full.
+
+        Raises:
+            Overloaded: It is full.
+        """
+        if (refusal := self._driver.refusal()) is not None:
+            raise refusal
+
+    async def _answer(self, request: web.Request, body: Request, shape: AnyFormat) -> web.StreamResponse:
+        request_id, prompts, sampling = request[response_headers.REQUEST_ID], body.prompts(), body.params
+        with_logprobs = sampling.top_logprobs is not None
+        deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
+        write_deadline_s.set(deadline_s)
+        choices = [
+            Choice(index=p * body.choices() + i, prompt_index=p)
+            for p in range(len(prompts))
+            for i in range(body.choices())
+        ]
+        values = len(choices) * (1 + (sampling.top_logprobs or 0))
+        if with_logprobs and not body.stream and values > MAX_WHOLE_LOGPROBS:
+            raise invalid(
+                "n",
+                f"{len(choices)} choices with {sampling.top_logprobs or 0} more likely tokens each: a reply that is not "
+                f"streamed may hold {MAX_WHOLE_LOGPROBS} logprobs per position",
+            )
+        promise = self._promise(body)
+        requests = [
+            RouterRequest(
+                request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
+                model=body.model,
+                prompt=prompts[choice.prompt_index],
+                sampling=_nth(sampling, choice.index),
+                deadline_s=deadline_s,
+                promise=promise,
+                streamed=bool(body.stream),
+                prediction=body.predicted(),
+                cache_salt=body.cache_salt or "",
+            )
+            for choice in choices
+        ]
+        with self._draining:
+            if body.stream:
+                async with self._tenancy.admitted(requests) as admission:
+                    return await self._stream(request, body, shape, request_id, choices, admission)
+            async with (
+                self._tenancy.admitted(requests) as admission,
+                self._driver.admitted(admission.requests) as places,
+            ):
+                requests = list(admission.requests)
+                await gathered(
+                    *(
+                        admission.counted(
+                            self._driver.run(each, places, self._separated(each, choice, choice.add_reasoning, shape))
+                        )
+                        for each, choice in zip(requests, choices, strict=True)
+                    )
+                )
+                replies.check_not_declined(choices)
+        if isinstance(shape, ResponseFormat):
+            (choice,) = choices
+            form = self._tool_format(choice.finished.tier) if choice.finished is not None else None
+            response = shape.whole(request_id, choice, form, _extension(request_id, choices))
+            return _json_response(request, json_bytes(response), admission.headers)
+        head = replies.envelope(shape, request_id, body.model, chunk=False)
+        head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
+        encode = partial(_whole, shape, head, choices, logprobs=with_logprobs)
+        content = await self._bodies.in_thread(encode) if with_logprobs else encode()
+        return _json_response(request, content, admission.headers)
+
+    async def _stream(
+        self,
+        request: web.Request,
+        body: Request,
+        shape: AnyFormat,
+        request_id: str,
+        choices: list[Choice],
+        admission: Admission,
+    ) -> web.StreamResponse:
+        """Server-sent events.
+
+        Headers are sent with the first event, or with a comment: once the request is queued, once a tier has admitted a
+        request whose answer will be held, or after `heartbeat_s`. An error before that has its own status. A request with an
+        SLO has only the last of these comments, so that the status can say that it is declined.
+        """
+        requests = list(admission.requests)
+        response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
+        async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
+            self._idle_comments.watch(writer)
+            prompt = requests[0].prompt
+            offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
+            reply: StreamedReply | StreamedResponse
+            if isinstance(shape, ResponseFormat):
+                reply = StreamedResponse(
+                    shape,
+                    request_id,
+                    choices[0],
+                    writer.send,
+                    self._tool_format,
+                    lambda: _extension(request_id, choices),
+                )
+            else:
+                options = body.stream_options
+                reply = StreamedReply(
+                    shape,
+                    replies.envelope(shape, request_id, body.model, chunk=True),
+                    choices,
+                    writer.send,
+                    self._batching,
+                    lambda: _extension(request_id, choices),
+                    logprobs=requests[0].sampling.top_logprobs is not None,
+                    usage=options is not None and options.include_usage,
+                    tools=partial(self._tool_deltas, requests) if offers_tools else None,
+                )
+
+            held = self._held_tiers(requests[0])
+
+            def begin() -> None:
+                if not writer.begun:
+                    writer.send(COMMENT)
+
+            def queued() -> None:
+                if requests[0].promise is None and any(m.id == body.model for m in models_of(self._view)):
+                    begin()
+
+            def admitted(tier: str) -> None:
+                if tier in held:
+                    begin()
+
+            def run(index: int, each: RouterRequest, places: Places) -> Coroutine[Any, Any, None]:
+                output = ChoiceOutput(reply, index, writer.sent, admitted)
+                separated = self._separated(each, output, partial(reply.reasoning, index), shape)
+                return admission.counted(self._driver.run(each, places, separated))
+
+            try:
+                async with self._driver.admitted(requests, queued) as places:
+                    await gathered(*(run(index, each, places) for index, each in enumerate(requests)))
+                    replies.check_not_declined(choices)
+                    await writer.end(reply.end())
+            except PeerNotReading:
+                raise
+            except PenstockError as error:
+                if not writer.begun:
+                    raise
+                admission.failed()
+                reply.error(error_body(body.in_own_fields(error) if isinstance(error, InvalidRequest) else error))
+                await writer.sent()
+        return response
+
+    def _held_tiers(self, request: RouterRequest) -> frozenset[str]:
+        """Tiers whose answer to a request is held until it is judged. None for a request with an SLO: if it is declined, the
+        status says so."""
+        plan = self._view.plan
+        if plan is None or request.model != CASCADE_MODEL or request.promise is not None:
+            return frozenset()
+        return frozenset(tier.name for tier in plan.tiers if tier.threshold is not None)
+
+    def _tool_deltas(self, requests: Sequence[RouterRequest], index: int, tier: str) -> ToolDeltas | None:
+        """What separates the calls of a tier's reply to one of these requests; None if its format is not known."""
+        form, prompt = self._tool_format(tier), requests[index].prompt
+        if form is None or not isinstance(prompt, ChatPrompt):
+            return None
+        return ToolDeltas(form, requests[index].request_id, prompt.tool_use.callable_names)
+
+    def _tool_format(self, tier: str) -> ToolFormat | None:
+        """How a tier's model writes tool calls; None if it is not known."""
+        card = self._card(tier)
+        return FORMATS.get(card.tool_format) if card is not None else None
+
+    def _card(self, tier: str) -> ModelCard | None:
+        """The model of a tier; None if no instance of it is known."""
+        workers = [*self._view.workers(tier), *self._view.expired_workers(tier)]
+        return next((worker.model for worker in workers if worker.model is not None), None)
+
+    def _separated(
+        self, request: RouterRequest, output: RequestOutput, on_reasoning: Callable[[str], None], shape: AnyFormat
+    ) -> RequestOutput:
+        """The output of a request whose reasoning goes to `on_reasoning`, where a tier's model has any."""
+        plan = self._view.plan
+        if plan is None or isinstance(shape, CompletionFormat) or not self._any_reasons(plan):
+            return output
+
+        def parser(tier: str) -> ReasoningParser | None:
+            card = self._card(tier)
+            name = card.reasoning_format if card is not None else ""
+            return reasoning_parser(name, request.prompt, request.sampling)
+
+        return ReasoningOutput(output, parser, on_reasoning)
+
+    def _any_reasons(self, plan: Plan) -> bool:
+        """Whether a model of the plan's tiers has a reasoning format; looked up again for a new view."""
+        version, known = self._view.version, self._reasons
+        if known is None or known[0] != version or known[1] is not plan:
+            cards = [self._card(tier.name) for tier in plan.tiers]
+            reasons = any(card is not None and card.reasoning_format for card in cards)
+            known = self._reasons = version, plan, reasons
+        return known[2]
+
+
+def _whole(shape: Format, head: replies.Json, choices: Sequence[Choice], *, logprobs: bool) -> bytes:
+    """A reply as JSON: `head` with its choices."""
+    return json_bytes(head | {"choices": [shape.choice(choice, logprobs=logprobs) for choice in choices]})
+
+
+def _json_response(request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.Response:
+    """A reply, compressed if it is large and the client can read that. Large ones are compressed off the event loop."""
+    response = web.Response(body=body, headers=_JSON | dict(headers), zlib_executor_size=GZIP_BYTES)
+    if len(body) >= GZIP_BYTES and "gzip" in request.headers.get("Accept-Encoding", ""):
+        response.enable_compression(web.ContentCoding.gzip)
+    return response
+
+
+def _nth(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Parameters of one choice: each has its own random numbers, also under one seed."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + index * 0x9E3779B97F4A7C15) & MAX_SEED)
+
+
+def _extension(request_id: str, choices: list[Choice]) -> Any:
+    """One object, or a list if there are several choices."""
+    extensions = [replies.extension(request_id, c.finished) for c in choices if c.finished is not None]
+    return extensions[0] if len(choices) == 1 and extensions else extensions

@@ -1,0 +1,212 @@
+"""Judged prompts: what every tier answers to each, and what rules do to these answers. No I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.services.acceptance import pipeline
+from penstock.services.acceptance.arrays import Bools, Floats, Ints
+from penstock.services.acceptance.threshold import levels
+from penstock.services.domain.errors import invalid
+from penstock.types.rules import AcceptanceRules
+
+OF_ANSWERS = ("predicted", "passed_over", "rejected_early", "known_quality", "long_enough", "refused")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartScores:
+    """Scores of unfinished answers. after_tokens (K), ascending.
+
+    scores (N, C, K): of the first so many tokens of each answer; NaN where it has no more, and where parts are not scored.
+    """
+
+    after_tokens: tuple[int, ...]
+    scores: Floats
+
+    def subset(self, rows: Ints) -> "PartScores":
+        return PartScores(self.after_tokens, self.scores[rows])
+
+    def only(self, tiers: Sequence[int]) -> "PartScores":
+        return PartScores(self.after_tokens, self.scores[:, list(tiers)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JudgedSample:
+    """N prompts answered and scored by all C tiers. scores (N, C), from 0 to 100; output_tokens (N, C); input_tokens (N).
+
+    predicted (N, C): scores predicted from the prompts alone, by a model that has not seen them; None without any. parts:
+    scores of unfinished answers; None without any. known_quality (N, C): what the answers are worth, from 0 to 100, if that
+    is known apart from their scores, as by comparison with references; None if the scores are the quality. refused (N, C):
+    answers that a guard of the judge has refused, which are never long ones; None if none are. cached_tokens (N): of the
+    prompts, the first tokens that a tier which the request reaches need not compute, see Workload; None if all are computed.
+
+    By rules, see `under`; (N, C), None for no answer. passed_over: tiers that are not asked. rejected_early: answers that are
+    not finished. long_enough: accepted whatever the threshold. highest_delivered: a request's reply is its answer with the
+    highest score. least (C - 1): lower thresholds are not tried; None if all are.
+    """
+
+    tiers: tuple[str, ...]
+    input_tokens: Ints
+    output_tokens: Ints
+    scores: Floats
+    predicted: Floats | None = None
+    passed_over: Bools | None = None
+    parts: PartScores | None = None
+    rejected_early: Bools | None = None
+    least: tuple[float, ...] | None = None
+    known_quality: Floats | None = None
+    long_enough: Bools | None = None
+    refused: Bools | None = None
+    highest_delivered: bool = False
+    cached_tokens: Ints | None = None
+
+    def __post_init__(self) -> None:
+        shape = (len(self.input_tokens), len(self.tiers))
+        if self.scores.shape != shape or self.output_tokens.shape != shape:
+            raise invalid("quality", f"scores and output tokens must be of shape {shape}")
+        for name, values in self._of_answers().items():
+            if values.shape != shape:
+                raise invalid("quality", f"{name} must be of shape {shape}")
+        if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
+            raise invalid("quality", f"scores of parts must be of shape {(*shape, len(self.parts.after_tokens))}")
+        if self.cached_tokens is not None and len(self.cached_tokens) != len(self):
+            raise invalid("quality", f"cached tokens must be {len(self)} numbers")
+        if not len(self):
+            raise invalid("quality", "no prompts")
+        if not ((self.scores >= 0) & (self.scores <= 100)).all():
+            raise invalid("quality", "scores must be from 0 to 100")
+        if not ((self.quality >= 0) & (self.quality <= 100)).all():
+            raise invalid("quality", "the quality of answers must be from 0 to 100")
+
+    def __len__(self) -> int:
+        return len(self.input_tokens)
+
+    @property
+    def quality(self) -> Floats:
+        """(N, C) what the answers are worth: `known_quality`, or the scores. Thresholds are compared with the scores."""
+        return self.scores if self.known_quality is None else self.known_quality
+
+    @property
+    def cached(self) -> Ints:
+        """(N) `cached_tokens`, 0 where there are none."""
+        return np.zeros(len(self), np.int64) if self.cached_tokens is None else self.cached_tokens
+
+    @property
+    def worst(self) -> float:
+        """Mean quality where the first tier answers all: z2 of CASCADIA, section 3.3."""
+        return float(self.quality[:, 0].mean())
+
+    @property
+    def best(self) -> float:
+        """Mean quality where the last tier answers all: z1."""
+        return float(self.quality[:, -1].mean())
+
+    @property
+    def most(self) -> float:
+        """Mean quality where the last tier answers all, or with `highest_delivered` where all tiers do, whichever is more.
+
+        With a judge that errs, the answers that it scores highest may be worth less than the last tier's.
+        """
+        return max(self.best, float(self.quality_over(range(len(self.tiers))).mean()))
+
+    def subset(self, rows: Ints) -> "JudgedSample":
+        return replace(
+            self,
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            scores=self.scores[rows],
+            cached_tokens=None if self.cached_tokens is None else self.cached_tokens[rows],
+            parts=None if self.parts is None else self.parts.subset(rows),
+            **{name: values[rows] for name, values in self._of_answers().items()},
+        )
+
+    def only(self, tiers: Sequence[int]) -> "JudgedSample":
+        """The same prompts for some of the tiers, by number in ascending order."""
+        columns = list(tiers)
+        return replace(
+            self,
+            tiers=tuple(self.tiers[tier] for tier in columns),
+            output_tokens=self.output_tokens[:, columns],
+            scores=self.scores[:, columns],
+            parts=None if self.parts is None else self.parts.only(columns),
+            least=None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
+            **{name: values[:, columns] for name, values in self._of_answers().items()},
+        )
+
+    def _of_answers(self) -> dict[str, Any]:
+        """What is known of each answer in addition to its score and tokens, (N, C) each, by field."""
+        named = {name: getattr(self, name) for name in OF_ANSWERS}
+        return {name: values for name, values in named.items() if values is not None}
+
+    def under(self, rules: AcceptanceRules) -> "JudgedSample":
+        """The same prompts under the routing of a plan."""
+        return pipeline.under(self, rules)
+
+    @property
+    def under_rules(self) -> bool:
+        """Whether more than thresholds decides what is accepted, or which thresholds are tried."""
+        masks = (self.passed_over, self.rejected_early, self.long_enough, self.least)
+        return self.highest_delivered or any(mask is not None for mask in masks)
+
+    @property
+    def comparable(self) -> Floats:
+        """(N, C) the scores that thresholds are compared with; see `pipeline.compared`."""
+        masks = {name: getattr(self, name) for name in ("long_enough", "passed_over", "rejected_early")}
+        return pipeline.compared(self.scores, **masks)
+
+    @property
+    def streams_last(self) -> bool:
+        """Whether the last tier's answers are passed on as they are generated: then none is judged."""
+        return not self.highest_delivered
+
+    def delivered(self, processed: Bools) -> Ints:
+        """(N) the tier whose answer is the reply. processed (C, N): who reaches each tier."""
+        return pipeline.delivered(self.scores.T, self._finished(processed), highest=self.highest_delivered)
+
+    def held(self, processed: Bools) -> Bools:
+        """(N) whether the answer of the last tier that a request reaches is judged before it is delivered, and not streamed.
+
+        Of the last tier of all only with `highest_delivered`, if the request has another answer.
+        """
+        others = self._finished(processed)[:-1].any(axis=0)
+        return np.asarray(others if self.highest_delivered else ~processed[-1], np.bool_)
+
+    def judged_answers(self, processed: Bools) -> Bools:
+        """(C, N) the answers that are judged when they are finished. processed (C, N): who reaches each tier."""
+        judged = self._finished(processed).copy()
+        judged[-1] &= self.held(processed)
+        return judged
+
+    def judged_s(self, processed: Bools, judge_s: float) -> Floats:
+        """(C, N) seconds from the end of an answer to its score, where judging takes `judge_s`; 0 where none is judged.
+
+        What was rejected early has its score by then.
+        """
+        return np.where(self.judged_answers(processed), judge_s, 0.0)
+
+    def _finished(self, processed: Bools) -> Bools:
+        """(C, N) the answers that are generated to their end."""
+        return processed if self.rejected_early is None else processed & ~self.rejected_early.T
+
+    def _quality_of(self, tier: Ints) -> Floats:
+        """(N) the quality of each prompt's answer by a tier. tier (N)."""
+        return np.asarray(self.quality[np.arange(len(self)), tier])
+
+    def quality_over(self, tiers: Sequence[int]) -> Floats:
+        """(N) the quality of the reply where a request reaches these tiers, without those that are passed over."""
+        processed = np.zeros(self.scores.T.shape, np.bool_)
+        processed[list(tiers)] = True
+        if self.passed_over is not None:
+            processed &= ~self.passed_over.T
+        return self._quality_of(self.delivered(processed))
+
+    def levels(self, tier: int) -> Floats:
+        """The thresholds of `tier` that are tried, from `least` on; see `threshold.levels`.
+
+        Where the highest is delivered, 100 is one as well: only the best possible answer is accepted, and others may still be
+        delivered.
+        """
+        least = 0.0 if self.least is None else self.least[tier]
+        return levels(self.scores[:, tier], least, also_best=self.highest_delivered)

@@ -1,0 +1,254 @@
+"""The rules in their order: for one request at a time as routers serve it, and for all judged prompts as plans count them.
+No I/O.
+
+(1) Skip prediction: before a tier is asked. (2) Early checks: while it answers. (3) Long answers, then (4) the threshold,
+with the request's burst step: when the answer is finished and has a score. (5) The best answer: when one is accepted.
+"""
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.services.acceptance.best_answer import BestAnswer
+from penstock.services.acceptance.best_answer import best_of as best_of
+from penstock.services.acceptance.best_answer import delivered as delivered
+from penstock.services.acceptance.bursts import BurstSteps
+from penstock.services.acceptance.early_checks import EarlyChecks
+from penstock.services.acceptance.long_answers import LongAnswersAccepted, stands_by_length
+from penstock.services.acceptance.rule import AcceptanceRule
+from penstock.services.acceptance.skip_prediction import SkipPrediction, passes_over
+from penstock.services.acceptance.threshold import meets
+from penstock.types.planning import PlanOptions
+from penstock.types.plans import Plan, TierPlan
+from penstock.types.problems import FieldProblem
+from penstock.types.ranges import range_problems
+from penstock.types.rules import AcceptanceRules, PlannedTierRules, PlanRules, RuleOptions, TierRules
+
+if TYPE_CHECKING:
+    from penstock.services.acceptance.arrays import Bools, Floats
+    from penstock.services.acceptance.judged import JudgedSample
+
+RULES: tuple[AcceptanceRule, ...] = (
+    BestAnswer(),
+    SkipPrediction(),
+    LongAnswersAccepted(),
+    EarlyChecks(),
+    BurstSteps(),
+)
+"""All rules, in the order in which plans list them. The rest of the house asks these, and names none of them."""
+WITH_FIELD = tuple(rule for rule in RULES if rule.field)
+OF_TIERS = tuple(rule for rule in WITH_FIELD if rule.of_tiers)
+OF_PLANS = tuple(rule for rule in WITH_FIELD if not rule.of_tiers)
+NO_RULES = AcceptanceRules()
+OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
+
+
+def rules_of_plan(plan: Plan) -> AcceptanceRules:
+    """Those of a plan that is served, without early checks: what they do to answers is not known of it."""
+    lower = plan.tiers[:-1]
+    columns = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS if rule.chosen}
+    return rules_by_name(columns | of_plan(plan))
+
+
+def rules_by_name(values: Mapping[str, Any]) -> AcceptanceRules:
+    return AcceptanceRules(**values)
+
+
+def joined(one: AcceptanceRules, other: AcceptanceRules) -> AcceptanceRules:
+    """The rules of one, and those of the other where it has none."""
+    values = {}
+    for rule in WITH_FIELD:
+        own, others = rule.value(one), rule.value(other)
+        if rule.of_tiers and own and others:
+            own = tuple(b if a is None else a for a, b in zip(own, others, strict=True))
+        values[rule.field] = own or others
+    return AcceptanceRules(**values)
+
+
+def of_tiers(rules: AcceptanceRules, used: Sequence[bool]) -> AcceptanceRules:
+    """The rules of those tiers alone, of those that are chosen."""
+
+    def masked(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(value if is_used else None for value, is_used in zip(values, used, strict=True))
+
+    columns = {rule.field: rule.value(rules) for rule in OF_TIERS if rule.chosen}
+    changed: dict[str, Any] = {name: masked(values) for name, values in columns.items() if values}
+    return replace(rules, **changed)
+
+
+def of_tier(rules: AcceptanceRules, tier: int) -> dict[str, Any]:
+    """The rules of a tier by name; None for each that it does not have."""
+    columns = {rule.field: rule.value(rules) for rule in OF_TIERS}
+    return {name: values[tier] if tier < len(values) else None for name, values in columns.items()}
+
+
+def of_plan(rules: PlanRules) -> dict[str, Any]:
+    """The rules of all tiers by name."""
+    return {rule.field: rule.value(rules) for rule in OF_PLANS}
+
+
+def served(tier: PlannedTierRules) -> dict[str, Any]:
+    """The rules of a tier of a computed plan as a mesh serves them, by name; without those that stay as the mesh has them."""
+    values = {rule.field: rule.served(rule.value(tier)) for rule in OF_TIERS}
+    return {name: value for name, value in values.items() if value is not None or name not in _KEPT}
+
+
+_KEPT = tuple(rule.field for rule in OF_TIERS if not rule.chosen)
+
+
+def kinds_of(rules: AcceptanceRules) -> tuple[bool, ...]:
+    """Which rules there are."""
+    values = ((rule, rule.value(rules)) for rule in WITH_FIELD)
+    return tuple(any(each is not None for each in value) if rule.of_tiers else bool(value) for rule, value in values)
+
+
+def under(answers: "JudgedSample", rules: AcceptanceRules) -> "JudgedSample":
+    """The same prompts under these rules. Tokens that early checks save come last: by them, no answer is a long one."""
+    for rule in WITH_FIELD:
+        if value := rule.value(rules):
+            answers = rule.under(answers, value)
+    return answers
+
+
+def asked(options: RuleOptions, *, chosen: bool = False) -> list[AcceptanceRule]:
+    """The rules that a question asks for. chosen: those of which choices are tried."""
+    return [rule for rule in RULES if rule.asked(options) and (rule.chosen or not chosen)]
+
+
+def excluded(options: PlanOptions) -> Iterator[FieldProblem]:
+    """Why rules that a question asks for cannot be planned."""
+    for rule in RULES:
+        if rule.asked(options.rules):
+            if (problem := rule.excluded(options)) is not None:
+                yield problem
+        else:
+            for name in rule.options[1:]:
+                if getattr(options.rules, name) is not None:
+                    yield FieldProblem(f"rules.{name}", f"goes with {rule.options[0]}, which is not given")
+
+
+def asked_of_plans(options: RuleOptions) -> AcceptanceRules:
+    """The rules for all tiers that a question asks for."""
+    return rules_by_name({rule.field: True for rule in OF_PLANS if rule.asked(options)})
+
+
+def candidates(judged: "JudgedSample", options: RuleOptions) -> list[list[AcceptanceRules]]:
+    """What planning tries: for one tier after another but the last, the choices of one rule each."""
+    tiers, result = len(judged.tiers) - 1, list[list[AcceptanceRules]]()
+    for tier in range(tiers):
+        for rule in asked(options, chosen=True):
+            if rule.of_tiers:
+                columns = [
+                    tuple(choice if i == tier else None for i in range(tiers)) for choice in rule.choices(judged, tier)
+                ]
+                result.append([rules_by_name({rule.field: column}) for column in columns])
+    return result
+
+
+def tier_problems(tiers: Sequence[TierRules], path: str) -> Iterator[FieldProblem]:
+    """What is wrong with the rules of tiers. path: of the tiers; the last one has none."""
+    for i, tier in enumerate(tiers):
+        at = f"{path}[{i}]"
+        if i == len(tiers) - 1:
+            for rule in OF_TIERS:
+                if rule.value(tier) != rule.value(TierRules()):
+                    problem = "must not be set: the last tier is always asked, and its answers are accepted"
+                    yield FieldProblem(f"{at}.{rule.field}", problem)
+            continue
+        values = TierRules(**{rule.field: rule.value(tier) for rule in OF_TIERS})
+        for field, problem in range_problems(values, at):
+            yield FieldProblem(field, problem)
+        for rule in OF_TIERS:
+            yield from rule.problems(rule.value(tier), f"{at}.{rule.field}")
+
+
+def rule_lines(plan: Any, question: RuleOptions | None) -> list[str]:
+    """What is said of the rules of a plan. plan: a Plan or a CascadePlan. question: its rules; None of a Plan."""
+    return [line for rule in RULES for line in rule.lines(plan, question)]
+
+
+def compares_answers(plan: PlanRules) -> bool:
+    """Whether the answer that is delivered may be an earlier one: then it is kept, and the last tier's is judged, too."""
+    return plan.best_answer
+
+
+class Decision(enum.Enum):
+    """What the rules say of a finished answer that has a score."""
+
+    LONG_ANSWER = "long_answer"
+    SCORE_AT_LEAST_THRESHOLD = "score_at_least_threshold"
+    TIE_NOT_ACCEPTED = "tie_not_accepted"
+    SCORE_BELOW_THRESHOLD = "score_below_threshold"
+
+    @property
+    def accepted(self) -> bool:
+        return self in (Decision.LONG_ANSWER, Decision.SCORE_AT_LEAST_THRESHOLD)
+
+
+def is_asked(tier: TierPlan, predicted: float | None) -> bool:
+    """Whether a tier is asked. predicted: the score that its answer is expected to get; None without a prediction."""
+    return not passes_over(predicted, tier.skip_below)
+
+
+def decide(tier: TierPlan, score: float, counted_tokens: int, *, accepts_tie: bool) -> Decision:
+    """Whether an answer of a tier that has a threshold is accepted.
+
+    counted_tokens: see `long_answers`. accepts_tie: whether a score of exactly the threshold is enough, as the request's
+    burst step has it.
+    """
+    assert tier.threshold is not None
+    if stands_by_length(tier.long_answers, counted_tokens, score):
+        return Decision.LONG_ANSWER
+    if meets(score, tier.threshold, accepts_tie=accepts_tie):
+        return Decision.SCORE_AT_LEAST_THRESHOLD
+    return Decision.TIE_NOT_ACCEPTED if score == tier.threshold else Decision.SCORE_BELOW_THRESHOLD
+
+
+def lowest_accepted(tier: TierPlan, counted_tokens: int) -> float:
+    """The score from which on an answer is accepted: the threshold, or that for long answers."""
+    threshold, rule = tier.threshold or 0.0, tier.long_answers
+    return threshold if rule is None or counted_tokens < rule.from_tokens else min(threshold, rule.threshold)
+
+
+def compared(
+    scores: "Floats", *, long_enough: "Bools | None", passed_over: "Bools | None", rejected_early: "Bools | None"
+) -> "Floats":
+    """(N, C) what thresholds are compared with, so that all rules hold by that comparison alone. All arguments are (N, C);
+    None where no answer is any.
+
+    Over all thresholds where a long answer is accepted; below all of them where the tier is passed over or its answer
+    rejected early.
+    """
+    import numpy as np
+
+    result = scores if long_enough is None else np.where(long_enough, OVER_THRESHOLDS, scores)
+    for mask in (passed_over, rejected_early):
+        result = result if mask is None else np.where(mask, -1.0, result)
+    return result
+
+
+def processed(
+    scores: "Floats",
+    thresholds: Sequence[float],
+    *,
+    passed_over: "Bools | None" = None,
+    accepts_tie: "Bools | None" = None,
+) -> "Bools":
+    """(C, N) who reaches each tier: each prompt escalates until an answer is accepted.
+
+    scores (N, C): see `compared`. A tier whose threshold is above 100 is not asked. passed_over (N, C): who passes it over.
+    accepts_tie (N, C): of prompts that score exactly the threshold; None for all.
+    """
+    import numpy as np
+
+    result = np.zeros(scores.T.shape, np.bool_)
+    escalating = np.ones(len(scores), np.bool_)
+    for tier, threshold in enumerate(thresholds):
+        if threshold > 100:
+            continue
+        result[tier] = escalating if passed_over is None else escalating & ~passed_over[:, tier]
+        tie = True if accepts_tie is None else accepts_tie[:, tier]
+        escalating = escalating & ~(result[tier] & meets(scores[:, tier], threshold, accepts_tie=tie))
+    result[-1] = escalating
+    return result

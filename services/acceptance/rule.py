@@ -1,0 +1,95 @@
+"""What every rule gives: its names, what it does to judged prompts, what planning tries of it, and the words for it. No I/O.
+
+The decision where requests are served is a function next to the rule's class: it is called for each request.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from penstock.services.domain.errors import invalid
+from penstock.types.planning import PlanOptions
+from penstock.types.problems import FieldProblem
+from penstock.types.rules import AcceptanceRules, CommonTierRules, PlanRules, RuleOptions, TierRules
+
+if TYPE_CHECKING:
+    from penstock.services.acceptance.judged import JudgedSample
+
+
+class AcceptanceRule:
+    """One rule. field: of TierRules or PlanRules, and of AcceptanceRules; empty for none.
+
+    options: of RuleOptions, the first asks for it. title, subject: of a rule for all tiers, in a comparison of plans.
+    question: what `penstock plan new` writes. chosen: whether planning tries choices of it, together with other rules.
+    """
+
+    field: ClassVar[str] = ""
+    options: ClassVar[tuple[str, ...]]
+    title: ClassVar[str] = ""
+    subject: ClassVar[str] = ""
+    question: ClassVar[str]
+    chosen: ClassVar[bool] = True
+
+    @property
+    def of_tiers(self) -> bool:
+        """Whether each tier but the last has a rule of its own."""
+        return self.field in {field.name for field in fields(TierRules)}
+
+    def asked(self, options: RuleOptions) -> bool:
+        """Whether a question asks for it."""
+        return getattr(options, self.options[0]) not in (False, None)
+
+    def value(self, rules: AcceptanceRules | PlanRules | CommonTierRules) -> Any:
+        return getattr(rules, self.field)
+
+    def problems(self, value: Any, path: str) -> Iterator[FieldProblem]:
+        """What is wrong with the rule of a served tier, apart from ranges."""
+        yield from ()
+
+    def excluded(self, options: PlanOptions) -> FieldProblem | None:
+        """Why a question that asks for the rule cannot be planned for; None if it can."""
+        return None
+
+    def lacking(self, judged: "JudgedSample", requests: "JudgedSample", *, is_graded: bool) -> FieldProblem | None:
+        """What a question that asks for the rule does not have. is_graded: the load of judging is stated, or tiers are
+        remote."""
+        return None
+
+    def unfit(
+        self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
+    ) -> FieldProblem | None:
+        """Why a deployment with these values, some of which are set, cannot be simulated; None if it can."""
+        return None
+
+    def under(self, answers: "JudgedSample", value: Any) -> "JudgedSample":
+        """The same prompts where the rule decides as in routers.
+
+        Raises:
+            InvalidRequest: They do not have what the rule is about, or it has not one value for each tier but the last.
+        """
+        raise NotImplementedError
+
+    def choices(self, judged: "JudgedSample", tier: int) -> Sequence[Any]:
+        """What planning tries for a tier; of a rule for all tiers, its value where it is used."""
+        return ()
+
+    def served(self, planned: Any) -> Any:
+        """The value in a plan of a mesh, for that of a computed plan; None where the mesh's own stays."""
+        return planned
+
+    def in_mesh_file(self, value: Any) -> Any:
+        """What manifests say of it; None for nothing."""
+        return value
+
+    def words(self, value: Any) -> str:
+        """The value of a rule for all tiers, in a comparison of plans."""
+        return str(value)
+
+    def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
+        """What is said of it in a plan. question: its rules; None of a plan that is served."""
+        return []
+
+    def check_count(self, answers: "JudgedSample", values: Sequence[Any]) -> None:
+        """InvalidRequest if there is not one value for each tier but the last."""
+        if len(values) != (tiers := len(answers.tiers)) - 1:
+            raise invalid(self.field, f"{tiers} tiers have {tiers - 1} rules, not {len(values)}")

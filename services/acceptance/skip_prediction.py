@@ -1,0 +1,78 @@
+"""Skip prediction: a tier is passed over if the score that is predicted for its answer is too low. No I/O.
+
+The model that predicts from a prompt alone is `services.domain.score_prediction`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, overload
+
+from penstock.services.acceptance.rule import AcceptanceRule
+from penstock.services.domain.errors import invalid
+from penstock.types.planning import PlanOptions
+from penstock.types.problems import FieldProblem
+from penstock.types.rules import RuleOptions
+
+if TYPE_CHECKING:
+    from penstock.services.acceptance.arrays import Bools, Floats
+    from penstock.services.acceptance.judged import JudgedSample
+
+QUANTILES = (0.15, 0.3, 0.45, 0.6)  # of the predicted scores of a tier, at which planning tries limits
+
+
+@overload
+def passes_over(predicted: float | None, skip_below: float | None) -> bool: ...
+@overload
+def passes_over(predicted: "Floats", skip_below: float | None) -> "Bools | bool": ...
+def passes_over(predicted: "float | Floats | None", skip_below: float | None) -> "bool | Bools":
+    """Whether a tier is passed over. predicted: 0 to 100; None: there is no prediction. skip_below: None for never."""
+    return False if skip_below is None or predicted is None else predicted < skip_below
+
+
+class SkipPrediction(AcceptanceRule):
+    """Tiers are passed over by predicted scores."""
+
+    field = "skip_below"
+    options = ("skip",)
+    question = "skip: false  # below which predicted score a tier is passed over; needs predicted scores"
+
+    def lacking(self, judged: "JudgedSample", requests: "JudgedSample", *, is_graded: bool) -> FieldProblem | None:
+        if judged.predicted is not None:
+            return None
+        return FieldProblem("skip", "needs a column {tier}_predicted_score of every tier: see `penstock predictor`")
+
+    def unfit(
+        self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
+    ) -> FieldProblem | None:
+        if judged.predicted is not None:
+            return None
+        return FieldProblem("quality.prompts", "have no predicted_scores, which skip_below needs")
+
+    def under(self, answers: "JudgedSample", value: Sequence[float | None]) -> "JudgedSample":
+        import numpy as np
+
+        self.check_count(answers, value)
+        if all(limit is None for limit in value):
+            return replace(answers, passed_over=None)
+        if answers.predicted is None:
+            raise invalid("skip_below", "needs predicted scores, which the judged prompts do not have")
+        mask = np.zeros(answers.scores.shape, np.bool_)
+        for tier, limit in enumerate(value):
+            mask[:, tier] = passes_over(answers.predicted[:, tier], limit)
+        return replace(answers, passed_over=mask)
+
+    def choices(self, judged: "JudgedSample", tier: int) -> Sequence[float]:
+        """The limits at which shares of the prompts pass a tier over, ascending."""
+        import numpy as np
+
+        assert judged.predicted is not None
+        return sorted({round(float(q), 1) for q in np.quantile(judged.predicted[:, tier], QUANTILES)} - {0.0})
+
+    def in_mesh_file(self, value: float | None) -> None:
+        """Nothing: it needs a predictor of the mesh's own prompts."""
+
+    def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
+        limits = [f"{tier.name} below {tier.skip_below:g}" for tier in plan.tiers if tier.skip_below is not None]
+        if not (limits if question is None else self.asked(question)):
+            return []
+        return [f"passed over by predicted score: {', '.join(limits) or 'no tier, which would not help'}"]

@@ -1,0 +1,28 @@
+"""The threshold: an answer is accepted from a score on, that of its tier (CASCADIA, section 3.1). No I/O."""
+
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    from penstock.services.acceptance.arrays import Bools, Floats
+
+SKIPPED = 101.0  # a threshold that no score meets: the tier is not asked at all
+
+
+@overload
+def meets(score: float, threshold: float, *, accepts_tie: bool = ...) -> bool: ...
+@overload
+def meets(score: "Floats", threshold: float, *, accepts_tie: "Bools | bool" = ...) -> "Bools": ...
+def meets(score: "float | Floats", threshold: float, *, accepts_tie: "bool | Bools" = True) -> "bool | Bools":
+    """Whether a score is enough. accepts_tie: whether one of exactly the threshold is; see `bursts`."""
+    return (score > threshold) | ((score == threshold) & accepts_tie)
+
+
+def levels(scores: "Floats", least: float = 0.0, *, also_best: bool = False) -> "Floats":
+    """What planning tries: thresholds that differ in what they do. scores (N): of a tier's answers.
+
+    `least`, the distinct scores over it, ascending, and SKIPPED. also_best: the best possible score is one in any case.
+    """
+    import numpy as np
+
+    values = np.unique([*scores, 100.0] if also_best else scores)
+    return np.unique([least, *values[values > least], SKIPPED])

@@ -1,0 +1,1 @@
+"""An engine and a scorer of another package."""

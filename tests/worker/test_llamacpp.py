@@ -1,0 +1,172 @@
+"""GGUF models on llama.cpp: the same text as on torch, its own tokens, and what it refuses. More: test_engine_contract."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.services.clock import SystemClock
+from penstock.services.domain import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from penstock.services.gguf import gguf_file, read_metadata
+from penstock.worker_service.engine.core import CoreLimits, EngineCore
+from penstock.worker_service.engine.interface import EngineUnusable
+from penstock.worker_service.engine.llamacpp import binding
+from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core
+from penstock.worker_service.engine.llamacpp.model import LlamaModel
+from penstock.worker_service.engine.llamacpp.runner import LlamaRunner
+from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
+from penstock.worker_service.scheduling import BatchLimits, BlockPool
+from penstock.worker_service.text.hf import HfTokenizer
+from tests.conftest import FAMILY
+from tests.support.gguf import write_gguf
+
+CACHED = {file.stem: file for file in (Path.home() / ".cache" / "penstock-models").glob("*.gguf")}
+"""Real models, where somebody has put them."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_tokens=24, ignore_eos=True)
+TEXTS = (
+    "naïve café 12345 日本語のテキスト, 汉字   \n\n\t x  y\r\n\r\n z",
+    "I'LL you're WE'VE don't 'S; emoji 👩‍👩‍👧‍👦 🏳️‍🌈 ½ ² ٣",
+    "    def f(x):\n        return x**2  # comment\n\n\n" + " " * 40 + "1,234.56$ 100% #tag @me `x` ~~ ^^ | <= >=",
+    "<tool_call>\n{}\n</tool_call><|im_start|>user\nЩлюз! हिन्दी ไทย<|im_end|><|end|>",
+    Path(__file__).read_text(),
+)
+
+Family = Callable[[str], Path]
+
+
+def tokens_of(core: EngineCore, prompts: dict[str, tuple[int, ...]], sampling: SamplingParams) -> dict[str, list[int]]:
+    """The replies to prompts that arrive together."""
+    replies: dict[str, list[int]] = {name: [] for name in prompts}
+    for name, prompt in prompts.items():
+        core.add(GenerationRequest(name, TokenPrompt(prompt), sampling), list(prompt))
+    while not core.idle:
+        for name, output in core.step():
+            if isinstance(output, Exception):
+                raise output
+            if isinstance(output, TokenFrame):
+                replies[name] += output.token_ids
+    return replies
+
+
+def conversations(count: int) -> dict[str, tuple[int, ...]]:
+    """Prompts of bytes, some of which begin alike."""
+    rng = random.Random(3)
+    begins = [[rng.randrange(256) for _ in range(rng.randrange(8, 40))] for _ in range(4)]
+    return {f"r{i}": (*begins[i % 4], *(rng.randrange(256) for _ in range(rng.randrange(1, 30)))) for i in range(count)}
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.usefixtures("precise_kv")
+def test_replies_are_those_of_torch(gguf_family: Family, sampling: SamplingParams) -> None:
+    prompts = conversations(6)
+    ours, _ = llamacpp_core(LlamaCppEngineOptions(gguf_family("small"), "small", kv_tokens=4096), SystemClock())
+    torch, _ = torch_core(TorchEngineOptions(FAMILY / "small", "small", kv_tokens=4096), SystemClock())
+    assert tokens_of(ours, prompts, sampling) == tokens_of(torch, prompts, sampling)
+
+
+@pytest.mark.usefixtures("precise_kv")
+def test_few_sequences_and_little_kv_change_nothing(gguf_family: Family) -> None:
+    """More conversations than llama.cpp has numbers for, with shared prefixes, preempted, and asked again."""
+    file = gguf_family("small")
+    model, tokenizer = LlamaModel(file), HfTokenizer(file)
+    prompts = conversations(24)
+
+    def core(blocks: int, sequences: int, running: int) -> EngineCore:
+        runner = LlamaRunner(model, blocks, 8, "", batch=16, sequences=sequences)
+        limits = CoreLimits(BatchLimits(running, 16), len(prompts), 512)
+        return EngineCore(runner, tokenizer, BlockPool(blocks, 8), limits, SystemClock())
+
+    alone = tokens_of(core(600, 200, 1), prompts, GREEDY)
+    tight = core(40, 5, 7)
+    assert tokens_of(tight, prompts, GREEDY) == alone
+    assert tight.scheduler.preemptions > 0
+    assert tokens_of(tight, prompts, GREEDY) == alone
+    assert tight.scheduler.pool.free == 40
+
+
+def test_a_model_drafts_for_another_one(gguf_family: Family) -> None:
+    file = gguf_family("medium")
+    options: dict[str, Any] = {"kv_tokens": 4096, "max_running": 4}
+    core, _ = llamacpp_core(
+        LlamaCppEngineOptions(file, "m", drafters=(gguf_family("small"),), **options), SystemClock()
+    )
+    alone, _ = llamacpp_core(LlamaCppEngineOptions(file, "m", **options), SystemClock())
+    tokenizer = core.tokenizer
+    prompts = {f"q{i}": tuple(tokenizer.encode_text(f"What is {i} + 30?")) for i in range(6)}
+    replies = tokens_of(core, prompts, GREEDY)
+    assert replies == tokens_of(alone, prompts, GREEDY)
+    assert core.proposals.state().failures["model"] == 0
+
+
+@pytest.mark.parametrize("name", ["small", *(pytest.param(name, marks=pytest.mark.slow) for name in CACHED)])
+def test_tokens_are_those_of_llama_cpp(gguf_family: Family, name: str) -> None:
+    file = CACHED.get(name) or gguf_family("small")
+    model, tokenizer = LlamaModel(file), HfTokenizer(file)
+    for text in TEXTS:
+        tokens = tokenizer.encode_text(text)
+        assert tokens == model.tokenize(text)
+        stream = tokenizer.stream()
+        assert "".join(map(stream.step, tokens)) == tokenizer.decode(tokens)
+
+
+def test_marks_of_tool_calls_have_text(tmp_path: Path) -> None:
+    """Also where the file calls them control tokens."""
+    file = write_gguf(FAMILY / "small", tmp_path / "m.gguf")
+    tokens = read_metadata(file)["tokenizer.ggml.tokens"]
+    tokens[tokens.index("<|tool|>")] = "<tool_call>"
+    marked = HfTokenizer(write_gguf(FAMILY / "small", tmp_path / "marked.gguf", tokenizer__ggml__tokens=tokens))
+    assert marked.decode(marked.encode_text("<tool_call>{}<|end|>")) == "<tool_call>{}"
+
+
+@pytest.mark.skipif("smollm2-135m" not in CACHED, reason="no real model on this machine")
+@pytest.mark.slow
+def test_replies_of_a_real_model_do_not_depend_on_company() -> None:
+    file = CACHED["smollm2-135m"]
+    options = LlamaCppEngineOptions(file, "m", kv_tokens=2048, max_step_tokens=64)
+    core, _ = llamacpp_core(options, SystemClock())
+    texts = ("The capital of France is", "def add(a, b):", "Water boils at", "One, two, three,")
+    prompts = {text: tuple(core.tokenizer.encode_text(text)) for text in texts}
+    together = tokens_of(core, prompts, GREEDY)
+    for text, prompt in prompts.items():
+        assert tokens_of(core, {text: prompt}, GREEDY)[text] == together[text]
+
+
+def unusable(file: Path, **options: Any) -> str:
+    with pytest.raises(EngineUnusable) as caught:
+        llamacpp_core(LlamaCppEngineOptions(file, "m", **options), SystemClock())
+    return str(caught.value)
+
+
+def test_what_is_no_model_is_refused_with_the_reason(tmp_path: Path, gguf_family: Family) -> None:
+    good = gguf_family("small")
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"not a model")
+    assert "not a GGUF file" in unusable(other)
+    other.write_bytes(good.read_bytes()[:4000])
+    assert "cut off" in unusable(other)
+    unknown = write_gguf(FAMILY / "small", tmp_path / "unknown.gguf", general__architecture="alpaca")
+    assert "unknown model architecture: 'alpaca'" in unusable(unknown)
+    words = write_gguf(FAMILY / "small", tmp_path / "words.gguf", tokenizer__ggml__pre="another")
+    assert "'another'" in unusable(words)
+
+
+def test_another_library_is_refused_by_name_and_version(tmp_path: Path, gguf_family: Family) -> None:
+    text = tmp_path / "libllama.so"
+    assert "no file" in unusable(gguf_family("small"), library=str(text))
+    text.write_text("no library")
+    assert binding.BUILT_FOR in unusable(gguf_family("small"), library=str(text))
+    import _ctypes
+
+    assert binding.BUILT_FOR in unusable(gguf_family("small"), library=_ctypes.__file__)  # a library, but another one
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
+    for name in ("big-00001-of-00002.gguf", "big-00002-of-00002.gguf"):
+        (tmp_path / name).touch()
+    assert gguf_file(tmp_path) == tmp_path / "big-00001-of-00002.gguf"
+    (tmp_path / "other.gguf").touch()
+    assert gguf_file(tmp_path) is None
+    assert gguf_file(tmp_path / "other.gguf") == tmp_path / "other.gguf"

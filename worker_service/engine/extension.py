@@ -1,0 +1,42 @@
+"""What an engine registers as an entry point of `penstock.engines`: its options, which build it."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.services.extensions import EngineOptions
+from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from penstock.worker_service.engine.held_tokens import OutputCoalescing
+    from penstock.worker_service.engine.interface import Engine
+
+
+def untold(share: float) -> None:
+    """Ignore the progress of loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSite:
+    """The worker that an engine is for: a tier of a mesh, and the settings of the process. hold: how output is joined.
+    progress: told the share of the weights that are loaded, from any thread."""
+
+    mesh: MeshFile
+    tier: MeshTier
+    settings: ServiceSettings
+    hold: "OutputCoalescing | None" = None
+    progress: Callable[[float], None] = untold
+
+
+class EngineExtension(EngineOptions):
+    """The options of an engine, and how it is built from them. Importing it must import nothing heavy; building it may."""
+
+    @abstractmethod
+    def build(self, site: EngineSite) -> "Engine":
+        """The engine, not started.
+
+        Raises:
+            SettingsError: Something that the options name is missing.
+        """

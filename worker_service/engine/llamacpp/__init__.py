@@ -1,0 +1,1 @@
+"""The built-in engine on llama.cpp: GGUF files, in every quantisation that it reads."""

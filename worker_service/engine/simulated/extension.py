@@ -1,0 +1,69 @@
+"""The simulated engine as an entry point."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MeshTier
+from penstock.worker_service.engine.extension import EngineExtension, EngineSite
+
+if TYPE_CHECKING:
+    from penstock.worker_service.engine.interface import Engine
+
+
+class Simulated(EngineExtension):
+    """The simulated engine's latency model: T(step) = overhead + token * tokens + context * context tokens."""
+
+    tier_fields = frozenset(
+        {
+            "batch_policy",
+            "best_effort_reserve",
+            "kv_block_tokens",
+            "kv_tokens",
+            "max_context_tokens",
+            "max_queued",
+            "max_running",
+            "max_step_tokens",
+        }
+    )
+    batch_policies = ("decode_first", "prefill_first", "slo")
+
+    overhead_ms: float = Field(default=5.0, ge=0)
+    """Milliseconds that every step costs."""
+    token_us: float = Field(default=50.0, ge=0)
+    """Microseconds per new token in a step."""
+    context_token_ns: float = Field(default=20.0, ge=0)
+    """Nanoseconds per context token attended to."""
+    reply_tokens: int = Field(default=64, ge=1)
+    """Mean length of a reply. The length depends on the prompt only."""
+    max_context_tokens: int = Field(default=8192, ge=16)
+    """Largest total length of a prompt and its reply."""
+    load_s: float = Field(default=0.0, ge=0)
+    """Seconds that loading the model takes."""
+
+    def models(self, tier: MeshTier) -> Iterator[tuple[str, str]]:
+        yield from ()
+
+    def build(self, site: EngineSite) -> "Engine":
+        from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
+        from penstock.worker_service.scheduling import PolicyName
+
+        tier = site.tier
+        options = SimulatedEngineOptions(
+            name=tier.served_name,
+            latency=StepLatencyModel.linear(
+                self.overhead_ms * 1e-3, self.token_us * 1e-6, self.context_token_ns * 1e-9
+            ),
+            reply_tokens=self.reply_tokens,
+            kv_tokens=tier.kv_tokens or DEFAULT_KV_TOKENS,
+            kv_block_tokens=tier.kv_block_tokens,
+            max_running=tier.max_running,
+            max_queued=tier.max_queued,
+            max_step_tokens=tier.max_step_tokens or DEFAULT_STEP_TOKENS,
+            max_context_tokens=tier.max_context_tokens or self.max_context_tokens,
+            batch_policy=PolicyName(tier.batch_policy),
+            best_effort_reserve=tier.best_effort_reserve,
+        )
+        return simulated_engine(options, hold=site.hold, load_s=self.load_s, progress=site.progress)

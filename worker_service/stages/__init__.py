@@ -1,0 +1,1 @@
+"""Length stages: which stage this instance serves, which requests should move, and bid-ask."""

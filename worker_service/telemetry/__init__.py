@@ -1,0 +1,1 @@
+"""The load of the worker, as metrics and for other processes."""
