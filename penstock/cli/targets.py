@@ -95,10 +95,7 @@ def tls() -> Tls | None:
     certificates = os.environ.get("PENSTOCK_TLS_FOLDER", "")
     if not certificates and (running := _running()) is not None:
         certificates = running.tls_folder
-    if not certificates:
-        return None
-    ca, identity = Path(certificates) / "ca.pem", Path(certificates) / "admin.pem"
-    return Tls(ca if ca.exists() else None, identity if os.access(identity, os.R_OK) else None)
+    return Tls.of_folder(Path(certificates)) if certificates else None
 
 
 def admin_client(admin: str) -> Client:

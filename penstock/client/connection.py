@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,6 +112,12 @@ class Tls:
     ca: Path | None = None
     identity: Path | None = None
     server_name: str | None = None
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "Tls":
+        """What there is, and may be read, in a folder that `penstock certs` has written."""
+        ca, identity = folder / "ca.pem", folder / "admin.pem"
+        return cls(ca if ca.exists() else None, identity if os.access(identity, os.R_OK) else None)
 
     def credentials(self) -> grpc.ChannelCredentials:
         """The credentials of a channel.

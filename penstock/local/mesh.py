@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from penstock.client import AsyncClient, PenstockError, Tls
 from penstock.local import redis_server
-from penstock.placement.mesh import Addresses, PlacedMesh
+from penstock.placement.mesh import Addresses, MeshFailed, PlacedMesh
 from penstock.placement.mesh_input import MeshOptions
 from penstock.placement.processes import MeshProcess, mesh_processes, service_spec
 from penstock.placement.running_mesh import RunningMesh
@@ -17,6 +18,8 @@ from penstock.services.settings import ServiceSettings
 from penstock.services.state import MeshFeed, connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.users import OPERATOR
+
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,22 @@ class LocalMesh(RunningMesh):
         )
         await self._placed.start()
         await self._placed.until_ready(self._input.start_timeout_s, self._on_progress)
+        await asyncio.gather(*map(self._until_seen, set(self.admin_addresses)))
         self._stack.push_async_callback(end, supervise("rotate-logs", self.watcher.rotate_logs))
         self._stack.push_async_callback(end, supervise("follow-plan", self._placed.follow))
+
+    async def _until_seen(self, admin: str) -> None:
+        """Wait until a router sees a worker of each tier. It hears of them by itself, and skips a tier without one."""
+        tls = Tls.of_folder(self.tls_folder) if self.tls_folder is not None else None
+        if tls is not None and tls.identity is None:
+            return  # only an administrator may ask
+        try:
+            async with AsyncClient(admin, admin=admin, tls=tls) as client:
+                async for status in client.watch_status(LOOK_S):
+                    if status.tiers and all(tier.live_instances or not tier.planned_instances for tier in status.tiers):
+                        return
+        except PenstockError as error:
+            raise MeshFailed(f"the router at {admin} does not tell what it sees: {error}") from error
 
     @property
     def addresses(self) -> Addresses:

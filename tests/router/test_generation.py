@@ -80,14 +80,18 @@ class Scene:
         self.policy = MeshRouter(tier_wait_s=0.0, max_attempts=4, max_refusals=4, max_deaths=2)
         self.workers: dict[str, ScriptedWorker] = {}
         self._version = 0
+        self.received: dict[str, list[int]] = {}
 
     async def start(self, name: str, *scripts: Script, tier: str = "only") -> ScriptedWorker:
         worker = ScriptedWorker(  # type: ignore[abstract]  # it serves what routers call here, no more
-            name, deque(scripts), requests=len(self.workers), tier=tier
+            name, deque(scripts), requests=len(self.workers), tier=tier, received=self._tokens_of
         )
         self.workers[name] = await self._stack.enter_async_context(worker.serving())
         self.hear(worker)
         return worker
+
+    def _tokens_of(self, try_id: str) -> int:
+        return len(self.received[try_id.partition(":")[0]])
 
     def hear(self, worker: ScriptedWorker, **changes: object) -> None:
         self._version += 1
@@ -121,6 +125,7 @@ class Scene:
     ) -> Seen:
         """A whole reply, each of its tokens once."""
         token_ids, instances, reasons = list[int](), list[str](), list[str]()
+        self.received[request_id] = token_ids
         sampling = SamplingParams(seed=1, max_tokens=TOKENS)
         # no prompt is known anywhere
         request = GenerationRequest(request_id, TextPrompt(request_id), sampling, draft=draft)

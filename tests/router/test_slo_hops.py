@@ -92,6 +92,7 @@ async def reply(
     """A whole reply. outcome: to be filled while it runs."""
     outcome = outcome or Outcome()
     outcome.token_ids += resumed
+    scene.received["r"] = outcome.token_ids
     loop = asyncio.get_running_loop()
 
     def on_tokens(frame: object) -> None:

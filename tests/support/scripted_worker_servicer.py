@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -78,6 +78,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
     tokenizer_digest: str = ""
     takes_drafts: bool = False
     broken_by: grpc.Status = field(default_factory=lambda: errors.to_status(Unavailable("the call is broken")))
+    received: Callable[[str], int] | None = None
+    """How many tokens of a request its caller has read: a death comes after all that were said, which gRPC may drop else."""
     server: aio.Server = field(init=False)
 
     @property
@@ -154,7 +156,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     failure = errors.to_proto(act).SerializeToString()
                     said.put_nowait(pb.ReplyEvent(reply_id=reply_id, failure=failure))
                 case Act.DIE:
-                    await self._die(said)
+                    await self._die(said, request.request_id, offset if isinstance(script[0], int) else 0)
                 case Act.BREAK_CALL:
                     said.put_nowait(None)
                 case Act.HAND_OVER:
@@ -166,8 +168,10 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                     for event in _events(act, offset):
                         say(**event)
 
-    async def _die(self, said: "asyncio.Queue[pb.ReplyEvent | None]") -> None:
+    async def _die(self, said: "asyncio.Queue[pb.ReplyEvent | None]", request_id: str, offset: int) -> None:
         await asyncio.sleep(0)
+        while self.received and offset and self.received(request_id) < offset:
+            await asyncio.sleep(0)
         while not said.empty():  # what it has said before leaves first
             await asyncio.sleep(0)
         self._death = asyncio.create_task(self.server.stop(None))
