@@ -96,7 +96,11 @@ def plan(
     ] = None,
     slo: Annotated[
         list[str] | None,
-        options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
+        options.slo_classes(
+            "--slo",
+            help="A class of requests with SLOs: their attainment is reported, and no replica has pipeline stages or "
+            "data-parallel attention. Repeatable.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, options.new_file_or_stdout("--out", help="Write the plan to this file; - for standard output.")
@@ -201,7 +205,9 @@ def _computed(
         def say(text: str) -> None:
             progress.update(bar, description=text)
 
-        planned = api.plan(question_file.question, lambda n: say(f"planning: {n} routings tried"))
+        planned = api.plan(
+            question_file.question, lambda n: say(f"planning: {n} routings tried"), for_slos=bool(classes)
+        )
         say("planning for more quality or without the guarantee, for comparison")
         report = planned.compared(classes)
         file = PlanFile(report, plan_inputs(question_file, report))

@@ -92,14 +92,16 @@ class Swept:
     points: Sequence[SweepPoint]
 
 
-def plan(question: PlanningQuestion, on_evaluation: Progress = lambda _: None) -> Planned:
+def plan(question: PlanningQuestion, on_evaluation: Progress = lambda _: None, *, for_slos: bool = False) -> Planned:
     """The best plan for a question. on_evaluation: is told how many routings have been tried.
+
+    for_slos: with replicas that can keep SLOs alone, without pipeline stages and data-parallel attention.
 
     Raises:
         InvalidRequest: A field of the question is unsound, or does not go with the others; names it.
         Unreachable: No plan meets the targets; says which of them binds.
     """
-    site = site_of(question.cluster, question.models)
+    site = dataclasses.replace(site_of(question.cluster, question.models), one_batch=for_slos)
     options = Options.of(question, len(site.tiers))
     judged, trace = judged_of(question.quality, site.tiers), workload_of(question.trace)
     return plan_for(site, trace, judged, options, on_evaluation=on_evaluation)

@@ -7,6 +7,7 @@ from typing import TypeVar
 from penstock.planner_service.routing.grading import Grading
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator import EngineLimits, Replica
+from penstock.planner_service.simulator.judged import has_one_batch
 from penstock.planner_service.simulator.remote import RemoteTier
 from penstock.planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from penstock.planner_service.simulator.workload import Floats
@@ -51,6 +52,7 @@ class Site:
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
     speculation: by tier, what drafts for it; empty for none at all. Profiles have it already.
     remotes: by tier, the API that serves it instead of GPUs; empty where none is remote.
+    one_batch: whether replicas must have one batch, as those that keep SLOs.
     """
 
     cluster: ClusterSpec
@@ -64,6 +66,7 @@ class Site:
     speculation: tuple[TierSpeculation, ...] = ()
     grading: Grading | None = None
     remotes: tuple[RemoteTier | None, ...] = ()
+    one_batch: bool = False
 
     @property
     def types(self) -> tuple[ClusterSpec, ...]:
@@ -233,7 +236,8 @@ def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tupl
                 plain = ReplicaShape(tp, pp, cluster.name)
                 if plain.gpus > min(gpus, cluster.gpus):
                     continue
-                for shape in (plain, *_variants(site, tier, plain)):
+                shapes = (plain, *_variants(site, tier, plain))
+                for shape in (each for each in shapes if has_one_batch(each) or not site.one_batch):
                     replica, why = site.replica(tier, shape, longest_tokens)
                     if replica is not None:
                         kinds.append(replica)

@@ -43,7 +43,7 @@ def test_plan_capacity_says_how_many_gpus_a_trace_needs() -> None:
 def test_plan_and_simulate_report_the_attainment_of_classes(tmp_path: Path) -> None:
     """The plan file gets a key `slo`; a replay attains nothing of a first token within a millisecond."""
     plan = ("plan", "--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--models", EXAMPLES / "deepseek-cascade.yaml",
-            "--quality", EXAMPLES / "judged.csv", *TRACE, "--min-quality", 80, "--goal", "latency",
+            "--quality", EXAMPLES / "judged.csv", *TRACE, "--min-quality", 80,
             *asked(runs=1, requests=60))  # fmt: skip
     file = tmp_path / "plan.json"
     done = run(*plan, *CLASSES, "--out", file)

@@ -244,7 +244,6 @@ def test_what_a_model_rejects_the_next_one_never_sees() -> None:
     candidate = ChainCandidate((0, 1), 5)
     machine.drafter.chooser.choose = lambda replies, missing: candidate  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter.chooser.explore = lambda replies, missing: None  # type: ignore[method-assign]  # noqa: ARG005
-    machine.drafter._pays = lambda *_: True  # type: ignore[method-assign]
     machine.run(200, 2)
     assert len(machine.proposed) == 400
     for request, draft in machine.proposed:

@@ -320,16 +320,19 @@ def test_a_model_that_fails_is_dropped_and_the_others_go_on() -> None:
     assert machine.drafter.current == ((), 0)
 
 
-def test_a_prompt_is_computed_for_drafts_only_where_the_reply_repays_it() -> None:
-    """A short reply to a long prompt is left alone."""
+@pytest.mark.parametrize(("catch_up_token_s", "drafts"), [(1e-2, False), (1e-6, True)])
+def test_where_replies_are_short_beside_their_prompts_the_price_of_these_decides(
+    catch_up_token_s: float, drafts: bool
+) -> None:
+    """A model that drafts computes the prompt of every reply."""
     machine = Machine()
-    speculating = machine.drafter.models[0]
-    speculating.estimate.cost.catch_up_token_s = 1e-3
-    machine.run(50, 1, lambda _: 0.95)
-    assert machine.fakes[0].computed == set()
-    speculating.estimate.cost.catch_up_token_s = 1e-6
-    machine.run(50, 1, lambda _: 0.95)
-    assert machine.fakes[0].computed == {"r0"}
+    machine.drafter.models[0].estimate.cost.catch_up_token_s = catch_up_token_s
+    for _ in range(60):
+        machine.run(8, 1, lambda _: 0.95)
+        machine.drafter.forget("r0")
+    machine.run(8, 1, lambda _: 0.95)
+    assert (machine.drafter.chooser.current is not None) == drafts
+    assert bool(machine.fakes[0].computed) == drafts
 
 
 def test_a_choice_is_kept_while_its_gain_is_near_the_best() -> None:

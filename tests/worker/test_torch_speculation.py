@@ -79,7 +79,6 @@ def always(core: EngineCore, window: int, chain: tuple[int, ...] = (0,)) -> Adap
     drafter.chooser.current = ChainCandidate(chain, window)
     drafter.chooser.choose = lambda replies, missing: drafter.chooser.current  # type: ignore[method-assign]  # noqa: ARG005
     drafter.chooser.least = lambda replies: 0.0  # type: ignore[method-assign]  # noqa: ARG005
-    drafter._pays = lambda *_: True  # type: ignore[method-assign]
     return drafter
 
 

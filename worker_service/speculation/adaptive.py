@@ -12,7 +12,7 @@ from typing import Protocol
 
 from penstock.services.domain.slo.draft_windows import DraftPace
 from penstock.services.domain.speculation.choice import ChainCandidate, Chooser, Estimate
-from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
+from penstock.services.domain.speculation.estimates import SMOOTHING, Acceptance, DraftCost, PassCost
 from penstock.worker_service.speculation.acceptance import matching
 from penstock.worker_service.speculation.sources import DraftRequest, VerifiedStep
 
@@ -20,8 +20,6 @@ _log = logging.getLogger(__name__)
 
 FIRST_LENGTH = 64
 """Tokens that a reply is expected to have before any has ended."""
-LEAST_REMAINING = 8
-"""Tokens that a reply is expected to have left, however long it is already."""
 NO_DRAFTS: tuple[tuple[str, ...], int] = ((), 0)
 """What `Drafter.current` is while nothing drafts."""
 
@@ -92,8 +90,10 @@ class AdaptiveDrafter:
         self.chooser = Chooser(target, [model.estimate for model in models], max_window)
         self.failures, self.current = 0, NO_DRAFTS
         self._drafted: dict[str, _Drafted] = {}
-        self._offsets: dict[str, int] = {}  # output tokens of running replies, as of their last draft request
-        self._mean_length = float(FIRST_LENGTH)
+        self._lengths: dict[
+            str, tuple[int, int]
+        ] = {}  # of running replies: prompt and output tokens at their last draft
+        self._mean_prompt, self._mean_length = 0.0, float(FIRST_LENGTH)
 
     def pace(self, replies: int) -> DraftPace:
         """Of the chain that drafts now or, while none does, of the best one."""
@@ -102,15 +102,13 @@ class AdaptiveDrafter:
     def propose(self, requests: Seq[DraftRequest]) -> list[Seq[int]]:
         began_s = self._now()
         self._drafted.clear()
-        self._offsets.update((request.request_id, request.offset) for request in requests)
+        self._lengths.update((r.request_id, (len(r.tokens) - r.offset, r.offset)) for r in requests)
         proposals: list[Seq[int]] = [()] * len(requests)
         replies, chooser = len(requests), self.chooser
         current = chooser.choose(replies, lambda m: self._prompt_tokens(self.models[m].model, requests))
         self.current = self._named(current)
         if current is not None:
-            least, saved_s = chooser.least(replies), chooser.saved_s(replies)
-            worth = [i for i, request in enumerate(requests) if self._pays(request, current, saved_s)]
-            self._draft(requests, worth, current, least, proposals, began_s)
+            self._draft(requests, range(replies), current, chooser.least(replies), proposals, began_s)
         at = 0
 
         def missing(chain: Seq[int]) -> list[int]:
@@ -138,9 +136,11 @@ class AdaptiveDrafter:
             drafted.model.accepted += accepted
 
     def forget(self, request_id: str) -> None:
-        length = self._offsets.pop(request_id, None)
-        if length is not None:
-            self._mean_length += 0.1 * (length - self._mean_length)
+        prompt, length = self._lengths.pop(request_id, (0, 0))
+        if length:
+            self._mean_prompt += SMOOTHING * (prompt - self._mean_prompt)
+            self._mean_length += SMOOTHING * (length - self._mean_length)
+            self.chooser.prompts = self._mean_prompt / self._mean_length
         for speculating in self.models:
             speculating.model.forget(request_id)
 
@@ -148,18 +148,6 @@ class AdaptiveDrafter:
         if candidate is None:
             return NO_DRAFTS
         return tuple(self.models[m].name for m in candidate.chain), candidate.window
-
-    def _pays(self, request: DraftRequest, candidate: ChainCandidate, saved_s: float) -> bool:
-        """Whether the tokens that the reply still has save more time than computing its prompt takes."""
-        price_s = 0.0
-        for m in candidate.chain:
-            speculating = self.models[m]
-            missing = speculating.model.missing(request)
-            if missing > speculating.model.known_tokens:
-                price_s += speculating.estimate.cost.catch_up_s(missing)
-        if not price_s:
-            return True
-        return price_s <= saved_s * max(LEAST_REMAINING, self._mean_length - request.offset)
 
     @staticmethod
     def _prompt_tokens(model: DraftingModel, requests: Seq[DraftRequest]) -> int:

@@ -86,9 +86,13 @@ class ChainPrediction:
 
 
 def predicted(
-    replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None
+    replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None, prompts: float = 0.0
 ) -> ChainPrediction:
-    """The step of a batch of so many replies; candidate None: of the target alone."""
+    """The step of a batch of so many replies; candidate None: of the target alone.
+
+    prompts: tokens of prompts that come with each output token. Models that draft compute them, too: the shorter replies are
+    beside their prompts, the more that costs.
+    """
     if candidate is None:
         return ChainPrediction(replies, target.seconds(replies, replies), 0.0)
     chain, window = candidate.chain, candidate.window
@@ -106,8 +110,10 @@ def predicted(
             # A proposal of the upper model has its own token after as many as it accepts.
             present = [1.0, *_standing(present, models[lower].accepted_by(upper))]
         length, tokens = sum(present), 1 + sum(_standing(present, models[chain[-1]].acceptance))
-    drafted = replies * length
-    return ChainPrediction(replies * tokens, target.seconds(replies, replies + drafted) + drafted_s, drafted_s)
+    seconds = target.seconds(replies, replies * (1 + length)) + drafted_s
+    if prompts:
+        seconds += replies * tokens * prompts * sum(models[m].cost.catch_up_token_s for m in chain)
+    return ChainPrediction(replies * tokens, seconds, drafted_s)
 
 
 def _standing(present: Seq[float], acceptance: Acceptance) -> list[float]:
@@ -125,9 +131,11 @@ def _share(tokens: float, length: int) -> float:
     return low
 
 
-def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None) -> float:
-    """Predicted tokens per second of a batch; None: of the target alone."""
-    return predicted(replies, target, models, candidate).tokens_per_s
+def tokens_per_s(
+    replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None, prompts: float = 0.0
+) -> float:
+    """Predicted tokens per second of a batch; None: of the target alone. prompts: as of `predicted`."""
+    return predicted(replies, target, models, candidate, prompts).tokens_per_s
 
 
 def chains(models: Seq[Estimate]) -> list[tuple[int, ...]]:
@@ -161,6 +169,8 @@ class Chooser:
     def __init__(self, target: PassCost, models: Seq[Estimate], max_window: int) -> None:
         """models: small to large."""
         self.target, self.models = target, list(models)
+        self.prompts = 0.0
+        """Tokens of prompts that come with each output token, on average."""
         self._windows = windows(max_window)
         self._credit_s = 0.0
         self._explored = 0
@@ -182,8 +192,8 @@ class Chooser:
             return self.current
         self._chosen_for = replies, CHOSEN_STEPS - 1
         self._known.clear()
-        alone = tokens_per_s(replies, self.target, self.models, None)
-        current = tokens_per_s(replies, self.target, self.models, self.current)
+        alone = self._rate(replies, None)
+        current = self._rate(replies, self.current)
         by_chain = self._best_windows(replies)
         if self.current is None or current < alone:
             self._switch(self._leader(replies, [c for rate, c in by_chain.values() if rate >= GAIN * alone]))
@@ -204,7 +214,7 @@ class Chooser:
     ) -> bool:
         """Whether what the present chain has lost against another one is the price of the prompts that this one computes."""
         models = [model.upper() for model in self.models]
-        present, other = (predicted(replies, self.target, models, candidate) for candidate in (own, leader))
+        present, other = (self._predicted(replies, candidate, models) for candidate in (own, leader))
         lost_s = present.seconds - present.tokens / other.tokens_per_s
         if other.tokens_per_s > WINDOW_GAIN * present.tokens_per_s:
             self._lost_s += steps * lost_s
@@ -217,11 +227,19 @@ class Chooser:
         self.switches += candidate != self.current
         self.current = candidate
 
+    def _predicted(
+        self, replies: int, candidate: ChainCandidate | None, models: Seq[Estimate] | None = None
+    ) -> ChainPrediction:
+        return predicted(replies, self.target, models or self.models, candidate, self.prompts)
+
+    def _rate(self, replies: int, candidate: ChainCandidate | None, models: Seq[Estimate] | None = None) -> float:
+        return self._predicted(replies, candidate, models).tokens_per_s
+
     def _best_windows(self, replies: int) -> dict[tuple[int, ...], tuple[float, ChainCandidate]]:
         """By chain, the window with the most predicted tokens per second, and these."""
         result = dict[tuple[int, ...], tuple[float, ChainCandidate]]()
         for candidate in candidates(self.models, self._windows):
-            rate = tokens_per_s(replies, self.target, self.models, candidate)
+            rate = self._rate(replies, candidate)
             if candidate.chain not in result or rate > result[candidate.chain][0]:
                 result[candidate.chain] = rate, candidate
         return result
@@ -231,7 +249,7 @@ class Chooser:
         if len(paying) < 2:
             return paying[0] if paying else None
         models = [model.upper() for model in self.models]
-        return max(paying, key=lambda candidate: tokens_per_s(replies, self.target, models, candidate))
+        return max(paying, key=lambda candidate: self._rate(replies, candidate, models))
 
     def pace(self, replies: int) -> DraftPace:
         """What a drafted token is worth and what it costs, on average over the window of the chain that drafts now, or of the
@@ -239,22 +257,12 @@ class Chooser:
         candidate = self.current
         if candidate is None:
             every = candidates(self.models, self._windows)
-            candidate = max(every, key=lambda c: tokens_per_s(replies, self.target, self.models, c), default=None)
+            candidate = max(every, key=lambda c: self._rate(replies, c), default=None)
         if candidate is None:
             return FIRST_PACE
         prediction = predicted(replies, self.target, self.models, candidate)
         length = candidate.window + len(candidate.chain) - 1
         return DraftPace(_share(prediction.tokens / replies, length), prediction.drafted_s / length)
-
-    def saved_s(self, replies: int) -> float:
-        """Predicted seconds that drafting as chosen saves per token of a reply."""
-        if self.current is None:
-            return 0.0
-        if "saved" not in self._known:
-            current = tokens_per_s(replies, self.target, self.models, self.current)
-            alone = tokens_per_s(replies, self.target, self.models, None)
-            self._known["saved"] = max(0.0, 1 / alone - 1 / current)
-        return self._known["saved"]
 
     def least(self, replies: int) -> float:
         """The probability from which on one more token is worth its row in the pass and its drafting; 0 in a chain, whose
@@ -265,7 +273,7 @@ class Chooser:
             estimate = self.models[self.current.last]
             most = replies * self._windows[-1]  # over the whole range, since measured points vary
             row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
-            rate = tokens_per_s(replies, self.target, self.models, self.current)
+            rate = self._rate(replies, self.current)
             self._known["least"] = max(0.0, row_s + estimate.cost.token_s) * rate
         return self._known["least"]
 

@@ -168,8 +168,8 @@ class DraftCost:
         return self._factor * self._measured(replies, tokens)
 
     def catch_up_s(self, tokens: int) -> float:
-        """Duration of computing so many tokens of a prompt."""
-        return self._factor * self.catch_up_token_s * tokens
+        """Duration of computing so many tokens of a prompt, as it was measured: `observe` sees drafting alone."""
+        return self.catch_up_token_s * tokens
 
     def observe(self, replies: int, tokens: int, seconds: float) -> None:
         """Drafting so many tokens for so many replies took so long."""
