@@ -45,6 +45,8 @@ CLIENTS, BODY_BYTES, COMPRESSED_S = 10, 16 << 20, 10.0
 FORMS_S = 3.0  # of each kind, and without any
 GOOD_CODES = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
 
+NO_FORM = "no form"
+
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[LocalMesh]:
@@ -238,10 +240,13 @@ async def compressed(mesh: LocalMesh, seconds: float = COMPRESSED_S) -> dict[str
 
 
 async def forms(mesh: LocalMesh, names: Iterable[str], rounds: int, seconds: float = FORMS_S) -> list[dict[str, Any]]:
-    """For each kind of hostile form: what one client's does to the gaps between another's tokens, by round."""
+    """For each kind of hostile form: what one client's does to the gaps between another's tokens, by round.
+
+    The first row is a client that asks for no form at all: what any further reply of the engine costs.
+    """
     numbers, rows = itertools.count(SEED), []
     async with AsyncClient(mesh.grpc_addresses[0], timeout_s=ANSWER_S) as client:
-        for name in names:
+        for name in (NO_FORM, *names):
             alone_ms, beside_ms, answers = list[float](), list[float](), Counter[str]()
             for _ in range(rounds):
                 async with probe(mesh, "tokens") as figures:
@@ -250,7 +255,8 @@ async def forms(mesh: LocalMesh, names: Iterable[str], rounds: int, seconds: flo
                 async with probe(mesh, "tokens") as figures:
                     until = time.monotonic() + seconds
                     while time.monotonic() < until:
-                        answers[await form_answer(client, HOSTILE[name](next(numbers)))] += 1
+                        form = HOSTILE[name](next(numbers)) if name != NO_FORM else None
+                        answers[await form_answer(client, form)] += 1
                 beside_ms.append(figures["p99_ms"])
             ratios = [beside / alone for beside, alone in zip(beside_ms, alone_ms, strict=True)]
             row = {"form": name, "ratio": round(median(ratios), 2), "alone_ms": alone_ms, "beside_ms": beside_ms}

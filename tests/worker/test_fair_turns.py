@@ -48,6 +48,19 @@ async def test_a_caller_has_one_turn_at_a_time_and_all_together_as_many_as_there
     assert sorted(holder.begun) == ["a", "a", "b", "c"]
 
 
+async def test_a_caller_rests_after_a_turn_and_others_do_not() -> None:
+    """What it leaves free is theirs."""
+    holder = Holder(FairTurns(1, 100))
+    holder.go_on.set()
+    for rest_s in (0.001, 3600.0):
+        async with holder.turns.turn("a") as turn:
+            turn.rest_s = rest_s
+    waits = holder.take("a")
+    await holder.take("b")
+    assert holder.begun == ["b"]
+    waits.cancel()
+
+
 async def test_a_turn_comes_back_from_whoever_fails_or_leaves() -> None:
     """Also from one that is cancelled while it waits, and just when it has been given its turn."""
     turns = FairTurns(1, 100)

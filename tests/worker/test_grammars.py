@@ -29,7 +29,7 @@ from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
-from penstock.worker_service.grammar import GrammarCompiler
+from penstock.worker_service.grammar import GrammarCompiler, trials
 from penstock.worker_service.grammar.compiler import MAX_COMPILED
 from penstock.worker_service.grammar.source import GrammarSource, reply_grammar
 from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary, compiled
@@ -411,6 +411,33 @@ async def test_a_grammar_without_end_is_refused_by_name_and_holds_nobody_up(simu
         with pytest.raises(InvalidRequest, match="more than 1 s"):
             await asked(StructuredOutput(json_schema=HANGING), "another")
         assert await asked(StructuredOutput(json_schema='{"type": "integer"}'), "attacker") is not None
+    finally:
+        await compiler.close()
+
+
+async def test_who_is_refused_in_a_loop_is_refused_slowly(
+    simulated: LoopEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a grammar was tried, is no grammar, or was refused before. Others are served meanwhile."""
+    monkeypatch.setattr(trials, "REFUSED_REST_S", 3600.0)
+    compiler = GrammarCompiler(simulated.tokenizer, None)
+
+    def asked(name: str, salt: str) -> Awaitable[TokenGrammar | None]:
+        sampling = SamplingParams(structured_output=_HOSTILE.get(name, StructuredOutput(regex=name)))
+        return compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling, cache_salt=salt), ())
+
+    try:
+        with pytest.raises(InvalidRequest):
+            await asked("unknown keyword", "attacker")
+        again = [
+            asyncio.ensure_future(asked(name, "attacker")) for name in ("unknown keyword", "chain of rules", "deep")
+        ]
+        assert await asked("[a-c]", "other") is not None
+        with pytest.raises(InvalidRequest):
+            await asked("chain of rules", "another")
+        assert not any(waits.done() for waits in again)
+        for waits in again:
+            waits.cancel()
     finally:
         await compiler.close()
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from penstock.services.domain.errors import PenstockError
+from penstock.services.domain.errors import InvalidRequest, PenstockError
 from penstock.services.text_threads import TextThread
 from penstock.services.tool_calls import ToolFormat
 from penstock.types.requests import GenerationRequest
@@ -45,7 +45,11 @@ class GrammarCompiler:
         characters = grammar_characters(request, self._form) if request.has_form else 0
         if not characters:
             return None
-        known = await self._thread.submit(characters, lambda: self._known(request, output))
+        try:
+            known = await self._thread.submit(characters, lambda: self._known(request, output))
+        except InvalidRequest:
+            await self._trials.refused(request.cache_salt)
+            raise
         if not isinstance(known, GrammarSource):
             return known
         source = known

@@ -4,10 +4,18 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from penstock.services.domain.errors import Overloaded
 
 RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn that is held. rest_s: how long its caller's next one has to wait after it; others do not."""
+
+    rest_s: float = 0.0
 
 
 class FairTurns:
@@ -19,7 +27,7 @@ class FairTurns:
         self._running: set[str] = set()
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
+    async def turn(self, caller: str) -> AsyncIterator[Turn]:
         """Wait for a turn of a caller, and hold it as long as the context lasts.
 
         Raises:
@@ -28,19 +36,27 @@ class FairTurns:
         own, waiting = len(self._waiting.get(caller, ())), sum(map(len, self._waiting.values()))
         if own >= self._most // 2 or waiting >= self._most:
             raise Overloaded(f"{waiting} are already waiting", RETRY_S)
-        turn = asyncio.get_running_loop().create_future()
+        loop, held = asyncio.get_running_loop(), Turn()
+        turn = loop.create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         self._give()
         try:
             await turn
-            yield
+            yield held
         finally:
             if turn.cancelled():  # while it was waited for
                 self._remove(caller, turn)
             else:
-                self._running.discard(caller)
                 self._free += 1
+                if held.rest_s:
+                    loop.call_later(held.rest_s, self._rested, caller)
+                else:
+                    self._running.discard(caller)
                 self._give()
+
+    def _rested(self, caller: str) -> None:
+        self._running.discard(caller)
+        self._give()
 
     def _give(self) -> None:
         """Give free turns to the callers that are next."""

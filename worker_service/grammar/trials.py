@@ -23,6 +23,9 @@ MAX_TRIALS = 4
 MAX_WAITING = 512
 """Requests that wait for a trial; further ones are refused."""
 
+REFUSED_REST_S = 0.1
+"""Time between a refusal and the next one of the same caller: who asks in a loop for what is refused slows nobody down."""
+
 _ENDED = "the process that tries grammars has ended"
 
 Tokens = Callable[[], tuple[list[bytes], list[int]]]
@@ -52,15 +55,25 @@ class GrammarTrials:
             Unavailable: The process of trials ended.
         """
         key = hash(source.text)
-        if key not in self._known:
-            async with self._turns.turn(caller):
+        if self._known.get(key, "new") is not None:
+            async with self._turns.turn(caller) as turn:
                 if key not in self._known:
                     self._known[key] = await self._tried(source)
+                turn.rest_s = REFUSED_REST_S if self._known[key] is not None else 0.0
         self._known.move_to_end(key)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         if (problem := self._known[key]) is not None:
             raise invalid(source.field, problem)
+
+    async def refused(self, caller: str) -> None:
+        """What a caller asked for was refused without a trial: wait for its turn, as for one.
+
+        Raises:
+            Overloaded: Too many trials are waited for.
+        """
+        async with self._turns.turn(caller) as turn:
+            turn.rest_s = REFUSED_REST_S
 
     async def _tried(self, source: GrammarSource) -> str | None:
         """The problem of a grammar; None if it has none."""
