@@ -112,10 +112,10 @@ class Chassis:
         self.stack.push_async_callback(end, supervise(name, factory, endless=endless))
 
 
-ROUTER_YOUNG_OBJECTS = 20_000
-"""New objects between two garbage collections of a router (Python's default: 700): as many as 30 requests have at once.
-Most objects of a request are gone before a collection would look at them. Five times as many make passes of 0.17 s where
-clients send only what is refused, as errors are in cycles."""
+ROUTER_THRESHOLDS = (10_000, 2, 3)
+"""New objects of a router until a garbage collection of those, and how many of these until one of the older and of all objects
+(Python's default: 700, 10, 10). Most objects of a request are gone before a collection would look at them. Where clients send
+what is refused, errors are in cycles: with 20,000 and Python's rounds one pass over them takes 0.2 s."""
 ENTRIES = (Role.ROUTER, Role.PLANNER)
 """Services that clients call. The others trace what their callers do."""
 
@@ -167,7 +167,7 @@ def _tune_garbage_collection(role: Role, _: Chassis) -> None:
     gc.collect()
     gc.freeze()
     if role is Role.ROUTER:
-        gc.set_threshold(ROUTER_YOUNG_OBJECTS)
+        gc.set_threshold(*ROUTER_THRESHOLDS)
 
 
 async def serve(
