@@ -19,8 +19,8 @@ from penstock.planner_service.routing.goals import least_latency
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
-from penstock.services.domain import StepLatencyModel
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 
 LIMITS = EngineLimits(8, 256, 16)
 GPUS = (2, 3, 4, 5, 6)

@@ -18,25 +18,22 @@ from contextlib import aclosing
 import numpy as np
 
 from benchmarks import report
-from penstock.services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TokenPrompt
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.compiled.layout import StepModel, step_model
 from penstock.services.domain.slo.compiled.table import RequestTable, TableRequest, decide
-from penstock.types.slo import SloClass
+from penstock.types.prompts import TokenPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloClass, SloPhase
 from penstock.types.workers import Admitted
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
-from penstock.worker_service.scheduling import (
-    BatchLimits,
-    BatchPolicy,
-    BatchScheduler,
-    BlockPool,
-    DecodeFirst,
-    PolicyName,
-    Sequence,
-    SequenceSlo,
-)
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.policies import DecodeFirst, PolicyName
+from penstock.worker_service.scheduling.sequence import Sequence, SequenceSlo
 from penstock.worker_service.scheduling.slo_policy import SloPolicy
+from penstock.worker_service.scheduling.steps import BatchPolicy
 
 RUNNING, NEW, PACES_S = 200, 10, (0.05, 0.075, 0.1)
 LATENCY = StepLatencyModel((0.0, 64.0, 512.0, 4096.0), (0.011, 0.012, 0.031, 0.21), 6e-8, 1e-9)

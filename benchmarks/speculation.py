@@ -18,8 +18,11 @@ from benchmarks.spread import interval, median_and_range
 from models.training import tasks
 from models.training.answers import chat_of
 from penstock.services.clock import SystemClock
-from penstock.services.domain import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from penstock.services.domain.speculation.choice import CHOSEN_STEPS, ChainCandidate, Chooser, tokens_per_s
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.draft_loading import adaptive_drafter
 from penstock.worker_service.engine.draft_model import DraftModel

@@ -42,20 +42,19 @@ from penstock.planner_service.simulator.cluster import Cluster, Moves
 from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
 from penstock.planner_service.simulator.policies import LeastWork, Policy
 from penstock.planner_service.simulator.staged import Refinement, Staged
-from penstock.planner_service.stages import (
-    LengthSample,
-    Method,
-    MoveCost,
-    batches_of,
+from penstock.planner_service.stages.partition import Method, MoveCost, Problem, exponential_cuts, plan_stages
+from penstock.planner_service.stages.profile import batches_of
+from penstock.planner_service.stages.proposals import propose
+from penstock.planner_service.stages.replay import (
+    MARGIN,
+    MIN_GAIN,
+    PolicyOf,
+    Replayer,
     count_replayed,
-    exponential_cuts,
-    in_flight,
+    figures_of,
     judge,
-    plan_stages,
-    propose,
 )
-from penstock.planner_service.stages.partition import Problem
-from penstock.planner_service.stages.replay import MARGIN, MIN_GAIN, PolicyOf, Replayer, figures_of
+from penstock.planner_service.stages.sample import LengthSample, in_flight
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import QoeModel
 

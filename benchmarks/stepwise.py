@@ -15,8 +15,10 @@ from penstock.planner_service.simulator.workload import Ints
 from penstock.services.domain.latency import StepLoad
 from penstock.types.replies import FinishReason
 from penstock.types.sampling import SamplingParams
-from penstock.worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, StepPlan
-from penstock.worker_service.scheduling import Sequence as Request
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.sequence import Sequence as Request
+from penstock.worker_service.scheduling.steps import StepPlan
 
 StepSeconds = Callable[[Replica, StepLoad], float]
 

@@ -16,8 +16,8 @@ def slo_scheduler() -> None:
     """The SLO scheduler, as workers and as the fleet simulator call it."""
     from penstock.planner_service.simulator import EngineLimits, Replica, Workload
     from penstock.planner_service.simulator.judged import Promises, SloReplicas
-    from penstock.services.domain import StepLatencyModel
     from penstock.services.domain.hardware import ReplicaShape
+    from penstock.services.domain.latency import StepLatencyModel
     from penstock.worker_service.scheduling.slo_policy import SloPolicy
 
     latency = StepLatencyModel.linear(0.001, 1e-5, 1e-9)
@@ -36,9 +36,11 @@ def simulators() -> None:
     from penstock.planner_service.simulator.cluster import Moves
     from penstock.planner_service.simulator.loop import serve_cluster
     from penstock.planner_service.simulator.policies import LeastWork
-    from penstock.planner_service.stages import MoveCost, in_flight, propose
-    from penstock.services.domain import StepLatencyModel
+    from penstock.planner_service.stages.partition import MoveCost
+    from penstock.planner_service.stages.proposals import propose
+    from penstock.planner_service.stages.sample import in_flight
     from penstock.services.domain.hardware import ReplicaShape
+    from penstock.services.domain.latency import StepLatencyModel
     from penstock.types.plans import QoeModel
 
     latency = StepLatencyModel.linear(0.001, 1e-5, 1e-9)

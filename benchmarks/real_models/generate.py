@@ -18,8 +18,10 @@ from typing import Any
 
 from benchmarks.real_models.prompts import EARLY_ROUNDS, FOLDER, MAX_TOKENS, MODELS, Task, rounds
 from penstock.services.clock import SystemClock
-from penstock.services.domain import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
-from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core

@@ -3,7 +3,7 @@
 import enum
 
 from penstock.judge_service.scoring.repetition import is_repetitive
-from penstock.services.tool_calls import reply_objection
+from penstock.services.tool_calls.checks import reply_objection
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import ChatPrompt
 from penstock.types.replies import FinishReason

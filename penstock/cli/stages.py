@@ -15,7 +15,9 @@ from penstock.client.plans import Plan, Stage, TierPlan
 from penstock.types.plans import QoeModel
 
 if TYPE_CHECKING:
-    from penstock.planner_service.stages import LengthSample, ReplayVerdict, StagePlan
+    from penstock.planner_service.stages.partition import StagePlan
+    from penstock.planner_service.stages.replay import ReplayVerdict
+    from penstock.planner_service.stages.sample import LengthSample
 
 MAX_BANDWIDTH_GB_PER_S = 1e6
 MEASURED_BANDWIDTH_GB_PER_S = 0.63
@@ -92,7 +94,7 @@ def stages(
     """Split instances into stages by sequence length (CascadeInfer), if that helps: layouts are replayed on the trace."""
     from penstock.planner_service import api
     from penstock.planner_service.files import read_replica, read_trace
-    from penstock.planner_service.stages import Method, MoveCost
+    from penstock.planner_service.stages.partition import Method, MoveCost
 
     if apply is not None and not replay:
         fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)

@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from penstock.planner_service.files.profiles import fit_qoe
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
-from penstock.planner_service.stages import (
-    LengthSample,
-    Method,
-    MoveCost,
-    ReplayVerdict,
-    StagePlan,
-    batches_of,
-    choose,
-    count_in_flight,
-    in_flight,
-    plan_stages,
-    with_layout,
-)
+from penstock.planner_service.stages.choice import choose
+from penstock.planner_service.stages.partition import Method, MoveCost, StagePlan, plan_stages, with_layout
+from penstock.planner_service.stages.profile import batches_of
+from penstock.planner_service.stages.replay import ReplayVerdict
+from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import QoeModel

@@ -6,7 +6,9 @@ from penstock.mapper import from_message, to_message
 from penstock.planner_service.codecs.proto_codec import stages_from_proto
 from penstock.planner_service.files import replica_of, workload_of
 from penstock.planner_service.simulator import Replica, Workload
-from penstock.planner_service.stages import LengthSample, ReplayVerdict, check_bounds
+from penstock.planner_service.stages.choice import check_bounds
+from penstock.planner_service.stages.replay import ReplayVerdict
+from penstock.planner_service.stages.sample import LengthSample
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.domain.errors import InvalidRequest, invalid
 from penstock.services.domain.stages import StageLayout, stage_problems

@@ -7,7 +7,7 @@ from penstock.planner_service.files.catalogue import catalogue
 from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.files.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
-from penstock.planner_service.stages import batches_of
+from penstock.planner_service.stages.profile import batches_of
 from penstock.question_files import FileError
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, fit, roofline
 from penstock.types.plans import QoeModel

@@ -25,7 +25,7 @@ from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.solution import Unreachable
-from penstock.planner_service.stages import MoveCost
+from penstock.planner_service.stages.partition import MoveCost
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.question_files import FileError, load_question
 from penstock.services.domain.errors import InvalidRequest, invalid

@@ -20,7 +20,8 @@ from penstock.router_service.telemetry.stats import RouterStats
 from penstock.services import telemetry
 from penstock.services.domain.errors import AlreadyRunning, DeadlineExceeded, Overloaded, PenstockError
 from penstock.services.domain.plans import CASCADE_MODEL
-from penstock.services.tool_calls import FORMATS, parse_reply
+from penstock.services.tool_calls.formats import FORMATS
+from penstock.services.tool_calls.parser import parse_reply
 from penstock.types.events import Finished
 from penstock.types.prompts import ChatPrompt
 

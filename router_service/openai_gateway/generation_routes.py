@@ -34,7 +34,7 @@ from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.domain.slo.promises import Promise
 from penstock.services.mesh_schema import MeshRouter, MeshSlo
 from penstock.services.reasoning import ReasoningParser, reasoning_parser
-from penstock.services.tool_calls import FORMATS, ToolFormat
+from penstock.services.tool_calls.formats import FORMATS, ToolFormat
 from penstock.services.write_timeouts import WriteTimeouts, write_deadline_s
 from penstock.types.plans import Plan
 from penstock.types.prompts import ChatPrompt

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.services.tool_calls import CallDelta, ContentDelta, ToolCallParser, ToolFormat, call_id
+from penstock.services.tool_calls.formats import ToolFormat
+from penstock.services.tool_calls.parser import CallDelta, ContentDelta, ToolCallParser, call_id
 from penstock.types.replies import FinishReason
 from penstock.types.tools import (
     ANY_OBJECT,

@@ -177,7 +177,7 @@ async def test_a_service_without_keys_and_certificates_listens_on_loopback_only(
     redis: RedisProcess, mesh_file: MeshFileMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     from penstock.planner_service.compose import compose
-    from penstock.services.domain import Role
+    from penstock.services.domain.instances import Role
     from penstock.services.testing import serving
 
     file = mesh_file()

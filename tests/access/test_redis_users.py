@@ -14,7 +14,7 @@ import redis as redis_driver
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from penstock.local import redis_server as local_redis
-from penstock.services.domain import InstanceRecord, ModelCard, Role
+from penstock.services.domain.instances import InstanceRecord, ModelCard, Role
 from penstock.services.processes import free_port
 from penstock.services.state import InstanceStore, StateUnavailable, connect
 from penstock.services.state.connection import without_password

@@ -24,11 +24,13 @@ from penstock import (
 )
 from penstock.cli.main import app
 from penstock.services.access.api_keys import KeyFile, new_key
-from penstock.services.domain import InvalidRequest, Role, SamplingParams
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshTenant
 from penstock.services.state import connect
 from penstock.services.testing import RedisProcess
+from penstock.types.sampling import SamplingParams
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh

@@ -50,7 +50,7 @@ class TlsMesh(TestMesh):
 @asynccontextmanager
 async def tls_mesh(file: Path, redis_url: str, folder: Path) -> AsyncIterator[TlsMesh]:
     """The mesh of `running_mesh`, by whose rules it is started."""
-    from penstock.services.domain import Role
+    from penstock.services.domain.instances import Role
 
     mesh = TlsMesh(file, redis_url)
     mesh.folder = folder

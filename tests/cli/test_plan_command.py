@@ -13,7 +13,7 @@ from penstock.planner_service.files import read_quality, read_site, read_trace
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.planning_options import LEAST_REQUESTS
 from penstock.planner_service.replay.cascade_simulation import simulate_cascade
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from tests.conftest import ROOT
 from tests.support.cli import penstock
 from tests.support.plain_plans import plan_cascade

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
-from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.types.mesh_status import Loading
+from penstock.types.plans import Plan, TierPlan
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
 WORKER = InstanceRecord("w1", Role.WORKER, "host:1", 1.0, 1, 3.0, model=CARD, load=Load((5,), (), 9, 1.0))

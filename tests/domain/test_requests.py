@@ -9,20 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
-    GenerationRequest,
-    InvalidRequest,
-    Plan,
-    SamplingParams,
-    Slo,
-    SloPhase,
-    TextPrompt,
-    TierPlan,
-    TokenPrompt,
-)
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.plans import check_plan
+from penstock.types.plans import Plan, TierPlan
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloPhase
 
 SOUND = GenerationRequest("r1", TextPrompt("hello"), SamplingParams())
 

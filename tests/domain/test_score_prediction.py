@@ -7,7 +7,6 @@ import pytest
 from penstock.services.acceptance.early_checks import next_check, rejected_early
 from penstock.services.acceptance.pipeline import tier_problems
 from penstock.services.acceptance.skip_prediction import passes_over
-from penstock.services.domain import ChatMessage, ChatPrompt, TextPrompt
 from penstock.services.domain.score_prediction import (
     PredictorError,
     ScorePredictor,
@@ -15,7 +14,7 @@ from penstock.services.domain.score_prediction import (
     features,
     prompt_text,
 )
-from penstock.types.prompts import TokenPrompt
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from penstock.types.rules import EarlyCheck, TierRules
 
 BUCKETS = 512

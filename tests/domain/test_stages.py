@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.stages import BatchLoad, InFlight, StageLayout, even_share
 from penstock.services.domain.stages.overload import excess_tokens, to_hand_over
 from penstock.services.domain.stages.places import (

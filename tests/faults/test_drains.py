@@ -7,7 +7,7 @@ import pytest
 
 from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, RetryPolicy, Tokens, UnavailableError
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.state import PlanStore, connect
 from penstock.services.testing import RedisProcess
 from penstock.worker_service import servicer as worker_servicer

@@ -21,7 +21,7 @@ import yaml
 from penstock import AsyncClient, InstanceChanged, InstanceStatus, MeshStatus, Move, RetryPolicy, TierStarted, Tokens
 from penstock.client.errors import PenstockError
 from penstock.services.background import end
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.mesh import TestMesh

@@ -17,7 +17,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import InstanceChanged, TierStarted, Tokens
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh

@@ -10,8 +10,9 @@ from penstock.judge_service.scorers.exact import ExactScorer
 from penstock.judge_service.scoring.backlog import FIRST_RETRY_S, Backlog
 from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
-from penstock.services.domain import DeadlineExceeded, InvalidRequest, Overloaded, TextPrompt
+from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import TextPrompt
 
 
 class Clock:

@@ -23,7 +23,6 @@ from penstock.judge_service.scoring.extension import ScorerSite
 from penstock.judge_service.scoring.registry import NamedScorer, RegisteredScorer
 from penstock.mapper import to_message
 from penstock.proto.judge.v1 import judge_pb2, judge_pb2_grpc
-from penstock.services.domain import TextPrompt
 from penstock.services.domain.auc import auc
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
@@ -31,6 +30,7 @@ from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.services.testing import RedisProcess
 from penstock.types.judging import JudgedAnswer, LogprobSummary, ScoreRequest
+from penstock.types.prompts import TextPrompt
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
 

@@ -20,8 +20,9 @@ from penstock.judge_service.scorers.llm.grading import (
 )
 from penstock.judge_service.scorers.llm.scorer import LlmScorer
 from penstock.judge_service.scoring.questions import Messages
-from penstock.services.domain import RequestFailed, TextPrompt
+from penstock.services.domain.errors import RequestFailed
 from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import TextPrompt
 
 PROMPT = TextPrompt("What is 2 + 2?")
 

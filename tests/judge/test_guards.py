@@ -18,9 +18,12 @@ from penstock.judge_service.scoring.repetition import MIN_REPEATS, loop_characte
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from penstock.services.domain import ChatMessage, ChatPrompt, FinishReason, InvalidRequest, Role
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess, serving
 from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import FinishReason
 from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
 from tests.conftest import MeshFileMaker

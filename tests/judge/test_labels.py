@@ -9,7 +9,7 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE

@@ -13,20 +13,17 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 from models.training.tokenizer import VOCAB_SIZE
 from models.training.tokenizer import save as save_tokenizer
 from penstock.judge_service.scorers.reward.scorer import RewardScorer
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
+from penstock.services.domain.errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     PromptTooLong,
     RequestFailed,
-    TextPrompt,
-    TokenPrompt,
     Unavailable,
 )
 from penstock.services.processes import free_port
 from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from tests.support import sglang
 
 CHAT = ChatPrompt((ChatMessage("user", "Reverse: abc"),))

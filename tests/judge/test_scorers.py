@@ -22,16 +22,9 @@ from penstock.judge_service.scorers.llm.scorer import LlmScorer
 from penstock.judge_service.scoring.comparison import last_number
 from penstock.judge_service.scoring.questions import REPLY_TOKENS
 from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
-    InvalidRequest,
-    NotFound,
-    RequestFailed,
-    TextPrompt,
-    Unavailable,
-)
+from penstock.services.domain.errors import InvalidRequest, NotFound, RequestFailed, Unavailable
 from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
 
 QUESTION = ChatPrompt((ChatMessage("user", "What is 2 + 2?"),))
 
@@ -209,7 +202,7 @@ async def test_a_panel_knows_its_scorers() -> None:
 
 
 async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:
-    from penstock.services.domain import TokenPrompt
+    from penstock.types.prompts import TokenPrompt
 
     scorer = LlmScorer(
         OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=30, max_tokens=REPLY_TOKENS), concurrency=1

@@ -19,11 +19,13 @@ from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegi
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from penstock.services.domain import InvalidRequest, Overloaded, Role, TextPrompt
+from penstock.services.domain.errors import InvalidRequest, Overloaded
+from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.testing import RedisProcess, serving
 from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.prompts import TextPrompt
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 

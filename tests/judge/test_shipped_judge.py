@@ -25,18 +25,12 @@ from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, Judg
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
-    Overloaded,
-    PromptTooLong,
-    RequestFailed,
-    Role,
-    Unavailable,
-)
+from penstock.services.domain.errors import Overloaded, PromptTooLong, RequestFailed, Unavailable
+from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
 from penstock.services.testing import RedisProcess, serving
 from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import ChatMessage, ChatPrompt
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
 

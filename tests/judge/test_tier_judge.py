@@ -22,7 +22,8 @@ from penstock.judge_service.scoring.extension import ScorerSite
 from penstock.judge_service.scoring.questions import REPLY_TOKENS, TOP_LOGPROBS, Messages
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.domain import DeadlineExceeded, InstanceRecord, Overloaded, TextPrompt, Unavailable
+from penstock.services.domain.errors import DeadlineExceeded, Overloaded, Unavailable
+from penstock.services.domain.instances import InstanceRecord
 from penstock.services.field_problems import joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
@@ -30,6 +31,7 @@ from penstock.services.settings import ServiceSettings
 from penstock.services.state.keys import Keys
 from penstock.services.testing import RedisProcess
 from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import TextPrompt
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh

@@ -19,13 +19,14 @@ from penstock.judge_service.scorers.exact import ExactScorer
 from penstock.judge_service.scorers.json_schema import JsonSchemaScorer
 from penstock.judge_service.scoring.extension import ScorerSite
 from penstock.judge_service.scoring.interface import Scorer
-from penstock.services.domain import InvalidRequest, SamplingParams, TextPrompt, Unavailable
+from penstock.services.domain.errors import InvalidRequest, Unavailable
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.services.state.keys import Keys
 from penstock.services.testing import RedisProcess
 from penstock.types.judging import JudgedAnswer, LogprobSummary
-from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
+from penstock.types.sampling import SamplingParams
 from penstock.types.structured import StructuredOutput
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh

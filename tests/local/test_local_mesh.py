@@ -24,10 +24,9 @@ from penstock.local.runfile import METRICS_NAME
 from penstock.planner_service.files.profiles import Profile, write_profile
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.services import background
-from penstock.services.domain import StepLatencyModel
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import Role
-from penstock.services.domain.latency import StepLoad
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.workload import RequestRecord, TierVisit, Window
 from penstock.services.processes import (
     FIRST_PAUSE_S,

@@ -16,10 +16,10 @@ from models.training.answers import Answered
 from models.training.growth import grow
 from models.training.problems import Message, Problem
 from penstock.judge_service.calibration.isotonic import Calibration
-from penstock.services.domain import TextPrompt
 from penstock.services.domain.auc import auc
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.score_predictor_file import read_score_predictor
+from penstock.types.prompts import TextPrompt
 from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY, ROOT, TIERS
 

@@ -29,11 +29,11 @@ from penstock.planner_service.rules.burst_ladder import draws, expected
 from penstock.planner_service.rules.burst_simulation import route_by_steps
 from penstock.planner_service.simulator import Dispatch
 from penstock.services.acceptance.best_answer import best_of
-from penstock.services.domain import Plan, TierPlan
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.types.planned import PlanEvent
 from penstock.types.planning import Objective
+from penstock.types.plans import Plan, TierPlan
 from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold
 from tests.conftest import ROOT
 from tests.support.cli import penstock

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.cascade_systems import least_busy
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
 from penstock.planner_service.simulator import Replica
-from penstock.services.domain import StepLatencyModel
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 
 SIZES = (1, 2, 4)
 KINDS = [Replica(ReplicaShape(tp, 1), StepLatencyModel.linear(0.01, 0.001, 0.0), 10_000) for tp in SIZES]

@@ -7,7 +7,7 @@ from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.routing.confidence import Promise, answered_quality, p_value, promised
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities
 from penstock.planner_service.routing.solution import Deployment, Proof, Solution, Unreachable
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 
 
 def test_a_true_mean_is_refuted_no_more_often_than_delta() -> None:

@@ -9,9 +9,10 @@ from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.cluster import Cluster, Moves
 from penstock.planner_service.simulator.policies import Dispatch
 from penstock.router_service.routing.placement import Placed, PlacementCandidate, place
-from penstock.services.domain import InstanceRecord, Load, ModelCard, Role, StepLatencyModel
 from penstock.services.domain.dispatch import NOTHING_SENT, SPILL_S, Sent, saved_tokens, stage_for, wait_s
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.mesh_status import StagePlace
 
 CARD = ModelCard("only", "m", "d", "sim", 10_000, 1000, 16, 1000)

@@ -24,8 +24,9 @@ from penstock.planner_service.routing.quality import (
 )
 from penstock.planner_service.routing.solution import Proof, Unreachable
 from penstock.planner_service.simulator import Dispatch, Replica, Workload
-from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from tests.support.present import present
 
 

@@ -24,7 +24,7 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.tier import serve
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.planning import Cascade, CascadeTier, Cluster, Gpu, GpuType, Model, Objective
 from tests.support.plain_plans import plan_cascade

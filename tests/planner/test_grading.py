@@ -31,8 +31,9 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica
 from penstock.planner_service.simulator.tier import alone_latency, assign, serve
-from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.prompts import TextPrompt
 from penstock.types.rules import AcceptanceRules
 from tests.support.plain_plans import plan_cascade

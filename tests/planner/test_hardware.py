@@ -12,8 +12,9 @@ from penstock.planner_service.files.hardware import gpu_spec, model_spec
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.question.step_times import step_times
 from penstock.planner_service.simulator import Replica
-from penstock.services.domain import InvalidRequest, StepLatencyModel, StepLoad
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import Arithmetic, ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.types.planned import StepTimes
 from penstock.types.planning import Gpu, Model
 

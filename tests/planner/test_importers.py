@@ -21,8 +21,8 @@ from penstock.planner_service.files.published_tables import (
     import_vidur,
 )
 from penstock.planner_service.simulator import EngineLimits
-from penstock.services.domain import StepLoad
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
+from penstock.services.domain.latency import StepLoad
 from tests.conftest import ROOT
 from tests.support.present import present
 

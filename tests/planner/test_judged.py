@@ -12,8 +12,9 @@ from benchmarks.slo_baselines import BatchPolicy, Deployment, Disaggregated, Pla
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.attainment_kernel import Slos, judge_token, new_judgement
 from penstock.planner_service.simulator.judged import Promises, SloReplicas
-from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.attainment import AttainmentTracker
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)

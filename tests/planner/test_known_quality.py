@@ -12,7 +12,7 @@ from penstock.planner_service.question.demand import demand_of, draw_demand, wor
 from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
 from penstock.planner_service.simulator import Workload
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present

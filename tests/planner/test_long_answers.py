@@ -20,10 +20,10 @@ from penstock.planner_service.routing.solution import Proof
 from penstock.planner_service.simulator import Dispatch
 from penstock.router_service.generation import cascade
 from penstock.services.acceptance.long_answers import LongAnswersAccepted
-from penstock.services.domain import Plan, TierPlan
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec
 from penstock.types.planning import Objective
+from penstock.types.plans import Plan, TierPlan
 from penstock.types.rules import AcceptanceRules, LongAnswers
 from tests.conftest import ROOT
 from tests.support.cli import penstock

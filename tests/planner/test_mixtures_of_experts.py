@@ -14,7 +14,7 @@ from penstock.planner_service.files.hardware import model_spec
 from penstock.planner_service.files.profiles import Profile, read_profile, write_profile
 from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
-from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import (
     ClusterSpec,
     ReplicaShape,
@@ -23,6 +23,7 @@ from penstock.services.domain.hardware import (
     fit,
     roofline,
 )
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.planning import Model
 from tests.support.present import present
 

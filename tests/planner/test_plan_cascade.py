@@ -18,8 +18,8 @@ from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.replay.cascade_simulation import simulate_cascade
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, Replica
-from penstock.services.domain import StepLatencyModel, StepLoad
 from penstock.services.domain.hardware import ReplicaShape, fit, roofline
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from tests.conftest import ROOT
 from tests.support.cli import penstock as run
 from tests.support.plain_plans import plan_cascade

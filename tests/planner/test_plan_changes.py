@@ -16,7 +16,7 @@ from penstock.planner_service.question.planning_options import Goal
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Binds, Unreachable
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
 from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present

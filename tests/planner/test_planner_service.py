@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError
 from penstock.services.testing import RedisProcess, serving
 from penstock.types.planning import EngineBatch, MeasuredReplica, Trace

@@ -15,7 +15,7 @@ from penstock.planner_service.replay.repeated_runs import Interval
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Workload
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.conftest import ROOT
 from tests.support.plain_plans import plain_options, plan_cascade

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.planner_service.files import FileError, read_trace
 from penstock.planner_service.trace_importers import from_mooncake
 from penstock.planner_service.trace_importers.prefix_reuse import cached_tokens
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from tests.support.cli import penstock
 
 run = partial(penstock, columns=300)

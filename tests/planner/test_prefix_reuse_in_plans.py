@@ -23,8 +23,9 @@ from penstock.planner_service.replay.slo_simulation import fewest_gpus, simulate
 from penstock.planner_service.routing.grading import Arrivals, Grading, tier_load
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
-from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.planned import CascadePlan
 from penstock.types.planning import Trace
 from penstock.types.ranges import range_problems

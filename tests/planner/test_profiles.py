@@ -21,7 +21,8 @@ from penstock.planner_service.files.profiles import (
     write_profile,
 )
 from penstock.services.clock import SystemClock
-from penstock.services.domain import InvalidRequest, StepLatencyModel, StepLoad
+from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.stages.qoe import request_cost_s
 from penstock.types.plans import QoeModel
 from penstock.worker_service.engine.profile import DECODES, load_of, measure

@@ -21,8 +21,8 @@ from penstock.planner_service import api
 from penstock.planner_service.codecs.plan_file import plan_from_json, plan_to_json
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
-from penstock.services.domain import Role
 from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess, serving
 from penstock.types.planning import PlanOptions
 from penstock.types.ranges import Within

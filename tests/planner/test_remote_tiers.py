@@ -33,7 +33,7 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, Workload
 from penstock.planner_service.simulator.remote import RemoteTier
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.planner.test_gpu_types import priced, typed_instance
 from tests.support.plain_plans import plan_cascade

@@ -21,16 +21,17 @@ from penstock.planner_service.live.solver_pool import SolverPool
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.clock import SystemClock
-from penstock.services.domain import InstanceRecord, Load, ModelCard, Plan, Role, StepLatencyModel, TierPlan
 from penstock.services.domain.errors import RevisionConflict
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.plans import check_plan
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.services.state import WorkloadStore
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planned import CascadePlan, PlanEvent, PlannedTier
 from penstock.types.planning import Trace
-from penstock.types.plans import QoeModel, Stage
+from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
 from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold, EarlyCheck, LongAnswers
 from tests.support.questions import replan_question
 

@@ -13,7 +13,7 @@ from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetR
 from penstock.planner_service.simulator.judged import NEVER_LATER, Promises, SloReplicas
 from penstock.planner_service.simulator.slo_fleet import ADMITTED, DECLINED, serve_fleet
 from penstock.planner_service.simulator.speculation import SimulatedDrafter
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.compiled.layout import step_model

@@ -13,12 +13,16 @@ from penstock.planner_service.simulator.cluster import Cluster, Moves, Transfer
 from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
 from penstock.planner_service.simulator.policies import LeastWork, Policy
 from penstock.planner_service.simulator.staged import Refinement, Staged
-from penstock.services.domain import FinishReason, InvalidRequest, SamplingParams, StepLatencyModel, StepLoad
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import QoeModel, Stage
-from penstock.worker_service.scheduling import BatchLimits, BlockPool
-from penstock.worker_service.scheduling import Sequence as WorkerSequence
+from penstock.types.replies import FinishReason
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.scheduling.batching import BatchLimits
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.sequence import Sequence as WorkerSequence
 from tests.support.known_prefixes import KnowsPrefixes
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)

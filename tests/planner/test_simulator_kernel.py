@@ -24,16 +24,14 @@ from penstock.planner_service.simulator.batch_step import (
 )
 from penstock.planner_service.simulator.in_order import PREEMPTED, serve_in_order
 from penstock.planner_service.simulator.tier import KindTable, alone_latency, alone_times, assign, serve_kinds
-from penstock.services.domain import FinishReason, SamplingParams, StepLatencyModel, StepLoad
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.worker_service.scheduling import (
-    BatchLimits,
-    BatchScheduler,
-    BlockPool,
-    DecodeFirst,
-    PrefillFirst,
-    Sequence,
-)
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.types.replies import FinishReason
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.policies import DecodeFirst, PrefillFirst
+from penstock.worker_service.scheduling.sequence import Sequence
 from tests.support.known_prefixes import KnowsPrefixes
 
 POLICIES = {BatchPolicy.DECODE_FIRST: DecodeFirst, BatchPolicy.PREFILL_FIRST: PrefillFirst}

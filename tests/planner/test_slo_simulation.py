@@ -13,8 +13,9 @@ from penstock.planner_service.replay.slo_simulation import fewest_gpus, simulate
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
-from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 
 CHAT = WorkloadClass("chat", 1.0, 0.05, 1.0)
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)

@@ -13,7 +13,7 @@ from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.speculation import SimulatedDrafter, known_models, speculating_latency
 from penstock.planner_service.simulator.tier import serve
 from penstock.planner_service.simulator.workload import Workload
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from penstock.services.domain.latency import StepLoad
 

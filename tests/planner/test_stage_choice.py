@@ -15,22 +15,17 @@ from penstock.planner_service.live.replanner import with_verdict
 from penstock.planner_service.live.solver_pool import SolverPool, SolverTimedOut
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
-from penstock.planner_service.stages import ReplayVerdict, choice, choose
+from penstock.planner_service.stages import choice
+from penstock.planner_service.stages.choice import choose
+from penstock.planner_service.stages.replay import ReplayVerdict
 from penstock.proto.planner.v1 import planner_pb2 as pb
-from penstock.services.domain import (
-    InstanceRecord,
-    InvalidRequest,
-    Load,
-    ModelCard,
-    Plan,
-    Role,
-    StepLatencyModel,
-    TierPlan,
-)
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.plans import check_plan
 from penstock.services.domain.stages import StageLayout
-from penstock.types.plans import QoeModel, Stage
+from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
 from tests.support.present import present
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)

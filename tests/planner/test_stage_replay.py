@@ -14,18 +14,20 @@ from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.simulator.loop import serve_cluster
 from penstock.planner_service.simulator.policies import LeastWork
 from penstock.planner_service.simulator.staged import Staged
-from penstock.planner_service.stages import LengthSample, MoveCost, in_flight, judge, propose
-from penstock.planner_service.stages.proposals import KV_SHARE, balanced, fits, stage_seconds
+from penstock.planner_service.stages.partition import MoveCost
+from penstock.planner_service.stages.proposals import KV_SHARE, balanced, fits, propose, stage_seconds
 from penstock.planner_service.stages.replay import (
     MARGIN,
     MIN_GAIN,
     Replayer,
     figures_of,
     is_stable,
+    judge,
     lasting,
 )
-from penstock.services.domain import StepLatencyModel
+from penstock.planner_service.stages.sample import LengthSample, in_flight
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import QoeModel, Stage
 from tests.support.present import present

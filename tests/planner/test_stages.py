@@ -25,19 +25,12 @@ from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.simulator.loop import serve_cluster
 from penstock.planner_service.simulator.policies import LeastWork
-from penstock.planner_service.stages import (
-    LengthSample,
-    Method,
-    MoveCost,
-    batches_of,
-    count_in_flight,
-    exponential_cuts,
-    in_flight,
-    plan_stages,
-)
-from penstock.planner_service.stages.partition import Problem
-from penstock.services.domain import InvalidRequest, StepLatencyModel
+from penstock.planner_service.stages.partition import Method, MoveCost, Problem, exponential_cuts, plan_stages
+from penstock.planner_service.stages.profile import batches_of
+from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.stages import BatchLoad, InFlight
 from penstock.services.domain.stages.qoe import batch_quality, request_cost_s
 from penstock.types.plans import QoeModel, Stage

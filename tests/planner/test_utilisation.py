@@ -28,8 +28,8 @@ from penstock.planner_service.routing.solution import Proof, Solution, Unreachab
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, serve
 from penstock.planner_service.simulator.felt import percentile_s
 from penstock.planner_service.simulator.workload import Floats
-from penstock.services.domain import StepLatencyModel
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.latency import StepLatencyModel
 from tests.planner.test_gpu_types import TYPES, typed_kinds
 
 LIMIT = 0.75

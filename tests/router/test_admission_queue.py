@@ -20,8 +20,7 @@ from penstock.router_service.openai_gateway.replies import Choice
 from penstock.router_service.telemetry.late_traces import LateTraces
 from penstock.router_service.telemetry.stats import RouterStats
 from penstock.services import telemetry
-from penstock.services.domain import DeadlineExceeded, Overloaded
-from penstock.services.domain.errors import InvalidRequest, Unavailable
+from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from penstock.services.domain.mesh_view import MeshView
 from penstock.types.prompts import TextPrompt
 from penstock.types.sampling import SamplingParams

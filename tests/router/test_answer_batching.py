@@ -19,7 +19,7 @@ from penstock.router_service.answer_batching import (
 from penstock.router_service.openai_gateway import replies
 from penstock.router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
 from penstock.router_service.openai_gateway.streamed_replies import StreamedReply
-from penstock.services.domain import TokenFrame
+from penstock.types.replies import TokenFrame
 
 
 class Cpu:

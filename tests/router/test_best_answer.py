@@ -34,9 +34,8 @@ from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_promises import TierPromises
 from penstock.router_service.generation.tier_times import TierTimes
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import Plan, Role, SamplingParams, TierPlan, TokenFrame
 from penstock.services.domain.errors import DeadlineExceeded, Unavailable, invalid
-from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.slo.promises import Promise
 from penstock.services.errors import to_status
 from penstock.services.field_problems import SettingsError
@@ -44,9 +43,12 @@ from penstock.services.grpc_types import Context
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshRouter
 from penstock.types.events import Escalated, EscalationReason, Judged
+from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import TokenFrame
 from penstock.types.requests import Resume
 from penstock.types.rules import EarlyCheck
+from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloFallback
 from penstock.types.tools import Tool, ToolUse
 from tests.conftest import write_mesh_file

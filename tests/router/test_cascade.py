@@ -8,8 +8,9 @@ from penstock.router_service.generation import cascade
 from penstock.router_service.generation.cascade import Accept, Escalate
 from penstock.services.acceptance.long_answers import counted_tokens
 from penstock.services.acceptance.pipeline import lowest_accepted
-from penstock.services.domain import JudgeUnavailable, NotFound, Plan, TierPlan
+from penstock.services.domain.errors import NotFound
 from penstock.types.events import EscalationReason
+from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
 from penstock.types.rules import BurstStep, BurstThreshold, LongAnswers
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))

@@ -15,9 +15,11 @@ from penstock.router_service.domain.events import RouterEvent, RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import Plan, SamplingParams, TierPlan, TokenFrame
 from penstock.services.mesh_schema import MeshRouter
+from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.sampling import SamplingParams
 from tests.router.test_generation import TOKENS, Scene
 
 LIMIT_S = 60.0

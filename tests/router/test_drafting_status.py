@@ -8,7 +8,8 @@ import pytest
 
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.status import StatusReader
-from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.state import codec
 from penstock.types.mesh_status import Drafting
 

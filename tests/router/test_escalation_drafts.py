@@ -25,12 +25,13 @@ from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.generation.attempt import _draft_for
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import GenerationRequest, SamplingParams, TextPrompt
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.errors import from_rpc
 from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import Trace
-from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft
+from penstock.types.prompts import TextPrompt
+from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, GenerationRequest
+from penstock.types.sampling import SamplingParams
 from tests.conftest import write_mesh_file
 from tests.router.test_flagged_answers import metrics_page
 from tests.router.test_generation import TOKENS, Scene

@@ -30,7 +30,6 @@ from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services import errors, telemetry
 from penstock.services.background import end
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import GenerationRequest, MeshView, SamplingParams, TextPrompt, TokenFrame
 from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
@@ -47,11 +46,14 @@ from penstock.services.domain.errors import (
     Unavailable,
     invalid,
 )
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.mesh_schema import MeshRouter, MeshStages
 from penstock.types.events import InstanceChanged, TierStarted
 from penstock.types.mesh_status import ReplyMoved
-from penstock.types.replies import FinishReason
-from penstock.types.requests import PROGRESS_TOKENS, Draft
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import PROGRESS_TOKENS, Draft, GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.workers import MoveAdvice, NotMoved
 from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker

@@ -14,10 +14,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock import Tokens
 from penstock.router_service.routing.readiness import TierState, readiness
 from penstock.router_service.servicer import ROUTER_SERVICE
-from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.runtime import Chassis
 from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import Loading
+from penstock.types.plans import Plan, TierPlan
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh

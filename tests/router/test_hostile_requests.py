@@ -18,8 +18,8 @@ from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.router_service.generation.attempt import attempt_id
 from penstock.router_service.generation.live_requests import LiveRequests
 from penstock.services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
-from penstock.services.domain import Role
 from penstock.services.domain.errors import AlreadyRunning
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess
 from penstock.types.requests import MAX_REQUEST_ID_CHARS
 from tests.conftest import MeshFileMaker

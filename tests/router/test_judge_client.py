@@ -16,13 +16,15 @@ from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.router_service.clients.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgedScore
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import FinishReason, Overloaded, Role, TextPrompt, Unavailable, invalid
-from penstock.services.domain.instances import InstanceRecord, Load, ModelCard
+from penstock.services.domain.errors import Overloaded, Unavailable, invalid
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.errors import to_status
 from penstock.services.grpc_types import Context
 from penstock.services.mesh_schema import MeshRouter
 from penstock.types.judging import JudgedAnswer
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason
 
 Behaviour = Callable[[], Awaitable[float]]
 

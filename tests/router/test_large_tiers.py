@@ -8,7 +8,8 @@ import pytest
 
 from penstock.router_service.routing.instance_pool import SAMPLE_OF_STAGE, STAGES_COMPARED, InstancePool
 from penstock.router_service.routing.placement import Placed, PlacementCandidate, place
-from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.types.mesh_status import StagePlace
 
 CARD = ModelCard("small", "m", "d", "sim", 10_000, 1000, 16, 8)

@@ -17,7 +17,8 @@ from penstock.router_service.routing.lease_probe import LeaseProbe
 from penstock.router_service.routing.placement import NotPlaced, Placed
 from penstock.services.background import end
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.health import Health, is_serving
 from penstock.services.processes import free_port
 from penstock.services.testing import RedisProcess, serving

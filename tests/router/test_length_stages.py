@@ -13,7 +13,7 @@ import pytest
 
 from models.training import tasks
 from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, NotFoundError, Span, Stage, Tokens
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess
 from penstock.types.plans import QoeModel
 from tests.conftest import FAMILY, MeshFileMaker

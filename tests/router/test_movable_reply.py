@@ -12,19 +12,13 @@ from penstock.router_service.migration import movable_reply
 from penstock.router_service.migration.movable_reply import MovableReply, WorkerChanged
 from penstock.router_service.migration.moves import Reading
 from penstock.services.background import end
-from penstock.services.domain import (
-    FinishReason,
-    GenerationRequest,
-    InstanceRecord,
-    PenstockError,
-    Role,
-    SamplingParams,
-    TextPrompt,
-    TokenFrame,
-    Unavailable,
-    Usage,
-)
+from penstock.services.domain.errors import PenstockError, Unavailable
+from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.event_streams import OnTokens
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason, TokenFrame, Usage
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.workers import (
     Admitted,
     Alive,

@@ -20,19 +20,15 @@ from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.migration.bidding import MoveAgent, candidates
 from penstock.router_service.migration.movable_reply import MovableReply
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import (
-    GenerationRequest,
-    InstanceRecord,
-    MeshView,
-    ModelCard,
-    Role,
-    SamplingParams,
-    TextPrompt,
-)
+from penstock.services.domain.instances import InstanceRecord, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages.bidding import Ask
 from penstock.services.mesh_schema import MeshStages
 from penstock.services.testing import RedisProcess, serving
 from penstock.types.mesh_status import ReplyMoved, StagePlace
+from penstock.types.prompts import TextPrompt
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.workers import MoveAdvice, MoveReason, NotMoved
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE

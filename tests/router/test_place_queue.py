@@ -10,7 +10,8 @@ import pytest
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.routing.place_queue import PlaceQueue
 from penstock.router_service.routing.placement import NotPlaced, Placed
-from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Role
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 
 SOON = 0.01
 NEVER = 1e9

@@ -17,19 +17,10 @@ from penstock.router_service.routing.prefix_affinity import (
     prefixes_of,
 )
 from penstock.router_service.routing.prompt_length import PromptLengths
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
-    InstanceRecord,
-    Load,
-    ModelCard,
-    Prompt,
-    Role,
-    TextPrompt,
-    TokenPrompt,
-)
 from penstock.services.domain.dispatch import CONTEXT_SHARE, NOTHING_SENT, REQUEST_TOKENS, SPILL_S, Sent
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from penstock.types.mesh_status import StagePlace
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 4)
 ROOMY = replace(CARD, max_requests=16)

@@ -24,7 +24,6 @@ from penstock.router_service.clients.reply_multiplexer import (
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import Failure, InstanceFailed
 from penstock.services.channels import ChannelPool, server_options
-from penstock.services.domain import Role
 from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
@@ -32,6 +31,7 @@ from penstock.services.domain.errors import (
     MessageTooLarge,
     Unavailable,
 )
+from penstock.services.domain.instances import Role
 from penstock.services.processes import free_port
 from penstock.services.runtime import Chassis
 from penstock.services.testing import RedisProcess, serving

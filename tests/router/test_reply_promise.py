@@ -4,9 +4,10 @@ import math
 
 from penstock.router_service.domain.reply_promise import ReplyPromise
 from penstock.router_service.generation.tier_times import MAX_AGE_S, TierTimes
-from penstock.services.domain import Slo, SloPhase, TierPlan, TokenFrame
 from penstock.services.domain.slo.promises import MIN_REMAINDER_S, Promise
-from penstock.types.slo import SloClass
+from penstock.types.plans import TierPlan
+from penstock.types.replies import TokenFrame
+from penstock.types.slo import Slo, SloClass, SloPhase
 from tests.support.present import present
 
 ROUTE = (TierPlan("small", "s", 50.0, 1), TierPlan("large", "l", None, 1))

@@ -19,7 +19,7 @@ from penstock import (
     Tokens,
     UnavailableError,
 )
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh

@@ -22,7 +22,7 @@ from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.router_service.siblings.client import COUNTERS_AGE_S, Siblings
 from penstock.router_service.siblings.counters import total
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.health import is_serving
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.shared_port import SharedPort

@@ -14,11 +14,11 @@ from penstock.client.plans import EarlyCheck
 from penstock.router_service.generation.cascade_generation import UNSTREAMED_INTERVAL_S
 from penstock.router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter
 from penstock.router_service.generation.tier_generation import TierGeneration
-from penstock.services.domain import GenerationRequest
 from penstock.services.domain.score_prediction import ScorePredictor, features
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.testing import RedisProcess
+from penstock.types.requests import GenerationRequest
 from tests.router.test_flagged_answers import metrics_page
 from tests.support.mesh import TestMesh, running_mesh
 

@@ -20,14 +20,16 @@ from penstock.router_service.generation.slo_hops import SloHops
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.services.channels import ChannelPool
-from penstock.services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt
 from penstock.services.domain.instances import SloHeadroom
 from penstock.services.domain.slo.promises import Promise
 from penstock.services.mesh_schema import MeshSlo, MeshStages
 from penstock.types.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
 from penstock.types.mesh_status import ReplyMoved
+from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason
-from penstock.types.slo import SloClass, SloFallback
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloClass, SloFallback, SloPhase
 from tests.router.test_generation import TOKENS, Scene
 from tests.support.present import present
 from tests.support.scripted_worker_servicer import Act, Script

@@ -13,7 +13,7 @@ from penstock.client.retries import RetryBudget
 from penstock.client.silence import SilenceWatch
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
-from penstock.services.domain import Overloaded, Unavailable
+from penstock.services.domain.errors import Overloaded, Unavailable
 from penstock.services.errors import to_status
 
 

@@ -23,7 +23,8 @@ from penstock.services import background, processes, telemetry
 from penstock.services.background import EndProcess, Restart, UnexpectedEnd, end, supervise
 from penstock.services.channels import ChannelPool
 from penstock.services.clock import SystemClock
-from penstock.services.domain import InstanceRecord, Load, MeshView, Role
+from penstock.services.domain.instances import InstanceRecord, Load, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.workload import Window
 from penstock.services.processes import ProcessSpec, Watcher
 from penstock.services.state import MeshFeed, Registrar, WorkloadStore, connect

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from penstock.services.domain import TokenFrame
 from penstock.services.event_streams import EventStream
+from penstock.types.replies import TokenFrame
 
 
 def token(at: int) -> TokenFrame:

@@ -10,7 +10,7 @@ from grpc import aio
 
 from penstock.services import grpc_server
 from penstock.services.channels import CHANNEL_OPTIONS, server_options
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.grpc_types import Context
 
 BUSY, NEW = 60, 240

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.services.domain import MeshView, Role
+from penstock.services.domain.instances import Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.runtime import Chassis, serve
 from penstock.services.settings import ServiceSettings

@@ -11,18 +11,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from penstock.services.domain import (
-    InstanceRecord,
-    Load,
-    MeshView,
-    ModelCard,
-    NotFound,
-    Plan,
-    RevisionConflict,
-    Role,
-    TierPlan,
-)
-from penstock.services.domain.instances import SloHeadroom
+from penstock.services.domain.errors import NotFound, RevisionConflict
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.stalls import STALL_S, TICK_S
 from penstock.services.state import (
     InstanceStore,
@@ -41,6 +32,7 @@ from penstock.services.state.keys import Keys, tier_group
 from penstock.services.state.traces import PAGE_SPANS, SPANS_PER_TRACE, write_spans
 from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import Drafting, Loading, StagePlace
+from penstock.types.plans import Plan, TierPlan
 from tests.support.present import present
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)

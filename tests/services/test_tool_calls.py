@@ -6,18 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.tool_calls import (
-    HERMES,
-    LLAMA3_JSON,
-    CallDelta,
-    ContentDelta,
-    ToolCallParser,
-    ToolFormat,
-    calls_text,
-    format_of_template,
-    parse_reply,
-    reply_objection,
-)
+from penstock.services.tool_calls.checks import reply_objection
+from penstock.services.tool_calls.formats import HERMES, LLAMA3_JSON, ToolFormat, format_of_template
+from penstock.services.tool_calls.parser import CallDelta, ContentDelta, ToolCallParser, parse_reply
+from penstock.services.tool_calls.rendering import calls_text
 from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolCall, ToolChoice, ToolMode, ToolUse
 

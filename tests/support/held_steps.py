@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from penstock.worker_service.engine.loop import LoopEngine
-from penstock.worker_service.scheduling import BatchScheduler
+from penstock.worker_service.scheduling.batching import BatchScheduler
 from penstock.worker_service.scheduling.steps import StepInProgress
 
 

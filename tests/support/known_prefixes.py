@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence as Seq
 
-from penstock.worker_service.scheduling import BatchLimits, BatchScheduler, BlockPool, Sequence
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.sequence import Sequence
 from penstock.worker_service.scheduling.steps import BatchPolicy
 
 

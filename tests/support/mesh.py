@@ -11,7 +11,7 @@ from penstock import AsyncClient, RetryPolicy
 from penstock.judge_service.compose import compose as judge
 from penstock.planner_service.compose import compose as planner
 from penstock.router_service.compose import compose as router
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.runtime import Chassis
 from penstock.services.testing import serving

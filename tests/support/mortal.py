@@ -16,7 +16,7 @@ from typing import Any
 from penstock.router_service.clients import worker_client
 from penstock.router_service.compose import compose as router
 from penstock.services import proto_codec as common
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.runtime import run_service
 from penstock.worker_service import proto_codec as codec
 from penstock.worker_service import servicer

@@ -15,9 +15,8 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services import errors
 from penstock.services.channels import server_options
-from penstock.services.domain import InstanceRecord, Load, ModelCard, Role
 from penstock.services.domain.errors import PenstockError, Unavailable
-from penstock.services.domain.instances import SloHeadroom
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from penstock.services.grpc_types import Context
 
 PLACES = 16

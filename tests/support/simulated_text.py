@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 
 from penstock.services.clock import VirtualClock
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
-    GenerationRequest,
-    SamplingParams,
-    StepLatencyModel,
-    TokenFrame,
-)
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
 
 ENDLESS = 1_000_000

@@ -7,17 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.domain import FinishReason, SamplingParams
-from penstock.worker_service.scheduling import (
-    BatchLimits,
-    BatchScheduler,
-    BlockPool,
-    IllegalTransition,
-    OutOfBlocks,
-    Phase,
-    Sequence,
-)
+from penstock.types.replies import FinishReason
+from penstock.types.sampling import SamplingParams
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
+from penstock.worker_service.scheduling.blocks import BlockPool, OutOfBlocks
 from penstock.worker_service.scheduling.policies import DecodeFirst
+from penstock.worker_service.scheduling.sequence import IllegalTransition, Phase, Sequence
 from penstock.worker_service.scheduling.steps import Chunk
 from tests.support.present import present
 

@@ -10,7 +10,7 @@ from grpc import aio
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.domain.stages.bidding import MAX_TRANSFERS, STARVED_AFTER
 from penstock.services.runtime import Chassis
 from penstock.services.testing import RedisProcess, serving

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.worker_service.scheduling import OutOfBlocks
-from penstock.worker_service.scheduling.blocks import ROOT, BlockPool, Node
+from penstock.worker_service.scheduling.blocks import ROOT, BlockPool, Node, OutOfBlocks
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from penstock.services.clock import VirtualClock
-from penstock.services.domain import (
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    StepLatencyModel,
-    TextPrompt,
-    TokenFrame,
-)
 from penstock.services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, Overloaded, PromptTooLong
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.busy_share import BusyShare
 from penstock.worker_service.engine.core import EngineCore

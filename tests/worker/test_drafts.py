@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.services.domain import FinishReason, GenerationRequest, SamplingParams, StepLatencyModel, TextPrompt
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.text_threads import INLINE_CHARACTERS
-from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason
+from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine

@@ -11,32 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.services.domain import (
+from penstock.services.domain.errors import (
     AlreadyRunning,
-    ChatMessage,
-    ChatPrompt,
-    FinishReason,
-    GenerationRequest,
     InvalidRequest,
     NotFound,
     Overloaded,
-    PositionLogprobs,
     PromptTooLong,
-    SamplingParams,
-    StepLatencyModel,
-    TextPrompt,
-    TokenFrame,
-    TokenPrompt,
     Unavailable,
+    UnsupportedByModel,
 )
-from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.workers import Admitted, EngineFinished, HandedOver
 from penstock.worker_service.engine.interface import Capability, Engine, LastBlocks, Stopped
 from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_engine
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
-from penstock.worker_service.scheduling import BatchScheduler
+from penstock.worker_service.scheduling.batching import BatchScheduler
 from tests.conftest import FAMILY
 from tests.support.held_steps import held
 from tests.support.present import present

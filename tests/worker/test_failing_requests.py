@@ -10,15 +10,12 @@ import pytest
 import torch
 
 from penstock.services.clock import SystemClock
-from penstock.services.domain import (
-    GenerationRequest,
-    InvalidRequest,
-    RequestFailed,
-    SamplingParams,
-    StepLatencyModel,
-    TokenFrame,
-    TokenPrompt,
-)
+from penstock.services.domain.errors import InvalidRequest, RequestFailed
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.loop import LoopEngine

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.services.domain import Overloaded
+from penstock.services.domain.errors import Overloaded
 from penstock.worker_service.grammar.fair_turns import FairTurns
 
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from penstock.services import tiles
-from penstock.services.domain import SamplingParams
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.runner import RawLogprobs, Row
 from penstock.worker_service.engine.torch.attention import KernelThreads, KvPool, PagedBatch
 from penstock.worker_service.engine.torch.compiled_forward import CompiledForward

@@ -17,7 +17,8 @@ from penstock.services.domain.errors import (
     UnsupportedByModel,
 )
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.tool_calls import HERMES, parse_reply
+from penstock.services.tool_calls.formats import HERMES
+from penstock.services.tool_calls.parser import parse_reply
 from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import Draft, GenerationRequest

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.services.clock import SystemClock
-from penstock.services.domain import GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from penstock.services.gguf import gguf_file, read_metadata
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import CoreLimits, EngineCore
 from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.llamacpp import binding
@@ -17,7 +20,8 @@ from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions
 from penstock.worker_service.engine.llamacpp.model import LlamaModel
 from penstock.worker_service.engine.llamacpp.runner import LlamaRunner
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
-from penstock.worker_service.scheduling import BatchLimits, BlockPool
+from penstock.worker_service.scheduling.batching import BatchLimits
+from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
 from tests.support.gguf import write_gguf

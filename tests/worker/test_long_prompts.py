@@ -12,21 +12,18 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from penstock.services.domain import (
+from penstock.services.domain.errors import (
     AlreadyRunning,
-    ChatMessage,
-    ChatPrompt,
-    FinishReason,
-    GenerationRequest,
     InvalidRequest,
     Overloaded,
     PromptTooLong,
     RequestFailed,
-    TextPrompt,
-    TokenPrompt,
     Unavailable,
 )
 from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from penstock.types.replies import FinishReason
+from penstock.types.requests import GenerationRequest
 from penstock.types.workers import EngineFinished, TransferAccepted, TransferOpening
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.migration.receiver import IncomingReply

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.services.domain import StepLatencyModel, TokenFrame, Unavailable
+from penstock.services.domain.errors import Unavailable
+from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.replies import TokenFrame
 from penstock.types.workers import HandedOver
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine

@@ -14,7 +14,7 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.router_service.migration.movable_reply import MAX_MOVE_S
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
 from penstock.services.runtime import Chassis
 from penstock.services.testing import RedisProcess, serving

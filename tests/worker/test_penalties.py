@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.services.domain import SamplingParams
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.penalties import logit_changes
 from penstock.worker_service.engine.sampling import Position, adjusted, choose
 

@@ -12,22 +12,18 @@ from penstock.planner_service.simulator.attainment_kernel import Slos, new_judge
 from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, new_outcome
 from penstock.planner_service.simulator.judged import NEVER_LATER
 from penstock.planner_service.simulator.slo_fleet import ADMITTED, serve_fleet
-from penstock.services.domain import FinishReason, SamplingParams
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS, AttainmentTracker
 from penstock.services.domain.slo.compiled.layout import KEPT_SHARE, step_model
+from penstock.types.replies import FinishReason
+from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloClass
-from penstock.worker_service.scheduling import (
-    BatchLimits,
-    BatchPolicy,
-    BatchScheduler,
-    BlockPool,
-    DecodeFirst,
-    PrefillFirst,
-    Sequence,
-    SequenceSlo,
-)
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.policies import DecodeFirst, PrefillFirst
+from penstock.worker_service.scheduling.sequence import Sequence, SequenceSlo
 from penstock.worker_service.scheduling.slo_policy import SloPolicy
+from penstock.worker_service.scheduling.steps import BatchPolicy
 
 GREEDY = SamplingParams(temperature=0.0)
 SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.domain import FinishReason, SamplingParams, TokenFrame
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloClass
 from penstock.types.structured import StructuredOutput
 from penstock.types.workers import EngineFinished
@@ -18,7 +19,8 @@ from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.simulated.engine import SimulatedRunner
 from penstock.worker_service.grammar.source import reply_grammar
 from penstock.worker_service.grammar.token_grammar import Vocabulary, compiled
-from penstock.worker_service.scheduling import PolicyName, SequenceSlo
+from penstock.worker_service.scheduling.policies import PolicyName
+from penstock.worker_service.scheduling.sequence import SequenceSlo
 from penstock.worker_service.text import ByteTokenizer
 from tests.support.draft_sources import KnownReply
 from tests.worker.test_core_laws import ENDLESS, PROMPT, engine, nothing_held, request, run, text_of, tokens_of

@@ -32,7 +32,7 @@ def test_pieces_join_to_the_whole_text(tokenizer: Tokenizer, data: st.DataObject
 @settings(max_examples=100, deadline=None)
 @given(st.text(min_size=1, max_size=20))
 def test_text_survives_the_shipped_tokenizer(text: str) -> None:
-    from penstock.services.domain import TextPrompt
+    from penstock.types.prompts import TextPrompt
 
     assert whole(SHIPPED, SHIPPED.encode(TextPrompt(text))) == text
 
@@ -75,7 +75,7 @@ def test_half_a_character_waits_for_its_other_half() -> None:
 
 
 def test_token_bytes_are_the_bytes(tmp_path: Path) -> None:
-    from penstock.services.domain import TextPrompt
+    from penstock.types.prompts import TextPrompt
 
     ids = SHIPPED.encode(TextPrompt("a€"))
     assert b"".join(SHIPPED.token_bytes(t) for t in ids) == "a€".encode()

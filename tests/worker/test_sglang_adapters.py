@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
-from penstock.services.domain import SamplingParams
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.services.testing import RedisProcess
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.interface import Capability, Engine, EngineUnusable
 from penstock.worker_service.engine.sglang.adapter import ServerAdapter, name_at_server

@@ -23,22 +23,15 @@ from typer.testing import CliRunner
 from benchmarks.mesh_paths import absolute_paths
 from penstock.cli.main import app
 from penstock.planner_service.files.profiles import read_profile
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
-    GenerationRequest,
-    InvalidRequest,
-    Overloaded,
-    PromptTooLong,
-    Role,
-    SamplingParams,
-    TokenFrame,
-    TokenPrompt,
-    Unavailable,
-)
+from penstock.services.domain.errors import InvalidRequest, Overloaded, PromptTooLong, Unavailable
+from penstock.services.domain.instances import Role
 from penstock.services.mesh_file import read_mesh_data
 from penstock.services.processes import free_port
 from penstock.services.testing import RedisProcess
+from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.sglang.client import SglangClient
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions

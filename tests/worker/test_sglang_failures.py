@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.services.domain import FinishReason, GenerationRequest, PromptTooLong, RequestFailed, TextPrompt
+from penstock.services.domain.errors import PromptTooLong, RequestFailed
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import FinishReason
+from penstock.types.requests import GenerationRequest
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions

@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 
 from models.training.tokenizer import CHAT_TEMPLATE
-from penstock.services.domain import (
-    ChatMessage,
-    ChatPrompt,
-    GenerationRequest,
-    InvalidRequest,
-    SamplingParams,
-    TokenFrame,
-)
-from penstock.services.domain.errors import UnsupportedByModel
-from penstock.services.tool_calls import HERMES, parse_reply
+from penstock.services.domain.errors import InvalidRequest, UnsupportedByModel
+from penstock.services.tool_calls.formats import HERMES
+from penstock.services.tool_calls.parser import parse_reply
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
 from penstock.worker_service.engine.interface import Capability

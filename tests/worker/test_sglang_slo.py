@@ -11,19 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.services.domain import (
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    Slo,
-    SloPhase,
-    TokenFrame,
-    TokenPrompt,
-)
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.mesh_schema import MeshFile, MeshSlo, MeshTier
 from penstock.services.settings import ServiceSettings
-from penstock.types.slo import SloClass
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloClass, SloPhase
 from penstock.types.workers import Admitted, Declined, EngineFinished
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.interface import Capability, EngineEvent, StepPredicting
@@ -33,7 +28,7 @@ from penstock.worker_service.engine.sglang.launch import ServerShape, command
 from penstock.worker_service.engine.sglang.moves import Running
 from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLimits, ShadowScheduler, chunk_within
 from penstock.worker_service.engine.sglang.turns import SendQueue
-from penstock.worker_service.scheduling import SequenceSlo
+from penstock.worker_service.scheduling.sequence import SequenceSlo
 from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import until
 

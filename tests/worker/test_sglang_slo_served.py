@@ -7,8 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.services.domain import GenerationRequest, SamplingParams, Slo, SloPhase, TextPrompt, TokenFrame
 from penstock.services.domain.slo.attainment import AttainmentTracker
+from penstock.types.prompts import TextPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloPhase
 from penstock.types.workers import Admitted
 from penstock.worker_service.engine.interface import Capability
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions

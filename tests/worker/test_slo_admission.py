@@ -15,14 +15,17 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.clock import VirtualClock
-from penstock.services.domain import FinishReason, GenerationRequest, Role, Slo, TokenFrame
+from penstock.services.domain.instances import Role
 from penstock.services.testing import RedisProcess, serving
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.slo import Slo
 from penstock.types.workers import Admitted, Declined, EngineFinished
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import Capability, EngineEvent, LastBlocks
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import simulated_core, simulated_engine
-from penstock.worker_service.scheduling import PolicyName
+from penstock.worker_service.scheduling.policies import PolicyName
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.present import present

@@ -5,16 +5,18 @@ import random
 import pytest
 
 from penstock.services.clock import VirtualClock
-from penstock.services.domain import GenerationRequest, Slo, SloPhase, TokenFrame
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.domain.slo.compiled.layout import KEPT_SHARE
 from penstock.services.domain.slo.draft_windows import DraftPace, PacedDecode, longest_windows, tightened_pace
 from penstock.services.domain.slo.speculation import SpeculationTier, plan_of, speculation_lengths
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.slo import Slo, SloPhase
 from penstock.types.workers import Admitted, EngineFinished
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.simulated.engine import simulated_core
-from penstock.worker_service.scheduling import PolicyName
+from penstock.worker_service.scheduling.policies import PolicyName
 from tests.support.draft_sources import KnownReply
 from tests.worker.test_slo_engine import LATENCY, options, pace, request, run
 

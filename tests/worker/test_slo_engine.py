@@ -11,15 +11,6 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from penstock.services.clock import SystemClock, VirtualClock
-from penstock.services.domain import (
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    Slo,
-    SloPhase,
-    TokenFrame,
-    TokenPrompt,
-)
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.domain.slo.compiled import admission, certified_step, table
@@ -27,13 +18,18 @@ from penstock.services.domain.slo.reply_length import MIN_REPLIES, ReplyLengths
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.settings import ServiceSettings
+from penstock.types.prompts import TokenPrompt
+from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloPhase
 from penstock.types.workers import Admitted, EngineFinished
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.latency_fit import fitted, measured_latency
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
-from penstock.worker_service.scheduling import PolicyName
+from penstock.worker_service.scheduling.policies import PolicyName
 from penstock.worker_service.telemetry.load_tracker import LoadTracker
 from tests.support.present import present
 

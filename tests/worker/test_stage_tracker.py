@@ -1,10 +1,11 @@
 """A worker's view of its stage: pure, with records and time handed in."""
 
-from penstock.services.domain import InstanceRecord, Load, MeshView, ModelCard, Plan, Role, TierPlan
+from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
+from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages.bidding import Go, Sender, TransferSlots
 from penstock.services.domain.stages.places import MAX_NEIGHBOURS
 from penstock.types.mesh_status import StagePlace
-from penstock.types.plans import QoeModel, Stage
+from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
 from penstock.types.workers import MoveAdvice, MoveReason
 from penstock.worker_service.stages.stage_tracker import ADVICE_PAUSE_S, StageTracker
 

@@ -12,7 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from models.training import tasks
 from penstock.services.clock import SystemClock
-from penstock.services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
+from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import EngineUnusable, LastBlocks
 from penstock.worker_service.engine.runner import Row

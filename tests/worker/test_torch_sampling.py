@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.services.domain import SamplingParams
 from penstock.services.domain.randomness import uniform
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine import sampling
 from penstock.worker_service.engine.sampling import Position, choose
 

@@ -13,12 +13,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 
 from models.training import tasks
 from penstock.services.clock import SystemClock
-from penstock.services.domain import ChatMessage, ChatPrompt, GenerationRequest, SamplingParams, TokenFrame, TokenPrompt
 from penstock.services.domain.speculation.choice import ChainCandidate
 from penstock.services.extensions import tier_problems
 from penstock.services.mesh_schema import MeshFile, MeshSpeculation, MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.mesh_status import Drafting
+from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from penstock.types.replies import TokenFrame
+from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import SamplingParams
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.draft_model import DraftModel

@@ -12,7 +12,8 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.domain import InvalidRequest, RequestFailed, Role
+from penstock.services.domain.errors import InvalidRequest, RequestFailed
+from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
 from penstock.services.field_problems import SettingsError
 from penstock.services.runtime import Chassis

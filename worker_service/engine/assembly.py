@@ -23,7 +23,9 @@ from penstock.worker_service.engine.interface import EngineInfo, EngineUnusable,
 from penstock.worker_service.engine.latency_fit import CALIBRATION_S, MEASURING_S, measured_latency
 from penstock.worker_service.engine.runner import ModelRunner
 from penstock.worker_service.engine.tier_options import chains
-from penstock.worker_service.scheduling import BatchLimits, BlockPool, PolicyName
+from penstock.worker_service.scheduling.batching import BatchLimits
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.policies import PolicyName
 from penstock.worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)

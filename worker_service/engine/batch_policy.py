@@ -1,7 +1,8 @@
 """The policy by which an engine plans its steps."""
 
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.worker_service.scheduling import BatchPolicy, DecodeFirst, PolicyName, PrefillFirst
+from penstock.worker_service.scheduling.policies import DecodeFirst, PolicyName, PrefillFirst
+from penstock.worker_service.scheduling.steps import BatchPolicy
 
 
 def batch_policy(name: PolicyName, latency: StepLatencyModel, best_effort_reserve: float) -> BatchPolicy:

@@ -24,18 +24,10 @@ from penstock.worker_service.engine.row_runner import RowRunner
 from penstock.worker_service.engine.runner import ModelRunner, Row, RowResult
 from penstock.worker_service.engine.running_request import RunningRequest
 from penstock.worker_service.engine.throughput import PromptThroughput, Throughput
-from penstock.worker_service.scheduling import (
-    BatchLimits,
-    BatchPolicy,
-    BatchScheduler,
-    BlockPool,
-    Chunk,
-    Phase,
-    Reservation,
-    Sequence,
-    SequenceSlo,
-    StepPlan,
-)
+from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler, Reservation
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.sequence import Phase, Sequence, SequenceSlo
+from penstock.worker_service.scheduling.steps import BatchPolicy, Chunk, StepPlan
 from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.request_failures import request_failed
 

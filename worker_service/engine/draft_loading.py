@@ -13,7 +13,7 @@ from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.draft_model import DraftModel
 from penstock.worker_service.engine.latency_fit import MEASURING_S
 from penstock.worker_service.engine.runner import ModelRunner, Row
-from penstock.worker_service.scheduling import BlockPool
+from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
 from penstock.worker_service.speculation.sources import DraftRequest
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from penstock.services.domain.randomness import uniform
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.runner import Draft, ModelRunner, Row
-from penstock.worker_service.scheduling import BlockPool
+from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.speculation.sources import DraftRequest
 
 KNOWN_TOKENS = 8

@@ -10,7 +10,9 @@ from penstock.services.domain.errors import AlreadyRunning, NotFound, Overloaded
 from penstock.types.workers import KvLayout
 from penstock.worker_service.engine.interface import Stopped
 from penstock.worker_service.engine.runner import ModelRunner
-from penstock.worker_service.scheduling import BatchScheduler, OutOfBlocks, Reservation, Sequence
+from penstock.worker_service.scheduling.batching import BatchScheduler, Reservation
+from penstock.worker_service.scheduling.blocks import OutOfBlocks
+from penstock.worker_service.scheduling.sequence import Sequence
 
 RETRY_S = 0.5  # retry delay when there is no room
 

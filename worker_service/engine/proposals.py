@@ -9,7 +9,8 @@ from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
 from penstock.types.mesh_status import Drafting
 from penstock.types.replies import FinishReason, PositionLogprobs
 from penstock.worker_service.engine.interface import SpeculationState
-from penstock.worker_service.scheduling import BatchScheduler, Chunk, StepPlan
+from penstock.worker_service.scheduling.batching import BatchScheduler
+from penstock.worker_service.scheduling.steps import Chunk, StepPlan
 from penstock.worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
 from penstock.worker_service.text import Tokenizer
 

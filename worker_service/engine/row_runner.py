@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.runner import ModelRunner, Row, RowResult
-from penstock.worker_service.scheduling import BlockPool, OutOfBlocks
+from penstock.worker_service.scheduling.blocks import BlockPool, OutOfBlocks
 
 PROBE = SamplingParams(temperature=0.0, max_tokens=1)
 

@@ -8,7 +8,8 @@ from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine import reply_rules
 from penstock.worker_service.engine.proposals import Continuation, Proposals
 from penstock.worker_service.engine.runner import Row, RowResult
-from penstock.worker_service.scheduling import Chunk, Sequence
+from penstock.worker_service.scheduling.sequence import Sequence
+from penstock.worker_service.scheduling.steps import Chunk
 from penstock.worker_service.speculation import acceptance
 from penstock.worker_service.text import ReplyText, Tokenizer
 

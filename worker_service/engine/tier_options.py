@@ -50,7 +50,7 @@ def drafter_folders(site: EngineSite) -> tuple[Path, ...]:
 
 def own_step_options(site: EngineSite) -> dict[str, Any]:
     """The options of the built-in engine that are fields of the tier, by their names in `assembly.EngineOptions`."""
-    from penstock.worker_service.scheduling import PolicyName  # seconds of imports
+    from penstock.worker_service.scheduling.policies import PolicyName
 
     tier = site.tier
     names = ("kv_tokens", "kv_block_tokens", "max_running", "max_queued", "max_step_tokens", "max_context_tokens")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.services.domain.errors import InvalidRequest, PenstockError
 from penstock.services.text_threads import TextThread
-from penstock.services.tool_calls import ToolFormat
+from penstock.services.tool_calls.formats import ToolFormat
 from penstock.types.requests import GenerationRequest
 from penstock.worker_service.grammar.source import GrammarSource, grammar_characters, reply_grammar
 from penstock.worker_service.grammar.trials import GrammarTrials

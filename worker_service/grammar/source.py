@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 
 from penstock.services.domain.errors import UnsupportedByModel, invalid
-from penstock.services.tool_calls import ToolFormat
+from penstock.services.tool_calls.formats import ToolFormat
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import ChatPrompt
 from penstock.types.requests import GenerationRequest

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.services.gguf import read_metadata
 from penstock.services.reasoning import REASONING_FORMATS
-from penstock.services.tool_calls import FORMATS
+from penstock.services.tool_calls.formats import FORMATS
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # of tokenizer.ggml.token_type
 _END_NAMES = frozenset(

@@ -14,8 +14,9 @@ from penstock.services.domain.errors import UnsupportedByModel, invalid
 from penstock.services.gguf import is_gguf
 from penstock.services.prompt_bounds import byte_alphabet, characters_per_token
 from penstock.services.reasoning import ReasoningFormat, format_of_template
-from penstock.services.tool_calls import FORMATS, ToolFormat, encodable, template_chat
-from penstock.services.tool_calls import format_of_template as tool_format_of_template
+from penstock.services.tool_calls.formats import FORMATS, ToolFormat
+from penstock.services.tool_calls.formats import format_of_template as tool_format_of_template
+from penstock.services.tool_calls.rendering import encodable, template_chat
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import NO_EFFORT, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from penstock.worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds

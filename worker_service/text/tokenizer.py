@@ -6,7 +6,8 @@ from typing import Protocol
 
 from penstock.services.domain.errors import PromptTooLong, UnsupportedByModel, invalid
 from penstock.services.reasoning import ReasoningFormat
-from penstock.services.tool_calls import HERMES, ToolFormat, calls_text
+from penstock.services.tool_calls.formats import HERMES, ToolFormat
+from penstock.services.tool_calls.rendering import calls_text
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from penstock.types.tools import ToolUse

@@ -26,7 +26,7 @@ from penstock.services.domain.errors import PenstockError, PromptTooLong, Reques
 from penstock.services.heap import HeapRelease, use_one_arena
 from penstock.services.prompt_bounds import characters_per_token
 from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
-from penstock.services.tool_calls import plain_chat, template_chat
+from penstock.services.tool_calls.rendering import plain_chat, template_chat
 from penstock.types.judging import JudgedAnswer
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import ChatPrompt, TextPrompt, TokenPrompt

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from penstock.judge_service.scoring.questions import Messages
 from penstock.services.domain.errors import invalid
-from penstock.services.tool_calls import calls_text
+from penstock.services.tool_calls.rendering import calls_text
 from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 BEST_GRADE = 9

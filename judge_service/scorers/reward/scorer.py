@@ -15,7 +15,7 @@ from penstock.judge_service.clients.endpoint import Endpoint
 from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.services.domain.errors import PromptTooLong, invalid
 from penstock.services.text_threads import TextThread
-from penstock.services.tool_calls import plain_chat
+from penstock.services.tool_calls.rendering import plain_chat
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import ChatPrompt, TextPrompt, TokenPrompt
 

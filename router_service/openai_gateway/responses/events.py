@@ -12,7 +12,8 @@ from typing import Any
 from penstock.router_service.domain.events import RouterEvent
 from penstock.router_service.openai_gateway.replies import Choice
 from penstock.router_service.openai_gateway.responses.schema import Json, ResponseRequest
-from penstock.services.tool_calls import CallDelta, ContentDelta, ToolCallParser, ToolFormat, call_id
+from penstock.services.tool_calls.formats import ToolFormat
+from penstock.services.tool_calls.parser import CallDelta, ContentDelta, ToolCallParser, call_id
 from penstock.types.events import Finished
 from penstock.types.replies import FinishReason, TokenFrame
 

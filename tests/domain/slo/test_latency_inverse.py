@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel, StepLoad
 from penstock.services.domain.slo.compiled import layout
 from penstock.services.domain.slo.correction import MIN_SAMPLES, LatencyCorrection

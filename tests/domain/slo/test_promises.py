@@ -4,12 +4,12 @@ import math
 import subprocess
 import sys
 
-from penstock.services.domain import Slo, SloPhase
 from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.domain.slo.promises import PhaseTracker, Promise
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
+from penstock.types.slo import Slo, SloPhase
 
 
 def test_importing_the_package_loads_no_compiled_code() -> None:

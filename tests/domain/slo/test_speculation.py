@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from penstock.services.domain import InvalidRequest
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.speculation import SpeculationTier, expected_tokens, plan_of, speculation_lengths
 from tests.support.present import present

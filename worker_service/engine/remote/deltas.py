@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.services.reasoning import REASONING_FORMATS, ReasoningFormat
-from penstock.services.tool_calls import HERMES, ToolFormat
+from penstock.services.tool_calls.formats import HERMES, ToolFormat
 from penstock.types.replies import PositionLogprobs, TokenLogprob, Usage
 
 TOOL_FORMAT: ToolFormat = HERMES

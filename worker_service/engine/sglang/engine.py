@@ -44,7 +44,7 @@ from penstock.worker_service.engine.sglang.server import start_turn
 from penstock.worker_service.engine.sglang.server_link import ServerLink, SglangEngineOptions
 from penstock.worker_service.engine.sglang.turns import SendQueue
 from penstock.worker_service.engine.throughput import Throughput
-from penstock.worker_service.scheduling import SequenceSlo
+from penstock.worker_service.scheduling.sequence import SequenceSlo
 from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
 from penstock.worker_service.text.hf import HfTokenizer
 from penstock.worker_service.text.request_failures import request_failed

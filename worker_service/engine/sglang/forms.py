@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from penstock.services.domain.errors import UnsupportedByModel
-from penstock.services.tool_calls import ToolFormat
+from penstock.services.tool_calls.formats import ToolFormat
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import ChatPrompt
 from penstock.types.requests import GenerationRequest

@@ -32,7 +32,7 @@ from penstock.worker_service.engine.interface import Blocks, EngineEvent, Engine
 from penstock.worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient, server_id
 from penstock.worker_service.engine.sglang.forms import sampling_form, sampling_parameters
 from penstock.worker_service.engine.throughput import Throughput
-from penstock.worker_service.scheduling import SequenceSlo
+from penstock.worker_service.scheduling.sequence import SequenceSlo
 from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
 from penstock.worker_service.text.hf import HfTokenizer
 

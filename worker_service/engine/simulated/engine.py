@@ -27,7 +27,9 @@ from penstock.worker_service.engine.interface import EngineInfo, capabilities_of
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.penalties import logit_changes
 from penstock.worker_service.engine.runner import RawLogprobs, Row, RowResult
-from penstock.worker_service.scheduling import BatchLimits, BlockPool, PolicyName
+from penstock.worker_service.scheduling.batching import BatchLimits
+from penstock.worker_service.scheduling.blocks import BlockPool
+from penstock.worker_service.scheduling.policies import PolicyName
 from penstock.worker_service.text import ByteTokenizer
 
 LOADED_PARTS = 20  # of a model that takes time to load

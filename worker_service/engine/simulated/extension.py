@@ -48,7 +48,7 @@ class Simulated(EngineExtension):
 
     def build(self, site: EngineSite) -> "Engine":
         from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
-        from penstock.worker_service.scheduling import PolicyName
+        from penstock.worker_service.scheduling.policies import PolicyName
 
         tier = site.tier
         options = SimulatedEngineOptions(
