@@ -113,7 +113,7 @@ class Chassis:
 
 
 ROUTER_THRESHOLDS = (10_000, 2, 3)
-"""New objects of a router until a garbage collection of those, and how many of these until one of the older and of all objects
+"""New objects of a router until a garbage collection of those, and how many of those until one of the older and of all
 (Python's default: 700, 10, 10). Most objects of a request are gone before a collection would look at them. Where clients send
 what is refused, errors are in cycles: with 20,000 and Python's rounds one pass over them takes 0.2 s."""
 ENTRIES = (Role.ROUTER, Role.PLANNER)
