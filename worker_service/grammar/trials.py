@@ -24,7 +24,7 @@ MAX_WAITING = 512
 """Requests that wait for a trial; further ones are refused."""
 
 REFUSED_REST_S = 0.1
-"""Time between a refusal and the next one of the same caller: who asks in a loop for what is refused slows nobody down."""
+"""Time between a refusal and the next one of the same caller: who asks in a loop for what is refused slows no other one."""
 
 _ENDED = "the process that tries grammars has ended"
 

@@ -91,7 +91,7 @@ def predicted(
     """The step of a batch of so many replies; candidate None: of the target alone.
 
     prompts: tokens of prompts that come with each output token. Models that draft compute them, too: the shorter replies are
-    beside their prompts, the more that costs.
+    next to their prompts, the more that costs.
     """
     if candidate is None:
         return ChainPrediction(replies, target.seconds(replies, replies), 0.0)
