@@ -10,7 +10,7 @@ CPU seconds are those of the step loop, one thread. Those of a step are shared b
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -206,12 +206,13 @@ def yes_share(row: dict[str, Any]) -> float:
     return shares["yes"] / total if total else 0.5
 
 
-def answer_all() -> None:
+def answer_all(recorded: Mapping[str, Container[str]]) -> None:
+    """recorded: by model, the prompts whose answers have records, which are not asked again."""
     store = Store()
     asker = Asker(store)
     for number, some in enumerate(rounds()):
         for model in MODELS:
-            asker.ask(model, answers(some))
+            asker.ask(model, answers([task for task in some if task.id not in recorded[model]]))
         if number == EARLY_ROUNDS:  # after the talk
             early = [task for _, tasks in zip(range(EARLY_ROUNDS), rounds(), strict=False) for task in tasks]
             for believer, answerer in BELIEVED:
