@@ -8,7 +8,7 @@ from penstock.services.state import users
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CHART_FILES = DEPLOY / "helm" / "penstock" / "files"
-MESH = "penstock"  # the name in mesh.yaml and deploy/mesh-gpu.yaml
+MESH = "${MESH:-penstock}"  # the environment of the compose file's Redis
 ANY_MESH = "MESH"  # the chart replaces it
 NOTE = "# Written by scripts/access_files.py.\n"
 

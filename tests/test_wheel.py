@@ -195,6 +195,7 @@ NEEDS = {
     "demo": "demo",
     "check": "service",
     "values mesh.yaml": "service",
+    "redis-users": "service",
     "plan --cluster c --models m --trace t --quality q --min-quality 80": "planner",
     "plan apply plan.json": "planner",
     "plan render plan.json --to compose": "planner",

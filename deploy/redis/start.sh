@@ -1,5 +1,5 @@
 #!/bin/sh
-# Starts Redis with the users of users.acl, whose passwords are environment variables. Options of redis-server may follow.
+# Starts Redis with the users of users.acl; mesh and passwords are environment variables. Options of redis-server may follow.
 set -eu
 umask 077
 # A here-document: shell variables are replaced, and nothing else of the file or of a password is interpreted.

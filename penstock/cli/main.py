@@ -19,6 +19,7 @@ from penstock.cli import (
     plan,
     predictor,
     profile,
+    redis_users,
     simulate,
     stages,
     targets,
@@ -50,6 +51,7 @@ app.command("import-trace")(trace_files.import_trace)
 app.command("measure")(measure.measure)
 app.command("predictor")(predictor.predictor)
 app.command("usage")(usage.usage)
+app.command("redis-users")(redis_users.redis_users)
 app.command("values")(values.values)
 app.add_typer(plan.app, name="plan")
 app.add_typer(keys.app, name="keys")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from penstock.services.domain.stages.qoe import InFlight
 from penstock.types.mesh_status import Drafting, Loading, StagePlace
 
+DEFAULT_MESH = "penstock"
+"""The name of a mesh whose file says none."""
 LOADING = "loading-"
 """Begins the id under which a worker is known while it loads its model; the rest is the id under which it serves."""
 

@@ -1,11 +1,13 @@
 """A whole mesh file."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
+from penstock.services.domain.instances import DEFAULT_MESH
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema.access import MeshAccess, MeshTls
 from penstock.services.mesh_schema.common import FROZEN
@@ -24,8 +26,8 @@ class MeshFile(BaseModel):
 
     model_config = FROZEN
 
-    name: str = Field(default="penstock", min_length=1, max_length=128)
-    """Name of the mesh: the prefix of its keys in Redis, so that several meshes can share one Redis."""
+    name: str = Field(default=DEFAULT_MESH, min_length=1, max_length=128)
+    """Name of the mesh: the prefix of its keys and users in Redis, so that several meshes can share one Redis."""
     redis_url: str = ""
     """URL of a Redis. Empty: REDIS_URL from the environment; without it `penstock up` starts a Redis."""
     tiers: tuple[MeshTier, ...]
@@ -45,6 +47,14 @@ class MeshFile(BaseModel):
     """API keys and tenants: see below."""
     tls: MeshTls = MeshTls()
     """Certificates: see below."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_of_users(cls, name: str) -> str:
+        """Of keys, which end at the colon, and of users in an ACL file."""
+        if re.search(r"""[\s:"'\\]|[^ -~]""", name):
+            raise ValueError("must have no space, colon, quote, backslash or character beyond ASCII")
+        return name
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,61 @@
+"""`penstock redis-users`: the users of a mesh for a Redis that meshes share."""
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.extras import needs_extra
+from penstock.cli.output import errors, fail
+
+
+@needs_extra("redis-users", "service")
+def redis_users(
+    mesh: Annotated[
+        Path, typer.Option("--mesh", "-m", help="The mesh file, whose name the users and keys get.")
+    ] = Path("mesh.yaml"),
+    passwords: Annotated[
+        Path, typer.Option("--passwords", help="JSON file of the passwords by user; those that are missing are added.")
+    ] = Path("redis-passwords.json"),
+    redis_6: Annotated[
+        bool, typer.Option("--redis-6", help="For Redis 6, which cannot keep roles from writing plans.")
+    ] = False,
+) -> None:
+    """Print the ACL lines of a mesh for a Redis that meshes share: a user for each role, and one for all of `penstock up`."""
+    from penstock.services.field_problems import SettingsError
+    from penstock.services.mesh_file import load_mesh_file
+    from penstock.services.state.users import acl_lines, shared_rules
+
+    try:
+        rules = shared_rules(load_mesh_file(mesh).name, read_only_patterns=not redis_6)
+    except SettingsError as error:
+        fail(str(error), 2)
+    try:
+        known = _read(passwords) if passwords.exists() else {}
+        if missing := [user for user in rules if user not in known]:
+            known |= {user: secrets.token_urlsafe(24) for user in missing}
+            _write(passwords, known)
+    except (OSError, ValueError) as error:
+        fail(f"--passwords: {passwords}: {error}", 2)
+    typer.echo(acl_lines(rules, known), nl=False)
+    errors.print(f"passwords: {passwords}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Raises:
+    ValueError: It is no JSON object of texts.
+    """
+    known = json.loads(path.read_text())
+    if not isinstance(known, dict) or not all(isinstance(each, str) and each for each in known.values()):
+        raise ValueError("must be a JSON object of passwords by user")
+    return known
+
+
+def _write(path: Path, passwords: dict[str, str]) -> None:
+    """For its owner only, from its first byte on."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(json.dumps(passwords, indent=2) + "\n")
