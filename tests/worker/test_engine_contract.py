@@ -299,7 +299,7 @@ async def test_unsound_requests_are_refused_by_name(make: Make) -> None:
 
 async def test_one_id_runs_once(make: Make) -> None:
     engine = await make()
-    endless = replace(GREEDY, max_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
     async with aclosing(engine.generate(request("a", sampling=endless))) as first:
         await anext(first)
         with pytest.raises(AlreadyRunning):
@@ -308,7 +308,9 @@ async def test_one_id_runs_once(make: Make) -> None:
 
 async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
     engine = await make()
-    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500))))
+    running = asyncio.create_task(
+        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500, ignore_eos=True)))
+    )
     await until(lambda: bool(engine.load().running_tokens))
     assert await engine.abort("a")
     got = await running
@@ -319,7 +321,7 @@ async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
 
 async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
     engine = await make()
-    events = engine.generate(request("a", sampling=replace(GREEDY, max_tokens=1500)))
+    events = engine.generate(request("a", sampling=replace(GREEDY, max_tokens=1500, ignore_eos=True)))
     async for event in events:
         if isinstance(event, TokenFrame):
             break
@@ -334,7 +336,7 @@ async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
 
 async def test_a_full_queue_refuses_with_a_time_to_come_again(make: Make) -> None:
     engine = await make(**NARROW, max_queued=1)
-    endless = replace(GREEDY, max_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
     there = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in "abc"]
     await until(lambda: engine.load().requests == 3)
     with pytest.raises(Overloaded) as caught:
@@ -435,6 +437,11 @@ async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     assert roomy.preemptions == 0
 
 
+def waits_at(engine: LoopEngine, output_tokens: int) -> Callable[[], None]:
+    """Have no reply grow beyond so many tokens until the result is called: it does not end before what is tried with it."""
+    return held(engine, lambda scheduler: any(s.output_tokens >= output_tokens for s in scheduler.running))
+
+
 async def move(
     source: LoopEngine, target: LoopEngine, request_id: str, transfer_id: str
 ) -> tuple[Stopped, int, LastBlocks]:
@@ -460,6 +467,7 @@ async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) ->
     for i, kind in enumerate((GREEDY, SAMPLED)):
         asked = request("r", QUESTIONS[3], replace(kind, max_tokens=200))
         whole = await answer(source, asked)
+        release = waits_at(source, len(whole.tokens) - 3)
         said, nine, left = list[int](), asyncio.Event(), list[int]()
 
         async def read(asked: GenerationRequest, said: list[int], nine: asyncio.Event, left: list[int]) -> None:
@@ -480,6 +488,7 @@ async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) ->
         rest = await collect(enter() if kind is GREEDY else iterated(enter), offset)
         assert source.steps == steps
         assert (await source.leave("r")).offset == offset
+        release()
         await reading
         assert left == [offset]
         assert tuple(said) + rest.tokens == whole.tokens
@@ -494,6 +503,7 @@ async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Mak
     needs(source, Capability.KV_TRANSFER)
     asked = request("r", QUESTIONS[3], replace(GREEDY, max_tokens=200))
     whole = await answer(source, asked)
+    let_go = waits_at(source, len(whole.tokens) - 3)
     said, moved = list[int](), False
     async for event in source.generate(asked):
         if isinstance(event, TokenFrame):
@@ -503,6 +513,7 @@ async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Mak
                 await move(source, target, "r", "t")
                 await target.release("t")
                 await source.resume("r")
+                let_go()
     assert tuple(said) == whole.tokens
     await nothing_held(target)
 
@@ -510,7 +521,8 @@ async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Mak
 async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
     engine = await make()
     needs(engine, Capability.KV_TRANSFER)
-    endless = replace(GREEDY, max_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
+    waits_at(engine, 100)
     async for event in engine.generate(request("r", sampling=endless)):
         if isinstance(event, TokenFrame) and event.offset == 20:
             await engine.pause("r", 0)
@@ -528,8 +540,9 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
     engine = await make()
     needs(engine, Capability.KV_TRANSFER)
     other = await make(kv_block_tokens=8)
-    endless = replace(GREEDY, max_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
     asked = request("a", sampling=endless)
+    waits_at(engine, 100)
     async with aclosing(engine.generate(asked)) as events:
         async for event in events:
             if isinstance(event, TokenFrame) and event.offset > 20:
@@ -586,7 +599,7 @@ async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
 
 async def test_the_load_tells_who_runs_and_who_waits(make: Make) -> None:
     engine = await make(**NARROW)
-    endless = replace(GREEDY, max_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
     tasks = [asyncio.create_task(answer(engine, request(f"r{i}", sampling=endless))) for i in range(3)]
     assert engine.load().output_tokens_per_s == 0.0  # a warm-up is nobody's request
     await until(lambda: len(engine.load().running_tokens) == 2 and engine.load().output_tokens_per_s > 0)
@@ -609,7 +622,7 @@ async def test_the_higher_priority_goes_first(make: Make) -> None:
         await answer(engine, request(name, priority=priority))
         order.append(name)
 
-    endless = replace(GREEDY, max_tokens=1500)
+    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
     blockers = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in ("b0", "b1")]
     await until(lambda: len(engine.load().running_tokens) == 2)
     tasks = []
@@ -627,7 +640,9 @@ async def test_the_higher_priority_goes_first(make: Make) -> None:
 
 async def test_closing_ends_every_stream(make: Make) -> None:
     engine = await make()
-    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500))))
+    running = asyncio.create_task(
+        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500, ignore_eos=True)))
+    )
     await until(lambda: bool(engine.load().running_tokens))
     await engine.close()
     got = await running
