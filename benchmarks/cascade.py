@@ -472,10 +472,7 @@ def _plot_attainment(of_target: dict[tuple[str, float], list[dict[str, Any]]]) -
     axes[0][0].set_ylabel("% of requests within the SLO")
     axes[0][-1].legend(fontsize=8)
     figure.tight_layout()
-    path = report.RESULTS / "cascade_attainment.svg"
-    figure.savefig(path)
-    plt.close(figure)
-    return path
+    return report.save("cascade_attainment", figure)
 
 
 def _run(shares: Sequence[float], splits: Sequence[int]) -> None:

@@ -9,15 +9,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import yaml
 from grpc import aio
 
+from benchmarks.meshes import CONFIDENCE, mesh_of
 from benchmarks.workload import Workload, drive
 from penstock import AsyncClient
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local import LocalMesh
 from penstock.local.cpu_time import descendants
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
@@ -36,27 +37,22 @@ class Contender(Protocol):
         """How long a workload takes."""
 
 
-def mesh_file(folder: Path, model: str, max_running: int, **tier: object) -> Path:
-    """A mesh file in `folder` for a mesh with one worker."""
-    file = folder / "mesh.yaml"
+def mesh_content(model: str, max_running: int, **tier: object) -> dict[str, Any]:
+    """Of the mesh file of a mesh with one worker."""
     defaults = {"name": "only", "model": model, "kv_tokens": KV_TOKENS, "max_running": max_running}
-    content = {
+    return {
         "name": "bench",
         "tiers": [defaults | tier],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "judge": CONFIDENCE,
         "router": {"grpc_port": free_port(), "http_port": free_port()},
     }
-    file.write_text(yaml.safe_dump(content))
-    return file
 
 
 @asynccontextmanager
 async def one_tier_mesh(model: str, max_running: int, **tier: object) -> AsyncIterator[LocalMesh]:
     """A local mesh with one worker, on free ports, in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        file = mesh_file(Path(folder), model, max_running, **tier)
-        async with LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh:
-            yield mesh
+    async with mesh_of(mesh_content(model, max_running, **tier)) as mesh:
+        yield mesh
 
 
 def worker_address(mesh: LocalMesh) -> str:
@@ -92,7 +88,8 @@ def penstock_at(tree: Path) -> Callable[[Path], AbstractAsyncContextManager[Cont
     async def start(model: Path) -> AsyncIterator[Contender]:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
             folder = Path(name)
-            file = mesh_file(folder, str(Path.cwd() / model), max_running=32)
+            file = folder / "mesh.yaml"
+            file.write_text(yaml.safe_dump(mesh_content(str(Path.cwd() / model), max_running=32)))
             env = {**os.environ, "PYTHONPATH": str(tree), "PENSTOCK_LOG_LEVEL": "warning"}
 
             async def run(*arguments: object) -> None:

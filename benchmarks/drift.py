@@ -310,14 +310,10 @@ def _plot(served: dict[str, Served], arrival_s: Floats, runs: dict[str, list[Mov
     for axes in (above, below):
         for number in range(1, len(PHASES)):
             axes.axvline(sum(p.minutes for p in PHASES[:number]), color="#bbbbbb", linewidth=1, zorder=0)
-        axes.spines[["top", "right"]].set_visible(False)
     above.set_yscale("log")
     above.set_ylabel("p95 from arrival to answer (s)")
     above.set_title("Three workloads in turn", loc="left")
     above.legend(frameon=False, fontsize=8)
     below.set_ylabel("mean judge score")
     below.set_xlabel("minute of arrival")
-    path = report.RESULTS / "drift.svg"
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-    return path
+    return report.save("drift", figure)

@@ -9,21 +9,17 @@ escalated there is the judge's decision.
 import asyncio
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks import report
-from benchmarks.mesh_paths import absolute_paths
+from benchmarks.meshes import absolute_paths, mesh_of
 from benchmarks.spread import median_and_range
 from penstock import AsyncClient, Reply
 from penstock.judge_service.scoring.comparison import same
-from penstock.local import LocalMesh, MeshOptions
 from penstock.services.mesh_file import read_mesh_data
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import TokenFrame
@@ -210,19 +206,13 @@ async def _cascade(questions: Sequence[dict[str, str]], rounds: int) -> dict[str
 
 async def _mesh_replies(questions: Sequence[dict[str, str]], *, with_drafts: bool) -> list[Reply]:
     """The greedy replies of a fresh mesh, one after another."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        content = absolute_paths(read_mesh_data(ROOT / "mesh.yaml"), ROOT)
-        for tier in content["tiers"]:
-            tier["escalation_drafts"] = with_drafts
-            tier.pop("skip_below", None)  # rejected answers are what is measured
-        content["router"].pop("score_predictor", None)
-        file = Path(folder) / "mesh.yaml"
-        file.write_text(yaml.safe_dump(content))
-        async with (
-            LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh,
-            AsyncClient(mesh.grpc_addresses) as client,
-        ):
-            return [await client.generate(question["prompt"], temperature=0.0) for question in questions]
+    content = absolute_paths(read_mesh_data(ROOT / "mesh.yaml"), ROOT)
+    for tier in content["tiers"]:
+        tier["escalation_drafts"] = with_drafts
+        tier.pop("skip_below", None)  # rejected answers are what is measured
+    content["router"].pop("score_predictor", None)
+    async with mesh_of(content) as mesh, AsyncClient(mesh.grpc_addresses) as client:
+        return [await client.generate(question["prompt"], temperature=0.0) for question in questions]
 
 
 def _rate(tier: str, replies: Sequence[Reply]) -> float:

@@ -7,15 +7,13 @@ fault.
 """
 
 import asyncio
+import itertools
 import signal
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
 from benchmarks import report
 from benchmarks.fault_streams import (
@@ -28,8 +26,9 @@ from benchmarks.fault_streams import (
     summary,
     until_whole,
 )
+from benchmarks.meshes import CONFIDENCE, mesh_of
 from penstock import AsyncClient
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local import LocalMesh
 
 TOKENS = 40  # of each reply
 STEP_MS = 250.0
@@ -40,26 +39,19 @@ FACES = ("grpc", "sse")
 TIMEOUT_S = 240.0
 
 
-def mesh_file(folder: Path) -> Path:
+def mesh_content() -> dict[str, Any]:
     """A cascade of two simulated tiers with room for all streams."""
     pace = {"overhead_ms": STEP_MS, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
     room = {"max_running": 600, "max_queued": 1200, "kv_tokens": 200_000, "engine": "simulated", "simulated": pace}
-    content = {
+    return {
         "name": "faults",
         "tiers": [
             {"name": "small", "model": "sim", "workers": 2, "threshold": 50, **room},
             {"name": "large", "model": "sim", "workers": 2, **room},
         ],
-        "judge": {
-            "replicas": 2,
-            "scorers": [{"name": "confidence", "kind": "confidence"}],
-            "default_scorer": "confidence",
-        },
+        "judge": CONFIDENCE | {"replicas": 2},
         "router": {"replicas": 2, "grpc_port": 0, "http_port": 0, "max_active": 1200, "worker_silence_s": 5},
     }
-    file = folder / "mesh.yaml"
-    file.write_text(yaml.safe_dump(content))
-    return file
 
 
 class Row:
@@ -148,25 +140,21 @@ async def measure(
 ) -> None:
     """Call `write` with all rows so far after every round: a run that is ended keeps what it has."""
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        options = MeshOptions(mesh_file(Path(folder)), Path(folder), log_level="warning")
-        connector = aiohttp.TCPConnector(limit=0)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with LocalMesh(options) as mesh, aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            await until_whole(mesh)
-            row = Row(mesh, session, await undisturbed(mesh, max(sizes)))
-            for number in range(rounds):
-                for count in sizes:
-                    for kind in kinds:
-                        for action in ("kill", "stop") if kind != "nothing" else ("none",):
-                            for face in FACES:
-                                result = {"round": number + 1, **await row.run(kind, action, count, face)}
-                                rows.append(result)
-                                line = "  ".join(
-                                    f"{key} {value}" for key, value in result.items() if key != "errors" or value
-                                )
-                                print(line, flush=True)
-                write(rows)
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with (
+        mesh_of(mesh_content(), any_ports=False) as mesh,
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+    ):
+        await until_whole(mesh)
+        row = Row(mesh, session, await undisturbed(mesh, max(sizes)))
+        for number in range(rounds):
+            for count, kind in itertools.product(sizes, kinds):
+                for action, face in itertools.product(("kill", "stop") if kind != "nothing" else ("none",), FACES):
+                    result = {"round": number + 1, **await row.run(kind, action, count, face)}
+                    rows.append(result)
+                    shown = (f"{key} {value}" for key, value in result.items() if key != "errors" or value)
+                    print("  ".join(shown), flush=True)
+            write(rows)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

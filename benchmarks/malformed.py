@@ -11,25 +11,23 @@ import gzip
 import itertools
 import json
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import grpc
-import yaml
 from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
 from benchmarks import report
 from benchmarks.fault_streams import percentile_ms, until_whole
+from benchmarks.meshes import CONFIDENCE, mesh_of
 from penstock import AsyncClient, PenstockError
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local import LocalMesh
 from penstock.services.domain.instances import Role
 from tests.conftest import FAMILY, ROOT
 from tests.support.malformed_forms import HOSTILE
@@ -49,7 +47,7 @@ NO_FORM = "no form"
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[LocalMesh]:
+async def running() -> AsyncIterator[LocalMesh]:
     """The mesh of this benchmark, with all processes ready."""
     fast = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 8, "max_context_tokens": 512}
     content = {
@@ -58,12 +56,10 @@ async def running(folder: Path) -> AsyncIterator[LocalMesh]:
             {"name": "small", "model": str(FAMILY / "small"), "threshold": 50},
             {"name": "large", "model": "sim-large", "engine": "simulated", "simulated": fast},
         ],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
+        "judge": CONFIDENCE,
         "router": {"grpc_port": 0, "http_port": 0},
     }
-    file = folder / "mesh.yaml"
-    file.write_text(yaml.safe_dump(content))
-    async with LocalMesh(MeshOptions(file, folder, log_level="warning")) as mesh:
+    async with mesh_of(content, any_ports=False) as mesh:
         await until_whole(mesh)
         yield mesh
 
@@ -283,11 +279,10 @@ def run_quick(rounds: int) -> None:
 
 
 async def _run(rounds: int, requests: int, names: tuple[str, ...]) -> None:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        async with running(Path(folder)) as mesh:
-            figures: dict[str, Any] = {"malformed": await malformed(mesh, requests)}
-            print(json.dumps(figures, indent=1), flush=True)
-            figures["compressed"] = await compressed(mesh)
-            print(json.dumps(figures["compressed"], indent=1), flush=True)
-            figures["forms"] = await forms(mesh, names, rounds)
-            print(report.write("malformed", figures))
+    async with running() as mesh:
+        figures: dict[str, Any] = {"malformed": await malformed(mesh, requests)}
+        print(json.dumps(figures, indent=1), flush=True)
+        figures["compressed"] = await compressed(mesh)
+        print(json.dumps(figures["compressed"], indent=1), flush=True)
+        figures["forms"] = await forms(mesh, names, rounds)
+        print(report.write("malformed", figures))

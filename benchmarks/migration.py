@@ -10,21 +10,19 @@ import itertools
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from grpc import aio
 
 from benchmarks import report
+from benchmarks.meshes import CONFIDENCE, mesh_of
 from benchmarks.spread import median_and_range
 from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, RetryPolicy, TierStarted, Tokens
-from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.domain.instances import Role
@@ -153,44 +151,40 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 async def measure(rounds: int) -> dict[str, Any]:
     work, results = workload(), list[dict[str, Any]]()
     os.environ["PENSTOCK_FRAME_INTERVAL_MS"] = "0"  # for the processes started below
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        file = Path(folder) / "mesh.yaml"
-        tier = {"name": "only", "model": str(FAMILY / MODEL), "workers": WORKERS}
-        content = {
-            "name": "bench-migration",
-            "tiers": [tier],
-            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        }
-        file.write_text(yaml.safe_dump(content))
-        async with (
-            LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh,
-            AsyncClient(
-                mesh.grpc_addresses, admin=mesh.admin_addresses, retry=RetryPolicy(attempts=1), timeout_s=300
-            ) as client,
-        ):
-            records = mesh.view.instances(Role.WORKER)
-            workers, addresses = [r.instance_id for r in records], [r.address for r in records]
-            for number, at_once in itertools.product(range(rounds), AT_ONCE):
-                stop = asyncio.Event()
-                still = await read_all(client, work, workers, at_once, moving=False)
-                probing = asyncio.create_task(probe(addresses, stop))
-                moved = await read_all(client, work, workers, at_once, moving=True)
-                stop.set()
-                trips, steps = await probing
-                result = {"at_once": at_once, **summary(still, moved, trips, steps)}
-                result["failovers"] = (await client.status()).failovers
-                results.append(result)
-                line = "  ".join(f"{key} {result[key]}" for key in ("moves", "refused", "same_text", "failovers"))
-                print(f"round {number + 1}  {at_once} at once  {line}")
-                for key in (
-                    "stall_ms",
-                    "move_adds_ms",
-                    "token_gap_ms",
-                    "undisturbed_token_gap_ms",
-                    "source_stall_ms",
-                    "round_trip_ms",
-                ):
-                    print(f"  {key:<26}" + "  ".join(f"{k} {v:7.1f}" for k, v in result[key].items()), flush=True)
+    content = {
+        "name": "bench-migration",
+        "tiers": [{"name": "only", "model": str(FAMILY / MODEL), "workers": WORKERS}],
+        "judge": CONFIDENCE,
+    }
+    async with (
+        mesh_of(content) as mesh,
+        AsyncClient(
+            mesh.grpc_addresses, admin=mesh.admin_addresses, retry=RetryPolicy(attempts=1), timeout_s=300
+        ) as client,
+    ):
+        records = mesh.view.instances(Role.WORKER)
+        workers, addresses = [r.instance_id for r in records], [r.address for r in records]
+        for number, at_once in itertools.product(range(rounds), AT_ONCE):
+            stop = asyncio.Event()
+            still = await read_all(client, work, workers, at_once, moving=False)
+            probing = asyncio.create_task(probe(addresses, stop))
+            moved = await read_all(client, work, workers, at_once, moving=True)
+            stop.set()
+            trips, steps = await probing
+            result = {"at_once": at_once, **summary(still, moved, trips, steps)}
+            result["failovers"] = (await client.status()).failovers
+            results.append(result)
+            line = "  ".join(f"{key} {result[key]}" for key in ("moves", "refused", "same_text", "failovers"))
+            print(f"round {number + 1}  {at_once} at once  {line}")
+            for key in (
+                "stall_ms",
+                "move_adds_ms",
+                "token_gap_ms",
+                "undisturbed_token_gap_ms",
+                "source_stall_ms",
+                "round_trip_ms",
+            ):
+                print(f"  {key:<26}" + "  ".join(f"{k} {v:7.1f}" for k, v in result[key].items()), flush=True)
     return {
         "model": MODEL,
         "workers": WORKERS,

@@ -169,9 +169,5 @@ def _plot(errors: dict[str, Floats], overall: float) -> Path:
     axes.set_xlabel("relative error of a held-out request's predicted time per token")
     axes.set_ylabel("density")
     axes.set_title(f"QoE model on the torch engine: mean error {overall:.1%}", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    path = report.RESULTS / "qoe.svg"
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-    return path
+    return report.save("qoe", figure)

@@ -14,6 +14,7 @@ import matplotlib as mpl
 
 mpl.use("svg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).with_name("results")
 COLOURS = ("#1f6f78", "#e07a3f", "#8d99ae", "#c9a227", "#6d597a", "#7fb069", "#b23a48", "#4a4e69")
@@ -82,12 +83,18 @@ def bars(
     axes.set_ylabel(unit)
     axes.set_yscale("log" if log else "linear")
     axes.set_title(title, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.margins(y=0.15)
     if len(series) <= LEGEND_WITHIN:
         axes.legend(frameon=False, loc="upper left")
     else:
         figure.legend(frameon=False, loc="outside lower center", ncols=len(series))
+    return save(name, figure)
+
+
+def save(name: str, figure: Figure) -> Path:
+    """Write results/<name>.svg, without frames around the plots, and close the figure."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
     path = RESULTS / f"{name}.svg"
     RESULTS.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

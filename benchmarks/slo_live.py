@@ -17,7 +17,6 @@ import asyncio
 import itertools
 import random
 import statistics
-import tempfile
 import time
 import timeit
 from collections.abc import AsyncIterator, Sequence
@@ -26,13 +25,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
 from benchmarks import report, workload
+from benchmarks.meshes import mesh_of
 from benchmarks.spread import median_and_quartiles
-from penstock.local import LocalMesh, MeshOptions
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
@@ -90,22 +88,19 @@ class Outcome:
 @asynccontextmanager
 async def _mesh(policy: str) -> AsyncIterator[Any]:
     """A stub of the router of a mesh with this policy."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        tier = {
-            "name": "only",
-            "model": str(MODEL),
-            "workers": 2,
-            "max_running": MAX_RUNNING,
-            "max_queued": REQUESTS,
-            "batch_policy": policy,
-        }
-        file = Path(folder) / "mesh.yaml"
-        file.write_text(yaml.safe_dump({"name": f"bench-{policy.replace('_', '-')}", "tiers": [tier]}))
-        async with (
-            LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh,
-            aio.insecure_channel(mesh.grpc_addresses[0]) as channel,
-        ):
-            yield router_pb2_grpc.RouterServiceStub(channel)
+    tier = {
+        "name": "only",
+        "model": str(MODEL),
+        "workers": 2,
+        "max_running": MAX_RUNNING,
+        "max_queued": REQUESTS,
+        "batch_policy": policy,
+    }
+    async with (
+        mesh_of({"name": f"bench-{policy.replace('_', '-')}", "tiers": [tier]}) as mesh,
+        aio.insecure_channel(mesh.grpc_addresses[0]) as channel,
+    ):
+        yield router_pb2_grpc.RouterServiceStub(channel)
 
 
 def _duration(seconds: float) -> Duration:

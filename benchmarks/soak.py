@@ -11,7 +11,6 @@ import asyncio
 import random
 import signal
 import statistics
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
 from benchmarks import report
 from benchmarks.fault_streams import (
@@ -31,9 +29,10 @@ from benchmarks.fault_streams import (
     summary,
     until_whole,
 )
+from benchmarks.meshes import mesh_of
 from models.training import tasks
 from penstock import AsyncClient, PenstockError
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local import LocalMesh
 
 FAMILY = Path("models/family").resolve()
 SECONDS, QUICK_SECONDS = 1800.0, 180.0
@@ -47,9 +46,9 @@ TIMEOUT_S = 240.0
 SEED = 7
 
 
-def mesh_file(folder: Path) -> Path:
+def mesh_content() -> dict[str, Any]:
     """Two tiers of shipped models, everything but planner and Redis twice."""
-    content = {
+    return {
         "name": "soak",
         "tiers": [
             {"name": "small", "model": str(FAMILY / "small"), "workers": 2, "threshold": 30},
@@ -62,9 +61,6 @@ def mesh_file(folder: Path) -> Path:
         },
         "router": {"replicas": 2, "grpc_port": 0, "http_port": 0},
     }
-    file = folder / "mesh.yaml"
-    file.write_text(yaml.safe_dump(content))
-    return file
 
 
 class Soak:
@@ -194,15 +190,13 @@ async def texts(mesh: LocalMesh, prompts: Sequence[str]) -> dict[tuple[str, str]
 
 async def measure(seconds: float) -> dict[str, Any]:
     prompts = [p.prompt for p in tasks.single_turns(400, seed=SEED)]
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        options = MeshOptions(mesh_file(Path(folder)), Path(folder), log_level="warning")
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with LocalMesh(options) as mesh, aiohttp.ClientSession(timeout=timeout) as session:
-            await until_whole(mesh)
-            expected = await texts(mesh, prompts)
-            soak = Soak(mesh, session, seconds)
-            await soak.run(prompts)
-            await until_whole(mesh)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with mesh_of(mesh_content(), any_ports=False) as mesh, aiohttp.ClientSession(timeout=timeout) as session:
+        await until_whole(mesh)
+        expected = await texts(mesh, prompts)
+        soak = Soak(mesh, session, seconds)
+        await soak.run(prompts)
+        await until_whole(mesh)
     by_kind = {
         kind: summary(results, lambda r: expected.get((r.tier, r.prompt)) if r.tier else None, 0.0)
         for kind, results in soak.results.items()

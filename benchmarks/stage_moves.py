@@ -9,22 +9,19 @@ import asyncio
 import dataclasses
 import json
 import random
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import yaml
 from grpc import aio
 
 from benchmarks import report, workload
+from benchmarks.meshes import CONFIDENCE, mesh_of
 from benchmarks.spread import percentile
 from penstock import AsyncClient, AsyncPlannerClient, Stage
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local import LocalMesh
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
@@ -50,20 +47,12 @@ class Reply:
     changes: list[str] = dataclasses.field(default_factory=list)
 
 
-@asynccontextmanager
-async def _mesh() -> AsyncIterator[LocalMesh]:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        tier = {"name": "only", "model": str(MODEL), "workers": WORKERS, "max_running": CONCURRENCY}
-        content = {
-            "name": "bench",
-            "tiers": [tier],
-            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-            "stages": {"look_s": LOOK_S, "refine_s": REFINE_S},
-        }
-        file = Path(folder) / "mesh.yaml"
-        file.write_text(yaml.safe_dump(content))
-        async with LocalMesh(MeshOptions(file, Path(folder), any_ports=True, log_level="warning")) as mesh:
-            yield mesh
+CONTENT = {
+    "name": "bench",
+    "tiers": [{"name": "only", "model": str(MODEL), "workers": WORKERS, "max_running": CONCURRENCY}],
+    "judge": CONFIDENCE,
+    "stages": {"look_s": LOOK_S, "refine_s": REFINE_S},
+}
 
 
 async def _one(stub: Any, prompt: str, number: int, tokens: int) -> Reply:
@@ -144,7 +133,7 @@ async def measure() -> dict[str, Any]:
     prompts = workload.questions(STREAMS, SEED)
     lengths = [draw.randint(*(LONG if draw.random() < LONG_SHARE else SHORT)) for _ in prompts]
     boundaries: list[tuple[float, dict[str, int]]] = []
-    async with _mesh() as mesh, AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
+    async with mesh_of(CONTENT) as mesh, AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
         (address,) = mesh.grpc_addresses
         await _drive(address, prompts[:8], [16] * 8)  # every worker's first steps
         still, still_s = await _drive(address, prompts, lengths)
@@ -173,13 +162,8 @@ def _plot(boundaries: list[tuple[float, dict[str, int]]]) -> Path:
     axes.set_xlabel("seconds")
     axes.set_ylabel("tokens")
     axes.set_title("Where each instance of the first stage ends", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    path = report.RESULTS / "stage_moves.svg"
-    report.RESULTS.mkdir(exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-    return path
+    return report.save("stage_moves", figure)
 
 
 def run(rounds: int) -> None:

@@ -353,11 +353,7 @@ def _plot(traces: dict[str, Any]) -> Path:
         panel.set_xticks(range(len(traces)), [name.replace("_", "\n") for name in traces], fontsize=8)
         slower = f"up to {1 + term:g} times" if term else "none"
         panel.set_title(f"cost of unlike lengths: {slower}", loc="left")
-        panel.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("sustained rate over least work")
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=len(kinds))
     figure.suptitle(f"{INSTANCES} instances: {MODEL} on {GPU} (simulated)", x=0.01, ha="left")
-    path = report.RESULTS / "stages.svg"
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-    return path
+    return report.save("stages", figure)

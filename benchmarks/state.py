@@ -15,7 +15,6 @@ import contextlib
 import heapq
 import json
 import multiprocessing
-import os
 import random
 import selectors
 import socket
@@ -32,6 +31,7 @@ from redis.connection import Connection as RedisConnection
 from benchmarks import report
 from benchmarks.spread import percentile
 from penstock.local import redis_server as local_redis
+from penstock.local.cpu_time import cpu_s
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from penstock.services.domain.mesh_view import PULL_INTERVAL_S, MeshView
 from penstock.services.domain.stages.places import MAX_NEIGHBOURS, neighbours
@@ -41,8 +41,8 @@ from penstock.services.settings import ServiceSettings
 from penstock.services.state import InstanceStore, MeshFeed, Registrar, connect
 from penstock.services.state.feed import HEADS_PER_PULL
 from penstock.services.state.keys import Keys, tier_group
-from penstock.services.testing import redis_server
 from penstock.types.mesh_status import StagePlace
+from tests.support.services import redis_server
 
 INSTANCES = (100, 300, 1000)
 ROUTERS = 16
@@ -218,12 +218,6 @@ def _side(name: str, url: str, instances: int, pipe: Connection) -> None:
     asyncio.run(run())
 
 
-def _cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(instances: int) -> dict[str, Any]:
     """One run: ages in seconds, CPU as shares of one core."""
     spawn, port = multiprocessing.get_context("spawn"), free_port()
@@ -242,10 +236,10 @@ def measure(instances: int) -> dict[str, Any]:
             for name in SIDES:
                 assert pipes[name][0].recv() == "warm"
             pids = {"redis": server.pid, **{name: process.pid or 0 for name, process in sides.items()}}
-            before, began = {name: _cpu_s(pid) for name, pid in pids.items()}, time.monotonic()
+            before, began = {name: cpu_s(pid) for name, pid in pids.items()}, time.monotonic()
             time.sleep(MEASURED_S - 1.0)
             wall_s = time.monotonic() - began
-            shares = {name: (_cpu_s(pid) - before[name]) / wall_s for name, pid in pids.items()}
+            shares = {name: (cpu_s(pid) - before[name]) / wall_s for name, pid in pids.items()}
             seen = {name: pipes[name][0].recv() for name in SIDES}
             stop.set()
             sent = pipes["crowd"][0].recv()

@@ -10,7 +10,6 @@ wall-clock time and by the CPU time of both processes; with other work on the ma
 import asyncio
 import json
 import multiprocessing
-import os
 import secrets
 import time
 import zlib
@@ -20,7 +19,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,6 +30,7 @@ from opentelemetry.metrics import NoOpMeter
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
+from penstock.local.cpu_time import cpu_s
 from penstock.mapper import to_message
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
@@ -237,12 +236,6 @@ def _receive(shape: str, compiled: bool, connection: Connection) -> None:
     asyncio.run(run())
 
 
-def _cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _source(shape: str, way: str, port: int) -> _Sender:
     layout, tokens = SHAPES[shape]
     engine = PoolEngine(layout, tokens, compiled=way != "before")
@@ -305,18 +298,18 @@ async def measure(shape: str, rounds: int) -> dict[str, Any]:
         for _ in range(rounds):
             for way in WAYS:
                 process, here = targets[way]
-                cpu, target_cpu, began = time.process_time(), _cpu_s(process.pid), time.perf_counter()
+                cpu, target_cpu, began = time.process_time(), cpu_s(process.pid), time.perf_counter()
                 stalls = [(await _move(sources[way]))[1] for _ in range(MOVES)]
                 wall_s = time.perf_counter() - began
-                cpu_s = time.process_time() - cpu
-                target_s = _cpu_s(process.pid) - target_cpu
+                source_s = time.process_time() - cpu
+                target_s = cpu_s(process.pid) - target_cpu
                 here.send("checksum")
                 if await asyncio.to_thread(here.recv) != sources[way].engine.checksum():
                     raise RuntimeError(f"{way}: the KV that arrived is not what was sent")
                 row = {
                     "gb_per_s_wall": MOVES * size / wall_s / 1e9,
-                    "gb_per_cpu_s": MOVES * size / (cpu_s + target_s) / 1e9,
-                    "source_cpu_s": cpu_s,
+                    "gb_per_cpu_s": MOVES * size / (source_s + target_s) / 1e9,
+                    "source_cpu_s": source_s,
                     "target_cpu_s": target_s,
                     "pause_ms": 1000 * max(stalls),
                     "estimate_gb_per_s": sources[way].sender.bandwidth.bytes_per_s / 1e9,

@@ -26,19 +26,3 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         if seconds > 0:
             time.sleep(seconds)
-
-
-class VirtualClock:
-    """A clock that only `sleep` advances, for tests and simulations."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        return self._now
-
-    def wall(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._now += max(0.0, seconds)

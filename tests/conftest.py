@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from penstock.local import redis_server as local_redis
 from penstock.services.processes import free_port
-from penstock.services.testing import RedisProcess, redis_server
 from tests.support import cpu_limit
+from tests.support.services import RedisProcess, redis_server
 
 if TYPE_CHECKING:
     from tests.support.sglang import SglangServers

@@ -2,23 +2,21 @@
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.end_to_end.explained import EngineTime
 from benchmarks.end_to_end.site import Layout, mesh_content
 from benchmarks.end_to_end.systems import System
+from benchmarks.meshes import mesh_of
 from penstock import AsyncClient
 from penstock.cli.demo_run import warm_up
 from penstock.cli.held_out import Question
 from penstock.client.judging import AsyncJudge
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local import LocalMesh
 from penstock.local.cpu_time import group_cpu_s, scheduled_s
 from penstock.services.domain.instances import Role
 
@@ -86,20 +84,15 @@ async def serving(
     system: System, layout: Layout, base: dict[str, Any], warm: list[Question]
 ) -> AsyncIterator[ServedSystem]:
     """Run the mesh of a system, its workers warm and, if the layout says so, pinned to a core each."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
-        folder = Path(name)
-        file = folder / "mesh.yaml"
-        file.write_text(yaml.safe_dump(mesh_content(base, system)))
-        options = MeshOptions(file, folder, any_ports=True, log_level="warning")
-        async with LocalMesh(options) as mesh, AsyncClient(mesh.grpc_addresses) as client:
-            if layout.pinned:
-                pin_workers(mesh)
-            used = [tier.name for tier in mesh.mesh.tiers if tier.workers]
-            for model in (*used, "cascade"):
-                await warm_up(client, model, warm)
-            before_s = mesh_cpu_s(mesh)
-            await asyncio.sleep(IDLE_S)
-            yield ServedSystem(system, mesh, client, (mesh_cpu_s(mesh) - before_s) / IDLE_S)
+    async with mesh_of(mesh_content(base, system)) as mesh, AsyncClient(mesh.grpc_addresses) as client:
+        if layout.pinned:
+            pin_workers(mesh)
+        used = [tier.name for tier in mesh.mesh.tiers if tier.workers]
+        for model in (*used, "cascade"):
+            await warm_up(client, model, warm)
+        before_s = mesh_cpu_s(mesh)
+        await asyncio.sleep(IDLE_S)
+        yield ServedSystem(system, mesh, client, (mesh_cpu_s(mesh) - before_s) / IDLE_S)
 
 
 def pin_workers(mesh: LocalMesh) -> None:

@@ -16,7 +16,7 @@ from benchmarks.end_to_end.figures import Row, Scores
 from benchmarks.end_to_end.meshes import ServedSystem, serving
 from benchmarks.end_to_end.site import Layout
 from benchmarks.end_to_end.systems import System
-from benchmarks.mesh_paths import absolute_paths
+from benchmarks.meshes import absolute_paths
 from benchmarks.public_data import public
 from penstock.cli.demo_run import pace_of
 from penstock.cli.held_out import Question, read_questions

@@ -26,11 +26,11 @@ from penstock.services.state import connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.limits import SharedLimits
 from penstock.services.state.usage import UsageOf, UsageStore
-from penstock.services.testing import RedisProcess
 from penstock.types.events import Finished, TierSummary
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, Usage
 from penstock.types.sampling import SamplingParams
+from tests.support.services import RedisProcess
 
 
 class CountedStore(UsageStore):

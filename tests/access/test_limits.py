@@ -24,9 +24,9 @@ from penstock.services.state import connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.limits import SharedLimits
 from penstock.services.state.usage import UsageOf, UsageStore
-from penstock.services.testing import RedisProcess
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from penstock.types.sampling import SamplingParams
+from tests.support.services import RedisProcess
 
 LIMITED = MeshTenant(name="a", models=("small",), max_tokens=100, max_n=2, max_priority=5, slo=False)
 

@@ -20,10 +20,10 @@ from penstock.services.access.roles import (
     listening_host,
     may_call,
 )
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker, write_mesh_file
 from tests.support.empty_calls import status_of_empty_call
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 ROUTER, MESH = "/penstock.router.v1.RouterService/", "/penstock.router.v1.MeshService/"
 WORKER, JUDGE = "/penstock.worker.v1.WorkerService/", "/penstock.judge.v1.JudgeService/"
@@ -178,7 +178,7 @@ async def test_a_service_without_keys_and_certificates_listens_on_loopback_only(
 ) -> None:
     from penstock.planner_service.compose import compose
     from penstock.services.domain.instances import Role
-    from penstock.services.testing import serving
+    from tests.support.services import serving
 
     file = mesh_file()
     async with serving(Role.PLANNER, compose, file, redis.url, bind_host="0.0.0.0", admin_host="0.0.0.0") as planner:

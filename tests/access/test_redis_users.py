@@ -22,10 +22,10 @@ from penstock.services.state import InstanceStore, StateUnavailable, connect
 from penstock.services.state.connection import without_password
 from penstock.services.state.keys import Keys, tier_group
 from penstock.services.state.users import WHOLE, acl_file, rules, user_name
-from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT, write_mesh_file
 from tests.support.cli import penstock
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 
 ROLES = ("router", "worker", "judge", "planner", "operator")
 KEYS = Keys("mesh-*")  # a name that is a pattern of Redis, too

@@ -29,11 +29,11 @@ from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshTenant
 from penstock.services.state import connect
-from penstock.services.testing import RedisProcess
 from penstock.types.sampling import SamplingParams
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 PROMPT = "a prompt that no log may have"
 TENANTS: list[dict[str, Any]] = [

@@ -22,12 +22,12 @@ from penstock.services.access.certificates import LOOK_S, CertificateFiles
 from penstock.services.access.guard import IDENTITY_PREFIX
 from penstock.services.access.roles import PERMISSIONS, CallerRole, may_call
 from penstock.services.field_problems import SettingsError
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.cli import penstock
 from tests.support.empty_calls import status_of_empty_call
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 HOSTS = ("localhost", "127.0.0.1")
 SERVICES = ("router", "worker", "judge", "planner")

@@ -9,9 +9,9 @@ import openai
 import pytest
 import yaml
 
-from penstock.services.testing import RedisProcess
 from tests.conftest import FAMILY
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 from tests.support.sglang import SglangServers, cpu_shape
 
 

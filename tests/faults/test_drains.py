@@ -9,10 +9,10 @@ from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, RetryPoli
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.services.domain.instances import Role
 from penstock.services.state import PlanStore, connect
-from penstock.services.testing import RedisProcess
 from penstock.worker_service import servicer as worker_servicer
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
 

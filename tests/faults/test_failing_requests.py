@@ -7,10 +7,10 @@ import grpc
 import pytest
 
 from penstock import PenstockError
-from penstock.services.testing import RedisProcess
 from penstock.worker_service.engine.simulated.engine import SimulatedRunner
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 
 BELL = 7  # a character, and its token, that only the bad prompts have
 

@@ -11,10 +11,10 @@ from penstock.judge_service.scorers.confidence import ConfidenceScorer
 from penstock.judge_service.scoring.interface import RawScore
 from penstock.router_service.clients import judge_client
 from penstock.router_service.clients.judge_client import TIMEOUTS_TO_OPEN, JudgeClient
-from penstock.services.testing import RedisProcess
 from penstock.types.judging import JudgedAnswer
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 
 REQUESTS = 24
 

@@ -13,8 +13,8 @@ REQUESTS = 500
 
 
 @pytest.fixture(scope="module")
-async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
-    async with running(tmp_path_factory.mktemp("malformed")) as started:
+async def mesh() -> AsyncIterator[LocalMesh]:
+    async with running() as started:
         yield started
 
 

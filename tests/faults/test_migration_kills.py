@@ -22,9 +22,9 @@ from penstock import AsyncClient, InstanceChanged, InstanceStatus, MeshStatus, M
 from penstock.client.errors import PenstockError
 from penstock.services.background import end
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.mesh import TestMesh
+from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
 pytestmark = pytest.mark.slow

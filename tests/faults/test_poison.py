@@ -12,9 +12,9 @@ import pytest
 from penstock import AsyncClient, MeshStatus, Tokens
 from penstock.client.errors import PenstockError
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT, write_mesh_file
 from tests.support.mesh import TestMesh
+from tests.support.services import RedisProcess
 
 pytestmark = pytest.mark.slow
 

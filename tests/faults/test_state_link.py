@@ -18,11 +18,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import InstanceChanged, TierStarted, Tokens
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh
 from tests.support.present import present
 from tests.support.proxy import TcpProxy
+from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS
 
 LEASE_S = 1.0  # of the worker that loses its link

@@ -13,10 +13,10 @@ from grpc_status import rpc_status
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS
 
 STREAMS, MAX_ACTIVE, MAX_WAITING, TOKENS = 1000, 128, 128, 4

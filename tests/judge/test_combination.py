@@ -28,11 +28,11 @@ from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
-from penstock.services.testing import RedisProcess
 from penstock.types.judging import JudgedAnswer, LogprobSummary, ScoreRequest
 from penstock.types.prompts import TextPrompt
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 
 SHORT_MODEL = {"mean": [0], "scale": [1], "weights": [1], "intercept": 0, "samples": 1, "auc": 1, "brier": 0}
 """Of one scorer."""

@@ -20,7 +20,6 @@ from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.judging import JudgedAnswer, LogprobSummary
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import FinishReason
@@ -28,6 +27,7 @@ from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 GENEROUS = Calibration((-9.0, 0.0), (60.0, 100.0), samples=20, brier=0.0, brier_before=0.0)
 

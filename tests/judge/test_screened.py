@@ -23,11 +23,11 @@ from penstock.services.domain.errors import InvalidRequest, Overloaded
 from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.judging import JudgedAnswer, LogprobSummary
 from penstock.types.prompts import TextPrompt
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 HALVED = Calibration((0.0, 1.0), (0.0, 50.0), samples=20, brier=0.0, brier_before=0.0)
 PARTS = [{"name": "sure", "kind": "confidence"}, {"name": "costly", "kind": "exact"}]

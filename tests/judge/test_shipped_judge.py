@@ -28,11 +28,11 @@ from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.services.domain.errors import Overloaded, PromptTooLong, RequestFailed, Unavailable
 from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 JUDGE = {"name": "judge-model", "kind": "judge-model", "model": str(FAMILY / "judge")}
 ROWS = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]

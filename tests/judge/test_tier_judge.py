@@ -29,12 +29,12 @@ from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.services.state.keys import Keys
-from penstock.services.testing import RedisProcess
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import TextPrompt
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 QUESTIONS = ("What is 12 + 30?", "Reverse the order: trout, wing, field", "Sort: 7, 3, 9")
 THRESHOLD = 0.2  # the shipped models were not made to grade: they nearly always say 0

@@ -23,13 +23,13 @@ from penstock.services.domain.errors import InvalidRequest, Unavailable
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.services.state.keys import Keys
-from penstock.services.testing import RedisProcess
 from penstock.types.judging import JudgedAnswer, LogprobSummary
 from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
 from penstock.types.sampling import SamplingParams
 from penstock.types.structured import StructuredOutput
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 
 PROMPT = TextPrompt("p")
 

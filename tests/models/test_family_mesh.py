@@ -8,13 +8,13 @@ import openai
 import pytest
 import yaml
 
-from benchmarks.mesh_paths import absolute_paths
+from benchmarks.meshes import absolute_paths
 from models.training.smalltalk import REPLIES
 from penstock.services.mesh_file import read_mesh_data
-from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT
 from tests.support.agent import work
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 
 
 @pytest.fixture(scope="module")

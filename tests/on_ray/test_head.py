@@ -8,7 +8,6 @@ import pytest
 
 from penstock.local import read_run_file
 from penstock.local.cpu_time import descendants
-from penstock.services.testing import RedisProcess
 from tests.on_ray.support import (
     check_streams_amid,
     client_of,
@@ -21,6 +20,7 @@ from tests.on_ray.support import (
     up,
     whole,
 )
+from tests.support.services import RedisProcess
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -11,12 +11,12 @@ import yaml
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
 from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.planning import EngineBatch, MeasuredReplica, Trace
 from penstock.types.plans import QoeModel
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.questions import replan_question
+from tests.support.services import RedisProcess, serving
 
 
 class Planner:

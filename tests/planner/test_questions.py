@@ -23,13 +23,13 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.planning import PlanOptions
 from penstock.types.ranges import Within
 from penstock.types.rules import RuleOptions
 from tests.conftest import ROOT
 from tests.support.mesh import COMPOSE
 from tests.support.questions import question
+from tests.support.services import RedisProcess, serving
 from tests.support.tables import judged_header, write_table, write_trace
 
 EXAMPLES = ROOT / "examples"

@@ -23,12 +23,12 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planning import GpuBudget, LengthSource, Objective, PlanningQuestion, Trace
 from penstock.types.rules import EarlyCheck, RuleOptions
 from tests.support.mesh import COMPOSE
 from tests.support.questions import TIERS, partly_scored, predicted, question
+from tests.support.services import RedisProcess, serving
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import aiohttp
 import openai
 import pytest
 
-from penstock.services.testing import RedisProcess
 from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 
 @pytest.fixture(scope="module")

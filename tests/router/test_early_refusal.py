@@ -15,9 +15,9 @@ from grpc_status import rpc_status
 from penstock import TierStarted
 from penstock.router_service.admission.admission_queue import AdmissionQueue
 from penstock.services.domain.errors import Overloaded
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 GENERATE = "/penstock.router.v1.RouterService/Generate"
 LATER = 1e9

@@ -27,7 +27,6 @@ from penstock.router_service.generation.attempt import _draft_for
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.errors import from_rpc
-from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import Trace
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, GenerationRequest
@@ -37,6 +36,7 @@ from tests.router.test_flagged_answers import metrics_page
 from tests.router.test_generation import TOKENS, Scene
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.scripted_worker_servicer import Act, Script, ScriptedWorker
+from tests.support.services import RedisProcess
 from tests.support.simulated_text import simulated_texts
 
 if TYPE_CHECKING:

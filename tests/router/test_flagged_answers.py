@@ -11,9 +11,9 @@ from penstock import Finished, Judged, Tokens
 from penstock.router_service.generation.cascade import flagged
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 ROUTER = {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60}
 NEEDS_REFERENCE = {"scorers": [{"name": "exact", "kind": "exact"}], "default_scorer": "exact"}

@@ -17,12 +17,12 @@ from penstock.router_service.servicer import ROUTER_SERVICE
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.runtime import Chassis
-from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import Loading
 from penstock.types.plans import Plan, TierPlan
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
+from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

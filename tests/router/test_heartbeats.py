@@ -15,11 +15,11 @@ from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.router_service.domain.events import Answer, RequestOutput, RouterEvent
 from penstock.router_service.heartbeats import MAX_JOINED_TOKENS, MAX_UNREAD_EVENTS, with_heartbeats
-from penstock.services.testing import RedisProcess
 from penstock.types.events import Heartbeat, TierStarted
 from penstock.types.replies import TokenFrame
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 
 def event(number: int) -> RouterEvent:

@@ -20,10 +20,10 @@ from penstock.router_service.generation.live_requests import LiveRequests
 from penstock.services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 from penstock.services.domain.errors import AlreadyRunning
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess
 from penstock.types.requests import MAX_REQUEST_ID_CHARS
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 DUPLICATES = 20
 SLOW = {"overhead_ms": 5.0, "reply_tokens": 100_000}

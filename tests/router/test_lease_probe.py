@@ -21,13 +21,13 @@ from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, 
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.health import Health, is_serving
 from penstock.services.processes import free_port
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 CARD = ModelCard("only", "m", "d", "torch", 100, 10, 16, 8)
 LEASE_S = 1.0

@@ -14,10 +14,10 @@ import pytest
 from models.training import tasks
 from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, NotFoundError, Span, Stage, Tokens
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess
 from penstock.types.plans import QoeModel
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 STAGES = (Stage(0, 110, 2), Stage(110, 100_000, 1))
 QOE = (0.0, 0.0, 0.0, 0.0, 1e-6)

@@ -11,9 +11,9 @@ from penstock import AsyncClient, AsyncPlannerClient, Finished, InvalidRequestEr
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.testing import RedisProcess
 from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0}
 RULE = {"from_tokens": 40, "threshold": 0.0}

@@ -24,7 +24,6 @@ from penstock.services.domain.instances import InstanceRecord, ModelCard, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages.bidding import Ask
 from penstock.services.mesh_schema import MeshStages
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.mesh_status import ReplyMoved, StagePlace
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import GenerationRequest
@@ -33,6 +32,7 @@ from penstock.types.workers import MoveAdvice, MoveReason, NotMoved
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.present import present
+from tests.support.services import RedisProcess, serving
 
 Reply = TypeVar("Reply", bound=MovableReply)
 ADVICE = MoveAdvice(MoveReason.RANGE_CROSSED, 100, 100)

@@ -13,11 +13,11 @@ import pytest
 
 from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, NotFoundError, TierStarted, Tokens
-from penstock.services.testing import RedisProcess
 from penstock.worker_service.engine.torch.runner import TorchRunner
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 STEP_S = 0.02
 LONG: Any = {"temperature": 0.9, "max_tokens": 300, "ignore_eos": True}

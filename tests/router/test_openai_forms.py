@@ -18,9 +18,9 @@ from penstock.cli.main import app
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from penstock.services.testing import RedisProcess
 from tests.conftest import FAMILY, write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 NO_TOOLS = (  # a chat template
     "{{ bos_token }}{% for message in messages %}"

@@ -13,12 +13,12 @@ import pytest
 from penstock import NotFoundError
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.generation.cascade_generation import UNSTREAMED_INTERVAL_S
-from penstock.services.testing import RedisProcess
 from penstock.types.requests import GenerationRequest
 from tests.conftest import MeshFileMaker
 from tests.support.malformed_http import CHAT, WRONG
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.present import present
+from tests.support.services import RedisProcess
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 JSON = {"Content-Type": "application/json"}

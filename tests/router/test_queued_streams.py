@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 
 from penstock import Event, Tokens
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ from penstock.services.domain.errors import (
 from penstock.services.domain.instances import Role
 from penstock.services.processes import free_port
 from penstock.services.runtime import Chassis
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import GenerationRequest
@@ -43,6 +42,7 @@ from penstock.types.workers import EngineFinished, WorkerEnd
 from tests.conftest import MeshFileMaker
 from tests.support.called_events import called
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 
 @dataclass

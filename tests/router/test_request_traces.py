@@ -11,9 +11,9 @@ import pytest
 from penstock import NotFoundError, Trace, UnavailableError
 from penstock.services.state import TraceStore
 from penstock.services.state.traces import SpanRecord
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVICES = {"router", "worker", "judge"}

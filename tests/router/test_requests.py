@@ -20,9 +20,9 @@ from penstock import (
     UnavailableError,
 )
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 # The simulated model states probability 0.9 for every token: the confidence scorer gives 90.
 STANDS, FALLS = 80, 95

@@ -26,10 +26,10 @@ from penstock.services.domain.instances import Role
 from penstock.services.health import is_serving
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.shared_port import SharedPort
-from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import ProcessCounters
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
+from tests.support.services import RedisProcess
 
 COUNT = 2
 WAIT_S = 60.0  # limit of each wait for a condition

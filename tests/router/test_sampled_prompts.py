@@ -24,7 +24,6 @@ from penstock.services.domain.prompt_samples import MAX_SAMPLE_BYTES, PromptSamp
 from penstock.services.mesh_schema import MeshFile
 from penstock.services.state import PromptSampleStore, StateUnavailable, connect
 from penstock.services.state.keys import Keys
-from penstock.services.testing import RedisProcess
 from penstock.types.events import Finished, TierSummary
 from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from penstock.types.replies import FinishReason, Usage
@@ -33,6 +32,7 @@ from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolUse
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 SECRET = "a secret of nobody"
 ALL: dict[str, Any] = {"share": 1.0}

@@ -11,18 +11,18 @@ import yaml
 
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.telemetry.sampling import WindowSampler
-from penstock.services.clock import VirtualClock
 from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.services.field_problems import from_json
 from penstock.services.state import WorkloadStore
-from penstock.services.testing import RedisProcess
 from penstock.types.events import Finished, TierSummary
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, Usage
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
 from tests.support.questions import replan_question
+from tests.support.services import RedisProcess
+from tests.support.virtual_clock import VirtualClock
 
 REQUEST = RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0)  # type: ignore[arg-type]
 

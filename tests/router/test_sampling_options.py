@@ -8,10 +8,10 @@ import openai
 import pytest
 
 from penstock import Options
-from penstock.services.testing import RedisProcess
 from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY, write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 HELLO: Any = [{"role": "user", "content": "Count from 3 to 31 by 4."}]
 REASONING = (

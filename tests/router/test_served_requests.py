@@ -16,16 +16,16 @@ from penstock.cli.main import app
 from penstock.planner_service.files import read_trace
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.telemetry.request_recorder import HELD_REQUESTS, RequestRecorder
-from penstock.services.clock import VirtualClock
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.state import ServedRequestStore, StateUnavailable
-from penstock.services.testing import RedisProcess
 from penstock.types.events import Finished, TierSummary
 from penstock.types.mesh_status import ServedRequest
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, Usage
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
+from tests.support.virtual_clock import VirtualClock
 
 SECRET = "a secret of nobody"
 

@@ -17,10 +17,10 @@ from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.services.domain.score_prediction import ScorePredictor, features
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
-from penstock.services.testing import RedisProcess
 from penstock.types.requests import GenerationRequest
 from tests.router.test_flagged_answers import metrics_page
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 LENGTH = 400
 SLOW = {"overhead_ms": 4.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}

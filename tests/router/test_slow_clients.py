@@ -17,11 +17,11 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
-from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import MeshStatus
 from tests.conftest import MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS
 
 SHORT_S = 1.5  # each time-out that is tested: a process that gets no CPU for a while is not taken for one that is slow

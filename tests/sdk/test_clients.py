@@ -20,9 +20,9 @@ from penstock import (
 )
 from penstock.proto.planner.v1 import planner_pb2
 from penstock.proto.router.v1 import router_pb2
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import pytest
 
 from penstock import client as sdk
 from penstock.client.connection import DEFAULT_TARGET
-from penstock.services.testing import RedisProcess
 from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.questions import replan_question
+from tests.support.services import RedisProcess
 
 COMPUTED = ("plan_cascade", "plan_stages", "simulate_deployment")
 """Methods whose work is done in a process of the planner's, which takes seconds to start."""

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.judge_service.calibrate import read_samples
 from penstock.planner_service.files import read_quality
-from penstock.services.testing import RedisProcess
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import running_mesh
 from tests.support.present import present
+from tests.support.services import RedisProcess
 
 PROMPTS = [
     {"prompt": "What is 12 + 30?", "answer": "42"},

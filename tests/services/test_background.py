@@ -30,9 +30,9 @@ from penstock.services.processes import ProcessSpec, Watcher
 from penstock.services.state import MeshFeed, Registrar, WorkloadStore, connect
 from penstock.services.state.connection import connect_blocking
 from penstock.services.state.keys import Keys
-from penstock.services.testing import RedisProcess, serving
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 AT_ONCE = Restart(first_s=0.0)
 
@@ -292,7 +292,6 @@ OWNED = {
     "services/background.py": "supervise itself",
     "services/grpc_server.py": "requests for calls: end with the server; a failure reaches its loop",
     "services/runtime.py": "waits of one function, cancelled before it returns",
-    "services/testing.py": "awaited by the context that creates it",
     "penstock/cli/local.py": "waits of one function",
     "penstock/local/mesh.py": "waits of one function",
     "penstock/on_ray/placer.py": "reports of starts: kept until they end",

@@ -17,8 +17,8 @@ from penstock.services.runtime import Chassis, serve
 from penstock.services.settings import ServiceSettings
 from penstock.services.state import MeshFeed, connect
 from penstock.services.state.keys import Keys
-from penstock.services.testing import RedisProcess
 from tests.conftest import ROOT, MeshFileMaker
+from tests.support.services import RedisProcess
 
 TIMEOUT_S = 120.0
 

@@ -30,10 +30,10 @@ from penstock.services.state.connection import connect_blocking
 from penstock.services.state.instances import MAX_ENTRY_BYTES, SNAPSHOT_MS, Pull
 from penstock.services.state.keys import Keys, tier_group
 from penstock.services.state.traces import PAGE_SPANS, SPANS_PER_TRACE, write_spans
-from penstock.services.testing import RedisProcess
 from penstock.types.mesh_status import Drafting, Loading, StagePlace
 from penstock.types.plans import Plan, TierPlan
 from tests.support.present import present
+from tests.support.services import RedisProcess
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
 PULL_S = 0.02

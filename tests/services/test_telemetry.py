@@ -15,9 +15,9 @@ from penstock import NotFoundError, Span, Trace
 from penstock.services import telemetry
 from penstock.services.settings import ServiceSettings
 from penstock.services.telemetry import set_up_logging
-from penstock.services.testing import RedisProcess
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 
 
 @pytest.fixture

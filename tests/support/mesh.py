@@ -14,8 +14,8 @@ from penstock.router_service.compose import compose as router
 from penstock.services.domain.instances import Role
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.runtime import Chassis
-from penstock.services.testing import serving
 from penstock.worker_service.compose import compose as worker
+from tests.support.services import serving
 
 COMPOSE = {Role.WORKER: worker, Role.JUDGE: judge, Role.PLANNER: planner, Role.ROUTER: router}
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from penstock.services.clock import VirtualClock
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
+from tests.support.virtual_clock import VirtualClock
 
 ENDLESS = 1_000_000
 """`simulated.reply_tokens` of tiers whose replies end by their `max_tokens`."""

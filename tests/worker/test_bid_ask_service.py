@@ -13,9 +13,9 @@ from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.domain.instances import Role
 from penstock.services.domain.stages.bidding import MAX_TRANSFERS, STARVED_AFTER
 from penstock.services.runtime import Chassis
-from penstock.services.testing import RedisProcess, serving
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 
 @pytest.fixture

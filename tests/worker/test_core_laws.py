@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.services.clock import VirtualClock
 from penstock.services.domain.errors import AlreadyRunning, InvalidRequest, NotFound, Overloaded, PromptTooLong
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.prompts import TextPrompt
@@ -19,6 +18,7 @@ from penstock.worker_service.engine.busy_share import BusyShare
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
+from tests.support.virtual_clock import VirtualClock
 
 PROMPT = [*b"the first words of a prompt"]
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)

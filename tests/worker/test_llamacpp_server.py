@@ -13,7 +13,6 @@ from benchmarks.llamacpp import LlamaServer, llama_server
 from penstock import Options
 from penstock.services.clock import SystemClock
 from penstock.services.domain.errors import Unavailable
-from penstock.services.testing import RedisProcess
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.structured import StructuredOutput
@@ -22,6 +21,7 @@ from penstock.worker_service.engine.interface import Capability
 from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core
 from penstock.worker_service.engine.remote.engine import RemoteEngine, RemoteEngineOptions
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 from tests.worker.test_remote_engine import GREEDY, QUESTION, chat, reply
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,6 @@ from penstock import InvalidRequestError, Options, StructuredOutput, Tool
 from penstock.services.domain.errors import Overloaded, Unavailable, UnsupportedByModel
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.processes import free_port
-from penstock.services.testing import RedisProcess
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import GenerationRequest
@@ -28,6 +27,7 @@ from penstock.worker_service.engine.remote.requests import chat_body
 from tests.conftest import FAMILY, write_mesh_file
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.services import RedisProcess
 from tests.support.sglang import cpu_shape, launched_server
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)

@@ -13,12 +13,12 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from penstock.worker_service.engine.generation_config import sampling_defaults
 from penstock.worker_service.engine.interface import EngineUnusable
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub

@@ -12,7 +12,6 @@ from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
-from penstock.services.testing import RedisProcess
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.interface import Capability, Engine, EngineUnusable
@@ -24,6 +23,7 @@ from penstock.worker_service.proto_codec import info_to_proto
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.adapters import merged_model, write_adapter
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 from tests.support.sglang import SglangServers, cpu_shape
 from tests.worker.test_engine_contract import QUESTIONS, answer, request
 from tests.worker.test_sglang_attach import attached

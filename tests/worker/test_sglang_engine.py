@@ -20,14 +20,13 @@ import yaml
 from aiohttp import web
 from typer.testing import CliRunner
 
-from benchmarks.mesh_paths import absolute_paths
+from benchmarks.meshes import absolute_paths
 from penstock.cli.main import app
 from penstock.planner_service.files.profiles import read_profile
 from penstock.services.domain.errors import InvalidRequest, Overloaded, PromptTooLong, Unavailable
 from penstock.services.domain.instances import Role
 from penstock.services.mesh_file import read_mesh_data
 from penstock.services.processes import free_port
-from penstock.services.testing import RedisProcess
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
@@ -38,6 +37,7 @@ from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEng
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.conftest import FAMILY, ROOT, TIERS, MeshFileMaker
 from tests.support.mesh import running_mesh
+from tests.support.services import RedisProcess
 from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape
 from tests.worker.test_engine_contract import QUESTIONS, answer, collect, until
 

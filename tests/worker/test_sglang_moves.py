@@ -16,10 +16,10 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess, serving
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE, running_mesh
 from tests.support.otlp import Collector, otlp_collector
+from tests.support.services import RedisProcess, serving
 from tests.support.sglang import sglang_pair
 from tests.worker.test_migration import Stub, read
 

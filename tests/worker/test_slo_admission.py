@@ -14,9 +14,7 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.clock import VirtualClock
 from penstock.services.domain.instances import Role
-from penstock.services.testing import RedisProcess, serving
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.slo import Slo
@@ -29,6 +27,8 @@ from penstock.worker_service.scheduling.policies import PolicyName
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.present import present
+from tests.support.services import RedisProcess, serving
+from tests.support.virtual_clock import VirtualClock
 from tests.worker.test_slo_engine import options, pace, request
 
 LIMIT_S = 60

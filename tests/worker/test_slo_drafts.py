@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from penstock.services.clock import VirtualClock
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.domain.slo.compiled.layout import KEPT_SHARE
@@ -18,6 +17,7 @@ from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.simulated.engine import simulated_core
 from penstock.worker_service.scheduling.policies import PolicyName
 from tests.support.draft_sources import KnownReply
+from tests.support.virtual_clock import VirtualClock
 from tests.worker.test_slo_engine import LATENCY, options, pace, request, run
 
 PACE = DraftPace(0.8, 1e-4)

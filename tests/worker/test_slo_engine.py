@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from penstock.services.clock import SystemClock, VirtualClock
+from penstock.services.clock import SystemClock
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.domain.slo.compiled import admission, certified_step, table
@@ -32,6 +32,7 @@ from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torc
 from penstock.worker_service.scheduling.policies import PolicyName
 from penstock.worker_service.telemetry.load_tracker import LoadTracker
 from tests.support.present import present
+from tests.support.virtual_clock import VirtualClock
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 1e-7)
 

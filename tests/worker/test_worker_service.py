@@ -17,13 +17,13 @@ from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
 from penstock.services.field_problems import SettingsError
 from penstock.services.runtime import Chassis
-from penstock.services.testing import RedisProcess, serving
 from penstock.worker_service.engine.simulated.engine import SimulatedRunner
 from penstock.worker_service.engine.torch.runner import TorchRunner
 from penstock.worker_service.text import ByteTokenizer
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub

@@ -1,7 +1,28 @@
-"""Mesh files that are changed and written elsewhere."""
+"""Meshes of real processes, by the content of their mesh files."""
 
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+from penstock.local import LocalMesh, MeshOptions
+
+CONFIDENCE = {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"}
+"""A judge that needs no model."""
+
+
+@asynccontextmanager
+async def mesh_of(content: Mapping[str, Any], *, any_ports: bool = True) -> AsyncIterator[LocalMesh]:
+    """A mesh of processes in a temporary folder. any_ports: on free ports, whatever the content says."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        file = folder / "mesh.yaml"
+        file.write_text(yaml.safe_dump(dict(content)))
+        async with LocalMesh(MeshOptions(file, folder, any_ports=any_ports, log_level="warning")) as mesh:
+            yield mesh
 
 
 def absolute_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Helpers for tests: services in the event loop of the test, and a real Redis."""
+"""Services in the event loop of the test, and a real Redis."""
 
 import asyncio
 import subprocess
