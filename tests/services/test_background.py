@@ -152,7 +152,7 @@ def test_a_task_that_the_service_cannot_do_without_ends_the_process_with_status_
 ) -> None:
     code = """
 from penstock.services.background import EndProcess, end, supervise
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.runtime import run_service
 
 async def broken():

@@ -71,7 +71,7 @@ def test_a_process_does_not_wait_for_a_thread_that_loads_a_model(redis: RedisPro
     """SIGTERM ends it with status 0, though the thread cannot be interrupted and runs on for minutes."""
     code = """
 import asyncio, time
-from penstock.services.domain import Role
+from penstock.services.domain.instances import Role
 from penstock.services.runtime import run_service
 
 def load():
