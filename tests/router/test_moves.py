@@ -80,7 +80,9 @@ async def test_replies_move_to_and_fro_and_clients_see_one_reply(mesh: TestMesh)
         with held_engines(runners=(TorchRunner,), step_s=STEP_S):
             moved = await asyncio.gather(*(stream.run() for stream in streams))
         assert [s.text for s in moved] == [s.text for s in still]
-        outcomes = [await move for stream in moved for move in stream.moves]
+        ended = await asyncio.gather(*(move for stream in moved for move in stream.moves), return_exceptions=True)
+        assert all(isinstance(move, Move | NotFoundError) for move in ended), "the latter: its reply had ended"
+        outcomes = [move for move in ended if isinstance(move, Move)]
         done = [move for move in outcomes if move.refusal is None]
         assert len(done) >= len(prompts()), [move.refusal for move in outcomes]
         assert all(move.sent_bytes > 0 or move.offset for move in done)
