@@ -62,13 +62,14 @@ def _desired_replicas(plan: Plan | None) -> list[Observation]:
 def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, solvers: SolverPool) -> Replanner:
     """SettingsError for a question that cannot be used, or whose tiers are not the mesh's."""
     from penstock.planner_service.files import site_of  # brings numpy and numba
+    from penstock.planner_service.question.exclusions import names_of_files
     from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Options
 
     path = chassis.settings.resolve(replan.question)
     try:
         question = load_question(path)
         site = site_of(question.cluster, question.models)
-        Options.of(question, len(site.tiers))
+        Options.of(question, len(site.tiers), names_of_files(site))
     except (FileError, InvalidRequest) as error:
         raise SettingsError(f"planner.replan.question: {error}") from None
     if question.rules != RuleOptions() or question.max_tiers is not None or question.confidence is not None:

@@ -22,8 +22,6 @@ def run(text: str, question: "PlanningQuestion", *, out: Path | None, plot: bool
     from penstock.planner_service import api
     from penstock.planner_service.planning.sweep import Axis
 
-    if question.rules.burst_floor is not None:
-        fail("--sweep computes several plans: it goes without rules.burst_floor", 2)
     axis_name, _, listed = text.partition("=")
     if axis_name not in (names := [axis.value for axis in Axis]):
         fail(f"--sweep must be {' or '.join(names)}, or one of them with values as rate=5,10,20, not {text}", 2)

@@ -1,6 +1,7 @@
 """Plans for questions."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from penstock.planner_service.planning.plan_cascade import chosen_of, plan_casca
 from penstock.planner_service.planning.plan_report import plan_report
 from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_sweep, sweep_values
 from penstock.planner_service.planning.verdict import next_step
+from penstock.planner_service.question.exclusions import SWEEP, names_of_files
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.slo_classes import WorkloadClass
@@ -102,9 +104,15 @@ def plan(question: PlanningQuestion, on_evaluation: Progress = lambda _: None, *
         Unreachable: No plan meets the targets; says which of them binds.
     """
     site = dataclasses.replace(site_of(question.cluster, question.models), one_batch=for_slos)
-    options = Options.of(question, len(site.tiers))
     judged, trace = judged_of(question.quality, site.tiers), workload_of(question.trace)
+    options = _options(question, site, trace, judged)
     return plan_for(site, trace, judged, options, on_evaluation=on_evaluation)
+
+
+def _options(question: PlanningQuestion, site: Site, trace: Workload, judged: JudgedSample, *names: str) -> Options:
+    """What is asked for. names: of `exclusions`, in addition to those of the question."""
+    known = names_of_files(site, judged, at_once=trace.rate_per_s == math.inf)
+    return Options.of(question, len(site.tiers), known.union(names))
 
 
 def plan_for(
@@ -148,13 +156,13 @@ def sweep(
         InvalidRequest: As `plan`; or the values do not go with the question.
     """
     site = site_of(question.cluster, question.models)
-    options = Options.of(question, len(site.tiers))
     judged, trace = judged_of(question.quality, site.tiers), workload_of(question.trace)
+    options = _options(question, site, trace, judged, SWEEP, f"{SWEEP}: {axis.value}")
     if not values:
-        rate = options.rate or (trace.rate_per_s if 0 < trace.rate_per_s < float("inf") else None)
+        rate = options.rate or trace.rate_per_s
         delivered = judged.under(asked_of_plans(options.rules))
         values = sweep_values(axis, options, rate, (judged.worst, delivered.most), site.gpus)
-    check_sweep(axis, values, options)
+    check_sweep(axis, values)
     points = []
     for number, value in enumerate(values, 1):
         on_point(number, len(values))

@@ -75,18 +75,20 @@ def best_cascade(
     reaches: Reaches,
     *,
     repeated: bool,
+    stated: bool = False,
 ) -> CascadePlan:
     """The best plan over all cascades of the candidates, with how they were chosen.
 
     site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
     unfit: candidates that fit nowhere, with the reason. plan(tiers, options): the best plan of a cascade; raises Unreachable.
     reaches(tiers, options, rate): whether a plan is found at so many requests per second. repeated: whether a latency target
-    has to hold on other stretches, too.
+    has to hold on other stretches, too. stated: the mesh has all candidates: all answers but
+    the last one's are judged.
 
     Raises:
         Unreachable: No cascade has a plan; it says which target binds for the one that comes nearest.
     """
-    return _Choice(site, demand, options, alone, unfit, plan, reaches, repeated=repeated).best()
+    return _Choice(site, demand, options, alone, unfit, plan, reaches, repeated=repeated, stated=stated).best()
 
 
 def cascades_of(candidates: int, options: Options) -> list[Tiers]:
@@ -112,9 +114,10 @@ class _Choice:
         reaches: Reaches,
         *,
         repeated: bool,
+        stated: bool,
     ) -> None:
         self.site, self.demand, self.options, self.unfit = site, demand, options, unfit
-        self._plan, self._reaches, self._repeated = plan, reaches, repeated
+        self._plan, self._reaches, self._repeated, self._stated = plan, reaches, repeated, stated
         self._alone = alone
         self._kinds = alone.kinds
         self.all = cascades_of(len(site.tiers), options)
@@ -168,9 +171,12 @@ class _Choice:
         grading = self.site.grading
         if any(self.site.tiers[tier] in self.unfit for tier in tiers):
             self.left_out[tiers] = LeftOut.GPUS
-        elif grading is not None and grading.by_tier and len(tiers) > 1 and grading.tier not in tiers:
+        elif grading is not None and grading.by_tier and grading.tier not in tiers and self._is_judged(tiers):
             self.left_out[tiers] = LeftOut.JUDGE
         return tiers not in self.left_out
+
+    def _is_judged(self, tiers: Tiers) -> bool:
+        return len(tiers) > 1 or (self._stated and tiers[-1] < len(self.site.tiers) - 1)
 
     def _open(self) -> list[Tiers]:
         return [tiers for tiers in self.all if tiers not in self.left_out]

@@ -28,7 +28,6 @@ from penstock.planner_service.routing.goals import (
 from penstock.planner_service.routing.grid import EPSILON
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
-from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective
 
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
@@ -215,8 +214,7 @@ class PlanSearch:
         The rate grows by half as long as a plan meets the targets, then halves the way to the least rate at which none was
         found.
         """
-        if demand.rate_per_s is None:
-            raise invalid("rate", "the arrivals come all at once: they have no rate that could be changed")
+        assert demand.rate_per_s is not None
         best: CascadePlan | None = None
         works, fails, factor = 0.0, math.inf, least_per_s / demand.rate_per_s or 1.0
         failure: Unreachable | None = None

@@ -11,18 +11,16 @@ from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.planning.largest_alone import largest_alone
 from penstock.planner_service.planning.one_plan import MARGIN, TIGHTENED, PlanSearch
 from penstock.planner_service.planning.rule_search import RuleSearch
-from penstock.planner_service.question.planning_options import Goal, GpuBudget, Options
+from penstock.planner_service.question.exclusions import names_of_files
+from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.goals import rounded_up
 from penstock.planner_service.routing.grid import MOST_TIERS
-from penstock.planner_service.routing.mixed_deployer import EXACT_IS_FOR_ONE
 from penstock.planner_service.routing.quality import SKIPPED
 from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable
 from penstock.planner_service.rules.burst_ladder import NoLadder, burst_ladder
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective
-
-NO_LADDER_WITH = "not where what judges is stated, or with remote tiers: steps of the ladder do not count their load"
 
 
 def plan_cascade(
@@ -44,15 +42,11 @@ def plan_cascade(
         Unreachable: no plan meets the targets, or no tier that is needed fits; it says which target binds.
     """
     options = options.for_tiers(len(site.tiers))
-    options.check(len(site.tiers))
+    options.check(len(site.tiers), names_of_files(site, demand.judged, at_once=demand.rate_per_s is None))
     if len(demand.arrival_s) < options.least_requests:
         least = options.least_requests
         raise invalid("requests", f"must be at least {least} to plan on, not {len(demand.arrival_s)}")
-    if options.budget is GpuBudget.EXACT and (site.more or site.remotes):
-        raise invalid("budget", EXACT_IS_FOR_ONE)
     if options.rules.burst_floor is not None:
-        if site.grading is not None or site.remotes:
-            raise invalid("rules.burst_floor", NO_LADDER_WITH)
         without = options.without_bursts
         plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
         return _with_burst_ladder(plan, chosen_of(plan, site, demand)[1], options, options.rules.burst_floor)
@@ -100,9 +94,15 @@ def chosen_of(plan: CascadePlan, site: Site, demand: Demand) -> tuple[Site, Dema
 
 
 def _with_chosen_tiers(
-    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+    site: Site,
+    demand: Demand,
+    options: Options,
+    runs: Sequence[Demand],
+    on_evaluation: Callable[[int], None],
+    *,
+    stated: bool = False,
 ) -> CascadePlan:
-    """The best plan over the cascades of the candidates."""
+    """The best plan over the cascades of the candidates. stated: the mesh has all of them, whether used or not."""
     everything = dataclasses.replace(site, grading=None)
     alone, unfit = deployer_for(
         everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
@@ -116,8 +116,15 @@ def _with_chosen_tiers(
 
     def plan(tiers: Tiers, within: Options) -> CascadePlan:
         before = evaluations
-        parts = site.only(tiers), demand.only(tiers), within, [run.only(tiers) for run in runs]
-        return _of_all_tiers(*parts, lambda n: progress(before + n))
+        parts, their_runs = (site.only(tiers), demand.only(tiers)), [run.only(tiers) for run in runs]
+
+        def of_tiers(limit_s: float | None) -> CascadePlan:
+            options = dataclasses.replace(within, max_latency_s=limit_s)
+            return _of_all_tiers(*parts, options, their_runs, lambda n: progress(before + n))
+
+        if not stated or tiers[-1] == len(site.tiers) - 1:
+            return of_tiers(within.max_latency_s)
+        return _within_limit(of_tiers, lambda plan: _of_stated(plan, site, demand, within, runs), within.max_latency_s)
 
     def reaches(tiers: Tiers, within: Options, rate_per_s: float) -> bool:
         assert demand.rate_per_s is not None
@@ -129,28 +136,35 @@ def _with_chosen_tiers(
             return False
         return True
 
-    return best_cascade(site, demand, options, alone, unfit, plan, reaches, repeated=bool(runs))
+    return best_cascade(site, demand, options, alone, unfit, plan, reaches, repeated=bool(runs), stated=stated)
+
+
+def _within_limit(
+    planned: Callable[[float | None], CascadePlan],
+    as_stated: Callable[[CascadePlan], CascadePlan],
+    limit_s: float | None,
+) -> CascadePlan:
+    """A plan that keeps a latency limit in a mesh that has more tiers: there its last answers are judged, too. The limit that
+    it is planned for is lowered until it does."""
+    lowered_s, least_s = limit_s, math.inf
+    for _ in range(TIGHTENED):
+        plan = planned(lowered_s)
+        whole = as_stated(plan)
+        felt_s = whole.felt_s if whole.felt_interval is None else whole.felt_interval.mean
+        if limit_s is None or lowered_s is None or felt_s <= limit_s:
+            return plan
+        least_s = min(least_s, felt_s)
+        lowered_s *= MARGIN * limit_s / felt_s
+    raise Unreachable(f"max latency binds: the least was {rounded_up(least_s)} s", least_s, Binds.MAX_LATENCY)
 
 
 def _of_any_form(
     site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
 ) -> CascadePlan:
-    """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers; the others are not used.
-
-    The last of several tiers that serve is judged where tiers follow it in the mesh: that may take a plan over its limit,
-    which is lowered then.
-    """
-    limit_s, felt_s = options.max_latency_s, math.inf
-    for _ in range(TIGHTENED):
-        any_form = dataclasses.replace(options, max_tiers=min(len(site.tiers), MOST_TIERS), max_latency_s=limit_s)
-        plan = _with_chosen_tiers(site, demand, any_form, runs, on_evaluation)
-        if len(plan.tiers) < len(site.tiers):
-            plan = _of_stated(plan, site, demand, options, runs)
-        felt_s = plan.felt_s if plan.felt_interval is None else plan.felt_interval.mean
-        if limit_s is None or options.max_latency_s is None or felt_s <= options.max_latency_s:
-            return plan
-        limit_s *= MARGIN * options.max_latency_s / felt_s
-    raise Unreachable(f"max latency binds: the least was {rounded_up(felt_s)} s", felt_s, Binds.MAX_LATENCY)
+    """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers; the others are not used."""
+    any_form = dataclasses.replace(options, max_tiers=min(len(site.tiers), MOST_TIERS))
+    plan = _with_chosen_tiers(site, demand, any_form, runs, on_evaluation, stated=True)
+    return _of_stated(plan, site, demand, options, runs) if len(plan.tiers) < len(site.tiers) else plan
 
 
 def _of_stated(plan: CascadePlan, site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> CascadePlan:
@@ -176,14 +190,8 @@ def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floo
     """The plan with its burst ladder, or with why it has none.
 
     Raises:
-        InvalidRequest: The quality that the mean is to hold is over the plan's own, or is not the mean of the judge's scores,
-            which routers hold.
+        InvalidRequest: The quality that the mean is to hold is over the plan's own.
     """
-    if demand.judged.known_quality is not None:
-        raise invalid(
-            "rules.burst_floor",
-            "routers hold a mean of judge scores; these prompts have a quality apart from the score",
-        )
     held = options.min_quality if options.rules.burst_mean is None else options.rules.burst_mean
     assert held is not None
     if held > plan.quality:

@@ -24,7 +24,6 @@ from penstock.planner_service.routing.solution import Proof, Unreachable
 from penstock.planner_service.rules.early_rules import checking, fitted_rules, outcomes_of
 from penstock.planner_service.rules.rule_ranking import Known, RankedRules, RuleRanking
 from penstock.services.acceptance.pipeline import NO_RULES, asked, asked_of_plans, candidates, kinds_of, of_tiers
-from penstock.services.domain.errors import InvalidRequest
 from penstock.types.rules import AcceptanceRules
 
 MOST_PLANNED = 8  # choices of rules that are planned with
@@ -41,11 +40,7 @@ class RuleSearch:
     def __init__(
         self, site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
     ) -> None:
-        """Raises:
-        InvalidRequest: The judged prompts lack what a rule needs, or it does not go with the site.
-        """
         self._site, self._demand, self._options, self._runs = site, demand, options, runs
-        self._check()
         within = options.without_rules
         chosen = asked(options.rules, chosen=True)
         self._most = MOST_PLANNED if any(rule.of_tiers for rule in chosen) else len(chosen)
@@ -55,13 +50,6 @@ class RuleSearch:
             within = dataclasses.replace(within, confidence=1 - (1 - options.confidence) / (1 + self._most))
         self._search = PlanSearch(site, within, on_evaluation)
         self._last = 0  # simulations of the last plan
-
-    def _check(self) -> None:
-        is_graded = self._site.grading is not None or bool(self._site.remotes)
-        for rule in asked(self._options.rules):
-            for one in (self._demand, *self._runs):
-                if problem := rule.lacking(one.judged, one.requests, is_graded=is_graded):
-                    raise InvalidRequest(problem)
 
     def plan(self) -> CascadePlan:
         """The best plan.

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.question.planning_options import Options
 from penstock.services.domain.errors import invalid
 from penstock.types.planned import CascadePlan
 
@@ -38,15 +38,13 @@ class SweepPoint:
 
 
 def sweep_values(
-    axis: Axis, options: Options, rate_per_s: float | None, quality: tuple[float, float], gpus: int
+    axis: Axis, options: Options, rate_per_s: float, quality: tuple[float, float], gpus: int
 ) -> list[float]:
     """POINTS values, ascending: half to twice the rate; between the first tier's quality and the last's; up to all GPUs.
 
     quality: of the first tier alone and of the best that can be had.
     """
     if axis is Axis.RATE:
-        if rate_per_s is None:
-            raise invalid("sweep", "the arrivals come all at once: they have no rate that could be changed")
         return [rate_per_s * factor for factor in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)]
     if axis is Axis.QUALITY:
         worst, best = quality
@@ -55,8 +53,8 @@ def sweep_values(
     return [float(n) for n in dict.fromkeys(max(1, round(most * i / POINTS)) for i in range(1, POINTS + 1))]
 
 
-def check_sweep(axis: Axis, values: Sequence[float], options: Options) -> None:
-    """InvalidRequest for values that the axis cannot have, or a goal that it does not go with."""
+def check_sweep(axis: Axis, values: Sequence[float]) -> None:
+    """InvalidRequest for values that the axis cannot have."""
     if not values:
         raise invalid("sweep", "give at least one value")
     for value in values:
@@ -66,7 +64,3 @@ def check_sweep(axis: Axis, values: Sequence[float], options: Options) -> None:
             raise invalid("sweep", f"a quality must be from 0 to 100, not {value:g}")
         if axis is Axis.GPUS and (value < 1 or value != int(value)):
             raise invalid("sweep", f"a number of GPUs must be whole and at least 1, not {value:g}")
-    if axis is Axis.RATE and options.aim is Goal.RATE:
-        raise invalid("sweep", "rate does not go with the goal rate, which finds it")
-    if axis is Axis.QUALITY and options.aim is Goal.QUALITY:
-        raise invalid("sweep", "quality does not go with the goal quality, which finds it")

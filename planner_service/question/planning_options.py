@@ -1,12 +1,14 @@
 """The options of a plan: what they mean together, and what follows from them. No I/O."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
+from penstock.planner_service.question.exclusions import check_together, names_of
 from penstock.planner_service.routing.grid import MOST_TIERS
 from penstock.planner_service.simulator.felt import latency_words, least_requests
-from penstock.services.acceptance.pipeline import asked, excluded
+from penstock.services.acceptance.pipeline import asked
 from penstock.services.domain.errors import InvalidRequest, invalid
 from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective, PlanOptions
 from penstock.types.problems import FieldProblem
@@ -24,14 +26,14 @@ class Options(PlanOptions):
     """The options of a question, and what follows from them."""
 
     @classmethod
-    def of(cls, question: PlanOptions, tiers: int) -> Self:
-        """Of a question about a cascade of so many tiers.
+    def of(cls, question: PlanOptions, tiers: int, known: Collection[str] = ()) -> Self:
+        """Of a question about a cascade of so many tiers. known: of where it is to run, see `exclusions`.
 
         Raises:
             InvalidRequest: An option is out of range or does not go with the others; names it.
         """
         options = cls(**{field.name: getattr(question, field.name) for field in fields(PlanOptions)}).for_tiers(tiers)
-        options.check(tiers)
+        options.check(tiers, known)
         return options
 
     @property
@@ -58,10 +60,10 @@ class Options(PlanOptions):
         """The options for a cascade of so many tiers, with the objective that they have where none is named."""
         if self.objective is not None:
             return self
-        simple = self.confidence is None and self.budget is GpuBudget.AT_MOST and not self._too_many(tiers)
+        simple = self.confidence is None and self.budget is GpuBudget.AT_MOST and not self.too_many(tiers)
         return replace(self, objective=Objective.END_TO_END if simple else Objective.LARGEST_TIER)
 
-    def _too_many(self, tiers: int) -> bool:
+    def too_many(self, tiers: int) -> bool:
         """Whether there are more tiers than what users feel can be planned for: of a stated cascade, some may not be used."""
         most = tiers if self.max_tiers is None else self.max_tiers
         return most > MOST_TIERS and (self.max_tiers is not None or not self._plain)
@@ -105,39 +107,29 @@ class Options(PlanOptions):
         papers = self.objective is Objective.LARGEST_TIER or self.allow_overload
         return Goal.LATENCY if papers and self.max_latency_s is None else Goal.COST
 
-    def check(self, tiers: int) -> None:
-        """InvalidRequest naming the option that does not go with the others, or that is out of bounds."""
-        latency = self.for_tiers(tiers).latency
-        if self.min_quality is None and self.max_latency_s is None:
-            raise invalid("target", "give min_quality, max_latency_s or both")
+    def check(self, tiers: int, known: Collection[str] = ()) -> None:
+        """InvalidRequest naming the option that does not go with the others, or that is out of bounds. known: of what the
+        plan is for, see `exclusions`."""
         if problems := [FieldProblem(*problem) for problem in range_problems(self)]:
             raise InvalidRequest(*problems)
+        check_together({*names_of(self, tiers), *known})
         if self.dispatch is Dispatch.PENDING_WORK:
             raise invalid("dispatch", "plans are made with capacity or round-robin; pending-work is for simulations")
-        if self.aim in (Goal.LATENCY, Goal.COST) and self.min_quality is None:
-            raise invalid("min_quality", f"is needed where the goal is {self.aim.value}")
-        if self.aim in (Goal.QUALITY, Goal.RATE) and self.max_latency_s is None:
-            raise invalid("max_latency_s", f"is needed where the goal is {self.aim.value}")
         self._check_candidates(tiers)
-        if problems := [*excluded(self)]:
-            raise InvalidRequest(*problems)
-        if self.confidence is not None and self.min_quality is None:
-            raise invalid("confidence", "is about min_quality, which is not given")
-        if self.confidence is not None and self.aim is not Goal.LATENCY:
-            raise invalid("confidence", "goes with the goal latency")
-        felt = latency is not Objective.LARGEST_TIER
-        if felt and (self.confidence is not None or self._too_many(tiers)):
-            limit = f"with up to {MOST_TIERS} tiers where there are rules or max_tiers"
-            raise invalid("objective", f"{latency.value} goes without a confidence, and {limit}")
-        if self.budget is GpuBudget.EXACT and (felt or self.aim is Goal.COST):
-            raise invalid(
-                "budget", "exact goes with the largest tier's latency as objective, and not with the goal cost"
-            )
+        self._check_ladder()
+
+    def _check_ladder(self) -> None:
+        floor, least, mean = self.rules.burst_floor, self.min_quality, self.rules.burst_mean
+        held = least if mean is None else mean
+        if floor is None or held is None:
+            return
+        if least is not None and held > least:
+            raise invalid("rules.burst_mean", f"must be at most min_quality, {least:g}, not {held:g}")
+        if floor >= held:
+            raise invalid("rules.burst_floor", f"must be less than the mean that holds, {held:g}, not {floor:g}")
 
     def _check_candidates(self, tiers: int) -> None:
         if self.max_tiers is None:
-            if self.min_tiers is not None:
-                raise invalid("min_tiers", "goes with max_tiers, which is not given")
             return
         if not 1 <= self.max_tiers <= tiers:
             raise invalid("max_tiers", f"must be from 1 to the number of candidates, {tiers}, not {self.max_tiers}")

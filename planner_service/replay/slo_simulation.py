@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.question.exclusions import SLOS, check_together, names_of_files
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
 from penstock.planner_service.replay.slo_classes import ClassAttainment, WorkloadClass, check_classes, draw_classes
 from penstock.planner_service.routing.quality import route
@@ -42,10 +43,7 @@ def simulate_slos(
             data-parallel attention; a judge whose load is stated, which is not simulated with SLOs.
     """
     check_classes(classes)
-    if site.remotes:
-        raise invalid("remote", "tiers are not simulated with SLOs")
-    if site.grading is not None:
-        raise invalid("judge", "is not simulated with SLOs: state judge_s instead")
+    check_together({SLOS, *names_of_files(site)})
     requests, routed = demand.requests, route(demand.requests, thresholds)
     of_class = draw_classes(classes, len(requests), seed)
     ttft_s, tpot_s = _asked(classes, of_class)

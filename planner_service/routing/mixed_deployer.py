@@ -20,11 +20,9 @@ from penstock.planner_service.routing.solution import Deployment
 from penstock.planner_service.simulator.remote import RemoteTier
 from penstock.planner_service.simulator.tier import Dispatch, Replica
 from penstock.planner_service.simulator.workload import Floats, Workload
-from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective
 
 TOLERANCE = 1e-3  # of the least latency
-EXACT_IS_FOR_ONE = "exact is for a cluster of one type of GPU, without remote tiers"
 
 
 class MixedDeployer(Deployer):
@@ -62,8 +60,6 @@ class MixedDeployer(Deployer):
             on_evaluation=on_evaluation,
         )
         self.types, self._remotes = types, remotes
-        if any(remotes) and not np.isfinite(self._traffic.rate_per_s):
-            raise invalid("trace", "the arrivals come all at once: a remote tier is paid by the rate")
         self._chosen: dict[tuple[tuple[MixedTable, ...], float], tuple[float, tuple[Strategy, ...]] | None] = {}
 
     @property
@@ -136,8 +132,8 @@ class MixedDeployer(Deployer):
                     yield _with(deployment, {tier: slower})
 
     def spread(self, thresholds: Sequence[float]) -> Deployment | None:
-        """Raises InvalidRequest: to use all GPUs whatever they cost is a budget for one type."""
-        raise invalid("budget", EXACT_IS_FOR_ONE)
+        """None, as for `balanced`: to use all GPUs whatever they cost is a budget for one type."""
+        return None
 
     def _room(self, taken: Sequence[Room], tier: int) -> tuple[Room, int]:
         """(GPUs of each type that the other tiers leave to a tier, GPUs of all types that they leave)."""

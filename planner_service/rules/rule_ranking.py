@@ -25,7 +25,7 @@ from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
 from penstock.planner_service.routing.pattern_search import pattern_search
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
-from penstock.planner_service.simulator.felt import measured_at, percentile_s
+from penstock.planner_service.simulator.felt import Measured, measured_at, percentile_s
 from penstock.planner_service.simulator.tier import alone_times
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from penstock.services.acceptance.pipeline import joined
@@ -72,8 +72,14 @@ class RuleRanking:
         self._options, self._judge_s, self._known = options, judge_s, known
         self._rate_per_s, self._requests_in_all = demand.rate_per_s, len(demand.requests)
         self._gpus = max(1, deployer.gpus)
-        tiers = range(len(self._requests.tiers))
-        self._tiers = [_TierCosts.of(self._requests, rows, tier, deployer, options.latency) for tier in tiers]
+        last = len(self._requests.tiers) - 1
+
+        def costs(tier: int, *, streamed: bool) -> _TierCosts:
+            measured = measured_at(options.latency, streamed=streamed)
+            return _TierCosts.of(self._requests, rows, tier, deployer, measured)
+
+        self._tiers = [costs(tier, streamed=tier == last) for tier in range(last + 1)]
+        self._last_held = costs(last, streamed=False)
         self._scale = 1.0
         if known is not None and (guess := self._seconds(self._requests, known.thresholds)[0]) > 0:
             self._scale = known.seconds / guess
@@ -131,7 +137,10 @@ class RuleRanking:
         """(the latency that the objective means, GPU seconds of a request), of a guessed deployment."""
         processed = route(requests, thresholds).processed
         used = [tier for tier, reached in enumerate(processed) if reached.any()]
-        guesses = [self._tiers[tier].guess(processed[tier], self._per_s(processed[tier]), self._units) for tier in used]
+        costs = list(self._tiers)
+        if requests.judged_answers(processed)[-1].any():  # the best answer is known when the last one is whole
+            costs[-1] = self._last_held
+        guesses = [costs[tier].guess(processed[tier], self._per_s(processed[tier]), self._units) for tier in used]
         cuts = _splits(len(used))
         if not len(cuts):
             return NONE_S, NONE_S
@@ -141,7 +150,7 @@ class RuleRanking:
         is_pace = self._options.latency is Objective.PACE
         felt_at = requests.delivered(processed) if is_pace else None
         for tier, guess, units in zip(used, guesses, chosen.tolist(), strict=True):
-            each_s = self._tiers[tier].alone_s[guess.kinds[units]] * guess.slowdown[units]
+            each_s = costs[tier].alone_s[guess.kinds[units]] * guess.slowdown[units]
             slowest_s = max(slowest_s, percentile_s(each_s[processed[tier]], self._options.percentile))
             total_s += np.where(processed[tier] if felt_at is None else felt_at == tier, each_s, 0.0)
         gpu_s = sum(guess.gpu_s for guess in guesses)
@@ -187,11 +196,10 @@ class _TierCosts:
     max_utilisation: float
 
     @classmethod
-    def of(cls, requests: JudgedSample, rows: Ints, tier: int, deployer: Deployer, objective: Objective) -> Self:
-        streamed = tier == len(requests.tiers) - 1 and requests.streams_last
+    def of(cls, requests: JudgedSample, rows: Ints, tier: int, deployer: Deployer, measured: Measured) -> Self:
         tokens = requests.output_tokens[:, tier]
         work = Workload(np.zeros(len(requests)), requests.input_tokens, tokens)
-        kinds, measured = deployer.kinds[tier], measured_at(objective, streamed=streamed)
+        kinds = deployer.kinds[tier]
         share = 1.0 if deployer.max_utilisation is None else deployer.max_utilisation
         if not kinds:  # a remote tier, or one that fits nowhere
             alone = np.minimum(deployer.tier_alone_s(tier, measured)[rows], NONE_S)

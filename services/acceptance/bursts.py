@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.domain.randomness import TIE, uniform
-from penstock.types.planning import PlanOptions
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import own_range_problems
 from penstock.types.rules import MAX_BURST_STEPS, BurstLadder, BurstStep, BurstThreshold, RuleOptions
@@ -96,18 +95,6 @@ class BurstSteps(AcceptanceRule):
     question = """burst_floor: 75  # thresholds that give way under a burst, down to this mean score
 burst_mean: 80  # that their mean holds; default: min_quality"""
     chosen = False
-
-    def excluded(self, options: PlanOptions) -> FieldProblem | None:
-        floor, mean, least = options.rules.burst_floor, options.rules.burst_mean, options.min_quality
-        held = least if mean is None else mean
-        assert floor is not None
-        if held is None:
-            return FieldProblem("rules.burst_mean", "is needed with burst_floor where there is no min_quality")
-        if least is not None and held > least:
-            return FieldProblem("rules.burst_mean", f"must be at most min_quality, {least:g}, not {held:g}")
-        if floor >= held:
-            return FieldProblem("rules.burst_floor", f"must be less than the mean that holds, {held:g}, not {floor:g}")
-        return None
 
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         return [f"no burst ladder: {plan.burst_reason}"] if question is not None and plan.burst_reason else []

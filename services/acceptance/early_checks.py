@@ -131,22 +131,6 @@ class EarlyChecks(AcceptanceRule):
         elif any(one.after_tokens >= other.after_tokens for one, other in pairwise(value)):
             yield FieldProblem(path, "after_tokens must ascend")
 
-    def excluded(self, options: PlanOptions) -> FieldProblem | None:
-        if options.confidence is None and options.max_tiers is None:
-            return None
-        return FieldProblem("rules.early_error", "goes without confidence and max_tiers")
-
-    def lacking(self, judged: "JudgedSample", requests: "JudgedSample", *, is_graded: bool) -> FieldProblem | None:
-        if judged.parts is None:
-            return FieldProblem("early_error", NEEDS_PARTS)
-        if requests.parts is None:
-            problem = "not with the lengths of the trace: its answers have no parts that were scored"
-            return FieldProblem("early_error", problem)
-        if is_graded:
-            problem = "not where what judges is stated, or with remote tiers: their load is not simulated"
-            return FieldProblem("early_error", problem)
-        return None
-
     def unfit(
         self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
     ) -> FieldProblem | None:

@@ -49,15 +49,12 @@ class LongAnswersAccepted(AcceptanceRule):
     options = ("long_answers",)
     question = "long_answers: false  # from which length and score on long answers are accepted"
 
-    def excluded(self, options: PlanOptions) -> FieldProblem | None:
-        if options.lengths is not LengthSource.TRACE:
-            return None
-        return FieldProblem("lengths", "must be those of the judged answers where long answers are accepted")
-
     def unfit(
         self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
     ) -> FieldProblem | None:
-        return self.excluded(drawn)
+        if drawn.lengths is not LengthSource.TRACE:
+            return None
+        return FieldProblem("lengths", "must be those of the judged answers where long answers are accepted")
 
     def under(self, answers: "JudgedSample", value: Sequence[LongAnswers | None]) -> "JudgedSample":
         import numpy as np

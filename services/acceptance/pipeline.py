@@ -19,7 +19,6 @@ from penstock.services.acceptance.long_answers import LongAnswersAccepted, stand
 from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.acceptance.skip_prediction import SkipPrediction, passes_over
 from penstock.services.acceptance.threshold import meets
-from penstock.types.planning import PlanOptions
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
@@ -114,18 +113,6 @@ def under(answers: "JudgedSample", rules: AcceptanceRules) -> "JudgedSample":
 def asked(options: RuleOptions, *, chosen: bool = False) -> list[AcceptanceRule]:
     """The rules that a question asks for. chosen: those of which choices are tried."""
     return [rule for rule in RULES if rule.asked(options) and (rule.chosen or not chosen)]
-
-
-def excluded(options: PlanOptions) -> Iterator[FieldProblem]:
-    """Why rules that a question asks for cannot be planned."""
-    for rule in RULES:
-        if rule.asked(options.rules):
-            if (problem := rule.excluded(options)) is not None:
-                yield problem
-        else:
-            for name in rule.options[1:]:
-                if getattr(options.rules, name) is not None:
-                    yield FieldProblem(f"rules.{name}", f"goes with {rule.options[0]}, which is not given")
 
 
 def asked_of_plans(options: RuleOptions) -> AcceptanceRules:

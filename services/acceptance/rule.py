@@ -46,15 +46,6 @@ class AcceptanceRule:
         """What is wrong with the rule of a served tier, apart from ranges."""
         yield from ()
 
-    def excluded(self, options: PlanOptions) -> FieldProblem | None:
-        """Why a question that asks for the rule cannot be planned for; None if it can."""
-        return None
-
-    def lacking(self, judged: "JudgedSample", requests: "JudgedSample", *, is_graded: bool) -> FieldProblem | None:
-        """What a question that asks for the rule does not have. is_graded: the load of judging is stated, or tiers are
-        remote."""
-        return None
-
     def unfit(
         self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
     ) -> FieldProblem | None:

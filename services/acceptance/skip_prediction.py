@@ -36,11 +36,6 @@ class SkipPrediction(AcceptanceRule):
     options = ("skip",)
     question = "skip: false  # below which predicted score a tier is passed over; needs predicted scores"
 
-    def lacking(self, judged: "JudgedSample", requests: "JudgedSample", *, is_graded: bool) -> FieldProblem | None:
-        if judged.predicted is not None:
-            return None
-        return FieldProblem("skip", "needs a column {tier}_predicted_score of every tier: see `penstock predictor`")
-
     def unfit(
         self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
     ) -> FieldProblem | None:

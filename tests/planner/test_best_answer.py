@@ -17,6 +17,7 @@ from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of
 from penstock.planner_service.live import solver
 from penstock.planner_service.live.replan_job import ReplanJob
 from penstock.planner_service.live.replanner import under_plan
+from penstock.planner_service.planning.one_plan import PlanSearch
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
@@ -27,6 +28,7 @@ from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Part
 from penstock.planner_service.routing.solution import Binds, Proof, Unreachable
 from penstock.planner_service.rules.burst_ladder import draws, expected
 from penstock.planner_service.rules.burst_simulation import route_by_steps
+from penstock.planner_service.rules.rule_ranking import RuleRanking
 from penstock.planner_service.simulator import Dispatch
 from penstock.services.acceptance.best_answer import best_of
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
@@ -37,7 +39,7 @@ from penstock.types.plans import Plan, TierPlan
 from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold
 from tests.conftest import ROOT
 from tests.support.cli import penstock
-from tests.support.plain_plans import plan_cascade
+from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked, replan_question
 from tests.support.two_tiers import two_tier_files
@@ -245,6 +247,18 @@ def test_a_ladder_is_computed_with_best_answers() -> None:
         [expected(judged, step.thresholds)[1] for step in plan.burst.steps]
     )
     assert plan.burst.steps[0].quality == pytest.approx(plan.quality)
+
+
+def test_the_choice_of_rules_counts_the_wait_for_the_best_answer() -> None:
+    """Where every request has an answer to compare with the last one, its first token comes when that one is judged."""
+    site, demand = last_answers_are_often_worse(5)
+    values = []
+    for objective in (Objective.FIRST_TOKEN, Objective.END_TO_END):
+        options = plain_options(min_quality=60.0, objective=objective)  # more than either tier alone
+        deployer, _ = PlanSearch(site, options, lambda _: None).deployer(demand)
+        ranking = RuleRanking(demand, deployer, options, site.judge_s, None)
+        values.append([one.value for one in ranking.ranked([], [BEST])])
+    assert values[0] == pytest.approx(values[1])
 
 
 def test_a_held_answer_keeps_its_slo_only_if_it_is_whole_in_time() -> None:

@@ -12,7 +12,6 @@ from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.planning.plan_move import MoveSpeed, PlanMove, Served, Shapes, plan_move
 from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_sweep, sweep_values
 from penstock.planner_service.planning.verdict import next_step, verdict
-from penstock.planner_service.question.planning_options import Goal
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Binds, Unreachable
@@ -117,15 +116,14 @@ def test_a_sweep_has_a_plan_or_a_reason_for_every_value() -> None:
     gpus = points(Axis.GPUS, 16.0, 24.0)
     assert [point.plan.gpus <= point.value for point in gpus if point.plan] == [True, True]
     options = plain_options(min_quality=80.0)
-    assert sweep_values(Axis.GPUS, options, None, (0, 1), 8)[-1] == 8
-    for axis, value, goal, problem in (
-        (Axis.RATE, 0.0, Goal.LATENCY, "over 0"),
-        (Axis.GPUS, 2.5, Goal.LATENCY, "whole"),
-        (Axis.QUALITY, 101.0, Goal.LATENCY, "from 0 to 100"),
-        (Axis.RATE, 1.0, Goal.RATE, "goal rate"),
+    assert sweep_values(Axis.GPUS, options, 1.0, (0, 1), 8)[-1] == 8
+    for axis, value, problem in (
+        (Axis.RATE, 0.0, "over 0"),
+        (Axis.GPUS, 2.5, "whole"),
+        (Axis.QUALITY, 101.0, "from 0 to 100"),
     ):
         with pytest.raises(InvalidRequest, match=problem):
-            check_sweep(axis, [value], dataclasses.replace(options, goal=goal, max_latency_s=9.0))
+            check_sweep(axis, [value])
 
 
 def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, demand: Demand) -> None:

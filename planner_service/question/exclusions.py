@@ -1,0 +1,176 @@
+"""What does not go together in a planning question: one table, which is read before anything is searched. No I/O.
+
+An option of a question has a name here, as have facts about its files: a question is a set of names. What no row of the
+table keeps apart is planned together: a test walks all pairs.
+"""
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from penstock.services.acceptance.early_checks import NEEDS_PARTS
+from penstock.services.domain.errors import invalid
+from penstock.types.planning import Objective, PlanOptions
+
+if TYPE_CHECKING:
+    from penstock.planner_service.question.planning_options import Options
+    from penstock.planner_service.question.site import Site
+    from penstock.planner_service.routing.quality import JudgedSample
+
+REMOTE, GRADED, TYPES, SLOS = "remote tiers", "a stated judge", "several types of GPU", "SLO classes"
+AT_ONCE, WORTH, NO_MEAN = "arrivals all at once", "qualities apart from the scores", "no mean to hold"
+UNPREDICTED, WHOLE = "no predicted scores", "no scores of unfinished answers"
+TOO_MANY = "more than three tiers with rules or max_tiers"
+SWEEP = "a sweep"
+NO_RATE = "the arrivals come all at once: they have no rate that could be changed"
+FELT = tuple(f"objective: {one}" for one in Objective if one is not Objective.LARGEST_TIER)
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """None of `these` goes with any of `those`. field: that the error names. why: {} is the value of the first."""
+
+    these: tuple[str, ...]
+    those: tuple[str, ...]
+    field: str
+    why: str
+
+
+TABLE = (
+    Exclusion(("no min_quality",), ("no max_latency_s",), "target", "give min_quality, max_latency_s or both"),
+    Exclusion(("goal: latency", "goal: cost"), ("no min_quality",), "min_quality", "is needed where the goal is {}"),
+    Exclusion(
+        ("goal: quality", "goal: rate"), ("no max_latency_s",), "max_latency_s", "is needed where the goal is {}"
+    ),
+    Exclusion(("min_tiers",), ("no max_tiers",), "min_tiers", "goes with max_tiers, which is not given"),
+    Exclusion(("confidence",), ("no min_quality",), "confidence", "is about min_quality, which is not given"),
+    Exclusion(
+        ("confidence",), ("goal: quality", "goal: cost", "goal: rate"), "confidence", "goes with the goal latency"
+    ),
+    Exclusion(
+        FELT,
+        ("confidence", TOO_MANY),
+        "objective",
+        "{} goes without a confidence, and with up to 3 tiers where there are rules or max_tiers",
+    ),
+    Exclusion(
+        ("budget: exact",),
+        (*FELT, "goal: cost"),
+        "budget",
+        "exact goes with the largest tier's latency as objective, and not with the goal cost",
+    ),
+    Exclusion(
+        ("budget: exact",), (TYPES, REMOTE), "budget", "exact is for a cluster of one type of GPU, without remote tiers"
+    ),
+    Exclusion(
+        ("rules.burst_mean",),
+        ("no rules.burst_floor",),
+        "rules.burst_mean",
+        "goes with burst_floor, which is not given",
+    ),
+    Exclusion(
+        ("rules.burst_floor",),
+        (NO_MEAN,),
+        "rules.burst_mean",
+        "is needed with burst_floor where there is no min_quality",
+    ),
+    Exclusion(
+        ("rules.burst_floor",),
+        (GRADED, REMOTE),
+        "rules.burst_floor",
+        "not where what judges is stated, or with remote tiers: steps of the ladder do not count their load",
+    ),
+    Exclusion(
+        ("rules.burst_floor",),
+        (WORTH,),
+        "rules.burst_floor",
+        "routers hold a mean of judge scores; these prompts have a quality apart from the score",
+    ),
+    Exclusion(("rules.burst_floor",), (SWEEP,), "rules.burst_floor", "not with a sweep, which computes several plans"),
+    Exclusion(
+        ("rules.early_error",),
+        ("confidence", "max_tiers"),
+        "rules.early_error",
+        "goes without confidence and max_tiers",
+    ),
+    Exclusion(
+        ("rules.early_error",),
+        ("lengths: trace",),
+        "rules.early_error",
+        "not with the lengths of the trace: its answers have no parts that were scored",
+    ),
+    Exclusion(
+        ("rules.early_error",),
+        (GRADED, REMOTE),
+        "rules.early_error",
+        "not where what judges is stated, or with remote tiers: their load is not simulated",
+    ),
+    Exclusion(("rules.early_error",), (WHOLE,), "rules.early_error", NEEDS_PARTS),
+    Exclusion(
+        ("rules.skip",),
+        (UNPREDICTED,),
+        "rules.skip",
+        "needs a column {tier}_predicted_score of every tier: see `penstock predictor`",
+    ),
+    Exclusion(
+        ("rules.long_answers",),
+        ("lengths: trace",),
+        "lengths",
+        "must be those of the judged answers where long answers are accepted",
+    ),
+    Exclusion((SLOS,), (REMOTE,), "remote", "tiers are not simulated with SLOs"),
+    Exclusion((SLOS,), (GRADED,), "judge", "is not simulated with SLOs: state judge_s instead"),
+    Exclusion(("goal: rate", "rate"), (AT_ONCE,), "rate", NO_RATE),
+    Exclusion((f"{SWEEP}: rate",), (AT_ONCE,), "sweep", NO_RATE),
+    Exclusion((REMOTE,), (AT_ONCE,), "trace", "the arrivals come all at once: a remote tier is paid by the rate"),
+    Exclusion((f"{SWEEP}: rate",), ("goal: rate",), "sweep", "{} does not go with the goal rate, which finds it"),
+    Exclusion(
+        (f"{SWEEP}: quality",), ("goal: quality",), "sweep", "{} does not go with the goal quality, which finds it"
+    ),
+)
+
+
+def check_together(names: Collection[str]) -> None:
+    """InvalidRequest for the first row of the table that has two of these names."""
+    for row in TABLE:
+        these = [name for name in row.these if name in names]
+        if these and not set(row.those).isdisjoint(names):
+            raise invalid(row.field, row.why.replace("{}", these[0].partition(": ")[2]))
+
+
+def names_of(options: "Options", tiers: int) -> set[str]:
+    """What a question about so many tiers asks for, with the goal and the objective that it has where it names none."""
+    resolved = options.for_tiers(tiers)
+    rules = resolved.rules
+    result = {f"goal: {resolved.aim}", f"objective: {resolved.latency}"}
+    derived = {TOO_MANY: resolved.too_many(tiers), NO_MEAN: rules.burst_mean is None and resolved.min_quality is None}
+    result |= {name for name, holds in derived.items() if holds}
+    for field in fields(PlanOptions):
+        if field.name not in ("goal", "objective", "rules"):
+            result.add(_name(field.name, getattr(options, field.name)))
+    return result | {_name(f"rules.{field.name}", getattr(rules, field.name)) for field in fields(rules)}
+
+
+def _name(option: str, value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"{option}: {value.value}"
+    return f"no {option}" if value is None or value is False else option
+
+
+def names_of_files(site: "Site", judged: "JudgedSample | None" = None, *, at_once: bool = False) -> set[str]:
+    """What there is to know of where a cascade is to run, and of what it is to serve. at_once: all requests arrive then."""
+    known = {
+        REMOTE: bool(site.remotes),
+        GRADED: site.grading is not None,
+        TYPES: bool(site.more),
+        SLOS: site.one_batch,
+        AT_ONCE: at_once,
+    }
+    if judged is not None:
+        known |= {
+            WORTH: judged.known_quality is not None,
+            UNPREDICTED: judged.predicted is None,
+            WHOLE: judged.parts is None,
+        }
+    return {name for name, holds in known.items() if holds}
