@@ -5,10 +5,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from penstock.judge_service.clients.retry_after import retry_after_s
 from penstock.services.domain.errors import DeadlineExceeded, Overloaded, RequestFailed, Unavailable
 
 _T = TypeVar("_T")
+
+DEFAULT_RETRY_S = 1.0
+RETRY_RANGE_S = (0.1, 60.0)
 
 
 class Endpoint:
@@ -49,3 +51,12 @@ class Endpoint:
             raise Unavailable(f"{self._url}: {error!r}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._url}: unexpected response: {error!r}") from error
+
+
+def retry_after_s(header: str | None) -> float:
+    """When a busy server says to try again, by its Retry-After header; 1 s if that is missing or invalid."""
+    least, most = RETRY_RANGE_S
+    try:
+        return min(most, max(least, float(header or DEFAULT_RETRY_S)))
+    except ValueError:
+        return DEFAULT_RETRY_S

@@ -45,18 +45,12 @@ from tests.support.cli import penstock, penstock_process
 from tests.support.present import present
 from tests.support.questions import replan_question
 from tests.support.tables import write_trace
+from tests.support.waiting import runs
 
 
 def simulated_mesh(folder: Path, **parts: Any) -> Path:
     tiers: list[dict[str, Any]] = [{"name": "small", "model": "s", "threshold": 80}, {"name": "large", "model": "l"}]
     return write_mesh_file(folder, **{"tiers": tiers} | parts)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def sleeper(folder: Path, code: str, stop_s: float = 5.0) -> ProcessSpec:
@@ -96,7 +90,7 @@ async def test_what_dies_is_started_again(tmp_path: Path) -> None:
     assert entry.restarts == 1
     second = entry.pid
     await watcher.stop_all()
-    assert not alive(present(second))
+    assert not runs(present(second))
 
 
 async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
@@ -108,7 +102,7 @@ async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
     pid = entry.pid
     await watcher.stop_all()
-    assert not alive(present(pid))
+    assert not runs(present(pid))
 
 
 async def test_unusable_settings_are_not_tried_again(tmp_path: Path) -> None:
@@ -139,7 +133,7 @@ asyncio.run(main())
     parent.kill()
     parent.wait()
     until = time.monotonic() + 120
-    while alive(child):
+    while runs(child):
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -310,7 +304,7 @@ def test_down_stops_everything(running: Path) -> None:
     assert len(children) >= 6  # redis, planner, judge, router, three workers
     down = penstock_process("down", "--folder", str(running))
     assert down.returncode == 0, down.stderr
-    assert not any(alive(int(pid)) for pid in (str(found.pid), *children))
+    assert not any(runs(int(pid)) for pid in (str(found.pid), *children))
     assert read_run_file(running) is None
     assert penstock("down", "--folder", str(running)).returncode == 1
 

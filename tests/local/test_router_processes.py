@@ -23,6 +23,7 @@ from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.services.health import is_serving
 from penstock.services.processes import free_port
 from tests.support.simulated_text import ENDLESS, simulated_texts
+from tests.support.waiting import runs
 
 pytestmark = pytest.mark.slow
 
@@ -80,13 +81,6 @@ def exists(folder: Path) -> bool:
 
 def files(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 async def all_answer(mesh: LocalMesh) -> None:

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import yaml
@@ -30,8 +29,7 @@ from tests.conftest import FAMILY
 from tests.local.test_local_mesh import simulated_mesh
 from tests.support.cli import penstock, penstock_process
 from tests.support.present import present
-
-T = TypeVar("T")
+from tests.support.waiting import until_now
 
 
 @pytest.fixture
@@ -47,15 +45,6 @@ def run_file(process: ProcessId) -> RunFile:
     return RunFile(process.pid, process.started, "mesh.yaml", "redis://x", ("h:1",), ("h:2",), ("h:4",), "h:3")
 
 
-def until(condition: Callable[[], T], timeout_s: float = 300.0) -> T:
-    """Wait until a condition holds; return its value."""
-    end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return value
-
-
 def test_a_process_is_known_by_its_start_as_well_as_its_id(other: subprocess.Popen[bytes]) -> None:
     known = present(ProcessId.of(other.pid))
     assert known.runs
@@ -64,7 +53,7 @@ def test_a_process_is_known_by_its_start_as_well_as_its_id(other: subprocess.Pop
     assert not before.send(signal.SIGKILL)
     assert other.poll() is None, "a process that only has the id of one that was ours is never signalled"
     assert known.send(signal.SIGTERM)
-    until(lambda: not known.runs)  # also before anybody has waited for it
+    until_now(lambda: not known.runs)  # also before anybody has waited for it
     assert not known.send(signal.SIGTERM)
     other.wait()
     assert ProcessId.of(other.pid) is None
@@ -245,22 +234,22 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
             signal.SIGINT, signal.SIG_DFL
         ),  # what a shell starts in the background ignores it
     )
-    until(lambda: lock_holder(tmp_path) is not None)
+    until_now(lambda: lock_holder(tmp_path) is not None)
     holder = present(lock_holder(tmp_path))  # while one process hands the lock to the next, one of them is named
-    worker = present(until(lambda: stopped_process(file)))
-    router = present(until(lambda: service_in(tmp_path, "penstock.router_service")))
-    until(lambda: "waiting for" in (tmp_path / "up.log").read_text())
+    worker = present(until_now(lambda: stopped_process(file)))
+    router = present(until_now(lambda: service_in(tmp_path, "penstock.router_service")))
+    until_now(lambda: "waiting for" in (tmp_path / "up.log").read_text())
     down = None
     if way == "down":
         down = subprocess.Popen([*command[:3], "down", "--folder", str(tmp_path)])
     else:
         up.send_signal(signal.SIGINT)
-    until(lambda: not router.runs)
+    until_now(lambda: not router.runs)
     worker.send(signal.SIGCONT)
     _, said = up.communicate(timeout=400)
     assert down is None or down.wait(400) == 0
     assert up.returncode == (1 if way == "down" else 130), said
-    until(lambda: not holder.runs)
+    until_now(lambda: not holder.runs)
     assert read_run_file(tmp_path) is None
 
 

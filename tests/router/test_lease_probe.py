@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,6 +28,7 @@ from penstock.types.sampling import SamplingParams
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.services import RedisProcess, serving
+from tests.support.waiting import until
 
 CARD = ModelCard("only", "m", "d", "torch", 100, 10, 16, 8)
 LEASE_S = 1.0
@@ -67,12 +68,6 @@ async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             yield pool
         finally:
             await end(task)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_who_answers_stays_the_last_resort_until_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:

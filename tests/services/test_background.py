@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +26,15 @@ from penstock.services.domain.instances import InstanceRecord, Load, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.workload import Window
 from penstock.services.processes import ProcessSpec, Watcher
-from penstock.services.state import MeshFeed, Registrar, WorkloadStore, connect
+from penstock.services.state import MeshFeed, Registrar, WorkloadStore
 from penstock.services.state.connection import connect_blocking
 from penstock.services.state.keys import Keys
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.services import RedisProcess, serving
+from tests.support.waiting import until
 
 AT_ONCE = Restart(first_s=0.0)
-
-
-@pytest.fixture
-def keys() -> Keys:
-    return Keys(f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture
-async def client(redis: RedisProcess) -> AsyncIterator[Redis]:
-    made = connect(redis.url)
-    yield made
-    await made.aclose()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 class Once:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from penstock.services.process_slot import ProcessSlot
 from penstock.services.processes import free_port
 from penstock.services.shared_port import SharedPort
 from tests.conftest import ROOT
+from tests.support.waiting import runs, until_now
 
 TIMEOUT_S = 120.0
 STUCK_S = 4.0  # more than a process waits for the CPU on a busy machine
@@ -77,27 +78,13 @@ class Parent:
                 found[answer[0]] = answer[1]
             return len(found) == count
 
-        until(complete)
+        until_now(complete)
         return found
 
     def end(self) -> tuple[int, str]:
         """Exit status and what it wrote, once it has ended."""
         _, errors = self.process.communicate(timeout=TIMEOUT_S)
         return self.process.returncode, errors
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -125,8 +112,8 @@ def test_all_share_both_ports_and_a_page_of_metrics_and_end_together(tmp_path: P
         assert samples(page, "served_total") == {"0": 1.0}
         assert samples(page, "penstock_router_process_up") == {"0": 1.0, "1": 0.0}
         os.kill(pids[1], signal.SIGKILL)
-        until(lambda: samples(metrics(parent.metrics_port), restarts) == {"0": 0.0, "1": 1.0})
-        until(lambda: parent.pids(parent.grpc_port)[1] != pids[1])
+        until_now(lambda: samples(metrics(parent.metrics_port), restarts) == {"0": 0.0, "1": 1.0})
+        until_now(lambda: parent.pids(parent.grpc_port)[1] != pids[1])
         pids = parent.pids(parent.grpc_port) | {0: pids[0]}
         parent.process.terminate()
         status, errors = parent.end()
@@ -140,7 +127,7 @@ def test_when_the_parent_is_killed_its_processes_end_and_a_new_parent_gets_the_p
         pids = parent.pids(parent.grpc_port)
         parent.process.kill()
         parent.process.communicate()
-        until(lambda: not any(runs(pid) for pid in pids.values()))
+        until_now(lambda: not any(runs(pid) for pid in pids.values()))
         parent.process = parent.another()
         assert not set(parent.pids(parent.grpc_port).values()) & set(pids.values())
 
@@ -148,7 +135,7 @@ def test_when_the_parent_is_killed_its_processes_end_and_a_new_parent_gets_the_p
 def test_one_that_crashes_again_and_again_takes_nothing_from_the_other(tmp_path: Path) -> None:
     with group(tmp_path, CRASHES="1") as parent:
         pid = parent.pids(parent.grpc_port, 1)[0]
-        until(lambda: parent.crash_log.exists() and len(parent.crash_log.read_text().split()) > MAX_CRASHES)
+        until_now(lambda: parent.crash_log.exists() and len(parent.crash_log.read_text().split()) > MAX_CRASHES)
         assert parent.process.poll() is None
         assert parent.pids(parent.grpc_port, 1) == {0: pid}
 
@@ -169,14 +156,14 @@ def test_unusable_settings_end_a_group_with_status_2_where_no_process_can_use_th
         assert parent.end()[0] == 2
     with group(tmp_path, UNUSABLE="1") as parent:
         pid = parent.pids(parent.grpc_port, 1)[0]
-        until(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_restarts_total")["1"] >= 2.0)
+        until_now(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_restarts_total")["1"] >= 2.0)
         assert parent.pids(parent.grpc_port, 1) == {0: pid}
 
 
 def test_a_process_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> None:
     with group(tmp_path, STUCK_S=str(STUCK_S)) as parent:
         before = parent.pids(parent.grpc_port)
-        until(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_up") == {"0": 1.0, "1": 1.0})
+        until_now(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_up") == {"0": 1.0, "1": 1.0})
         while runs(before[1]):  # until the parent has seen heartbeats of it, it is starting, and not stuck
             os.kill(before[1], signal.SIGCONT)
             time.sleep(2 * HEARTBEAT_S)
@@ -185,7 +172,7 @@ def test_a_process_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> 
                 if not runs(before[1]):
                     break
                 time.sleep(STUCK_S / 10)
-        until(lambda: parent.pids(parent.grpc_port)[1] != before[1])
+        until_now(lambda: parent.pids(parent.grpc_port)[1] != before[1])
         assert parent.pids(parent.grpc_port)[0] == before[0]
 
 

@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import json
 import time
-import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,6 +33,7 @@ from penstock.types.mesh_status import Drafting, Loading, StagePlace
 from penstock.types.plans import Plan, TierPlan
 from tests.support.present import present
 from tests.support.services import RedisProcess
+from tests.support.waiting import until
 
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
 PULL_S = 0.02
@@ -41,26 +41,8 @@ STOPPED_LEASE_S = 2.5  # of an instance that is heard again after the feed stood
 PLAN = Plan(0, (TierPlan("small", "m", 50.0, 1), TierPlan("large", "n", None, 2)), scorer="judge-model")
 
 
-@pytest.fixture
-def keys() -> Keys:
-    return Keys(f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture
-async def client(redis: RedisProcess) -> AsyncIterator[Redis]:
-    made = connect(redis.url)
-    yield made
-    await made.aclose()
-
-
 def record(name: str, lease_s: float = 60.0) -> InstanceRecord:
     return InstanceRecord(name, Role.WORKER, "h:1", 1.0, 0, lease_s, model=CARD)
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
 
 
 def test_records_and_plans_survive_json() -> None:

@@ -22,6 +22,7 @@ from penstock.types.sampling import SamplingParams
 from penstock.worker_service.speculation.acceptance import matching
 from penstock.worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
 from penstock.worker_service.speculation.sources import DraftRequest, VerifiedStep
+from tests.worker.test_speculation_choice import accepted, draft_cost
 
 MAX_WINDOW = 7
 GREEDY = SamplingParams(temperature=0.0)
@@ -32,26 +33,18 @@ def passes(fixed_s: float, row_s: float) -> PassCost:
     return PassCost({(n, w): fixed_s + row_s * n * w for n in REPLIES for w in WIDTHS})
 
 
-def drafting(token_s: float) -> DraftCost:
-    return DraftCost(fixed_s=1e-5, reply_s=2e-6, step_s=0.0, token_s=token_s, catch_up_token_s=1e-6)
-
-
 def learned(share: float) -> Acceptance:
     """What is known of tokens that stand with this probability."""
     rng, acceptance = random.Random(1), Acceptance(MAX_WINDOW)
     for _ in range(2000):
-        acceptance.observe(MAX_WINDOW, MAX_WINDOW, _accepted(share, MAX_WINDOW, rng), 64)
+        acceptance.observe(MAX_WINDOW, MAX_WINDOW, accepted(share, MAX_WINDOW, rng), 64)
     return acceptance
 
 
-def _accepted(share: float, window: int, rng: random.Random) -> int:
-    return next((i for i in range(window) if rng.random() >= share), window)
-
-
 def test_chains_are_all_subsets_in_which_each_model_behind_the_first_can_verify() -> None:
-    able = [Estimate(Acceptance(3), drafting(1e-5), passes(1e-3, 1e-5)) for _ in range(3)]
+    able = [Estimate(Acceptance(3), draft_cost(1e-5), passes(1e-3, 1e-5)) for _ in range(3)]
     assert chains(able) == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
-    able[1] = Estimate(Acceptance(3), drafting(1e-5))
+    able[1] = Estimate(Acceptance(3), draft_cost(1e-5))
     assert chains(able) == [(0,), (1,), (2,), (0, 2), (1, 2)]
     assert all(c.window + len(c.chain) - 1 <= 3 for c in candidates(able, windows(3)))
 
@@ -64,7 +57,7 @@ def test_the_choice_among_chains_is_the_enumerated_optimum(replies: int, seed: i
     target = passes(rng.uniform(2e-3, 2e-2), 2e-5)
     models = [
         Estimate(
-            learned(rng.uniform(0.3, 0.95)), drafting(rng.choice([5e-6, 2e-4])), passes(rng.uniform(1e-4, 2e-3), 1e-5)
+            learned(rng.uniform(0.3, 0.95)), draft_cost(rng.choice([5e-6, 2e-4])), passes(rng.uniform(1e-4, 2e-3), 1e-5)
         )
         for _ in range(3)
     ]
@@ -92,8 +85,8 @@ def _rate(replies: int, target: PassCost, models: Seq[Estimate], chain: tuple[in
         seconds += verifier.seconds(replies, replies * rows)
         after = dict[int, float]()
         for length, p in lengths.items():
-            for accepted, q in _counts(models[chain[at]].by[upper], length).items():
-                after[accepted + 1] = after.get(accepted + 1, 0.0) + p * q
+            for count, q in _counts(models[chain[at]].by[upper], length).items():
+                after[count + 1] = after.get(count + 1, 0.0) + p * q
         lengths = after
     rows = sum(length * p for length, p in lengths.items())
     last = models[chain[-1]].acceptance
@@ -172,7 +165,7 @@ def target_passes() -> PassCost:
 
 
 def costs_of_drafting() -> list[DraftCost]:
-    return [drafting(1e-4), drafting(8e-3)]
+    return [draft_cost(1e-4), draft_cost(8e-3)]
 
 
 def costs_of_verifying() -> list[PassCost]:

@@ -10,22 +10,11 @@ from typing import Any
 import pytest
 
 from penstock.services.domain.errors import Unavailable
-from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.replies import TokenFrame
 from penstock.types.workers import HandedOver
 from penstock.worker_service.engine.loop import LoopEngine
-from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
-from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
-from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import GREEDY, SAMPLED, answer, request
-
-
-def of_torch() -> LoopEngine:
-    return torch_engine(TorchEngineOptions(FAMILY / "small", "small", kv_tokens=4096))
-
-
-def of_nothing() -> LoopEngine:
-    return simulated_engine(SimulatedEngineOptions("sim", StepLatencyModel.linear(0.0005, 0.0, 0.0)))
+from tests.worker.test_failing_requests import of_nothing, of_torch
 
 
 @pytest.mark.parametrize("build", [of_torch, of_nothing])
