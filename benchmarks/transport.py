@@ -23,7 +23,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 import torch
 from grpc import aio
 from opentelemetry.metrics import NoOpMeter
@@ -133,10 +132,6 @@ class PoolEngine:
     def clear(self) -> None:
         for tensor in (*self._pool.k, *self._pool.v):
             tensor.zero_()
-
-    def pool_values(self) -> npt.NDArray[np.generic]:
-        assert self._pool.stacked is not None
-        return np.concatenate([array.reshape(-1) for array in self._pool.stacked])
 
     def checksum(self) -> int:
         """Of the sequence's KV: equal on both sides after a move."""

@@ -24,7 +24,6 @@ MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
 PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
 STDOUT = Path("-")
-DEFAULT_REPLAY = 2000  # requests of a replayed trace
 
 _Number = TypeVar("_Number", int, float)
 
@@ -181,13 +180,6 @@ ReplayedRequests = Annotated[
 ]
 Lengths = Annotated[str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")]
 TRACE_COLUMNS = "CSV file, may be gzipped: arrival_s, input_tokens, output_tokens; optionally cached_tokens."
-IgnoreCached = Annotated[
-    bool,
-    typer.Option(
-        "--ignore-cached/--no-ignore-cached",
-        help="Compute all prompts whole, whatever the trace's cached_tokens say.",
-    ),
-]
 PlansIgnoreCached = Annotated[
     bool | None,
     typer.Option(
