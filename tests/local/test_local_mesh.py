@@ -65,9 +65,9 @@ def test_pauses_between_restarts_double_up_to_a_limit() -> None:
 
 
 def test_no_two_processes_are_given_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port is reserved before anybody listens on it, also against other processes."""
-    monkeypatch.setattr("penstock.services.processes._PORTS", range(29_990, 29_996))
-    code = "from penstock.services import processes as p; p._PORTS = range(29_990, 29_996)"
+    """A port is reserved before anybody listens on it, also against other processes. No mesh takes one of this range."""
+    monkeypatch.setattr("penstock.services.processes._PORTS", range(19_990, 19_996))
+    code = "from penstock.services import processes as p; p._PORTS = range(19_990, 19_996)"
     code += "; print(p.free_port(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
