@@ -35,7 +35,8 @@ from penstock.services.process_heartbeat import send_heartbeats
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.processes import exits_on_unusable_settings
 from penstock.services.settings import ServiceSettings
-from penstock.services.state import Registrar, connect
+from penstock.services.state import Registrar, StateUnavailable, connect
+from penstock.services.state.connection import server_problem
 from penstock.services.state.keys import Keys
 from penstock.services.telemetry import Telemetry
 from penstock.services.trace_sampling import SamplingLimits
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 LOADING_LEASES = 5.0
 """Leases that a worker that loads has at once."""
+REDIS_LOOK_S = 1.0
 UNDO_S = 15.0
 """Time for a cancelled `compose` to clean up, such as to stop a server that it started. Then it is cancelled again."""
 
@@ -252,6 +254,7 @@ async def serve(
             stack=stack,
             slot=slot,
         )
+        chassis.supervise("redis-version", functools.partial(_check_server, chassis, state_url), endless=False)
         before = await stack.enter_async_context(AsyncExitStack())
         if role is Role.WORKER and settings.tier:
             await before.enter_async_context(_loading(chassis))
@@ -314,6 +317,19 @@ async def serve(
         await asyncio.gather(server.stop(1.0), admin.stop(1.0))
     _log.info("stopped")
     return True
+
+
+async def _check_server(chassis: Chassis, url: str) -> None:
+    """End the process if its Redis, once there is one, is too old."""
+    while True:
+        try:
+            problem = await server_problem(url)
+        except StateUnavailable:
+            await asyncio.sleep(REDIS_LOOK_S)
+            continue
+        if problem:
+            chassis.fail(SettingsError(f"redis_url: {problem}"))
+        return
 
 
 def _loading(chassis: Chassis) -> Registrar:

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from redis.exceptions import RedisError
-
 from penstock.services.mesh_rules import redis_url_problem
 from penstock.services.processes import ProcessSpec
-from penstock.services.state import connect, users
+from penstock.services.state import StateUnavailable, server_version, users
+from penstock.services.state.connection import server_problem
 
 USERS_FILE = "users.acl"
 FIRST_WITH_READ_ONLY_PATTERNS = 7
@@ -44,12 +43,18 @@ def find() -> str:
 
 
 def version(binary: str) -> int:
-    """The major version of a redis-server, or of a valkey-server, which follow Redis 7."""
+    """The major version of a redis-server, or of a valkey-server, which follow Redis 7.
+
+    Raises:
+        NoRedis: It is none, or too old.
+    """
     text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-    match = re.search(r"v=(\d+)", text)
+    match = re.match(r"(\w+) server v=((\d+)\S*)", text)
     if match is None:
         raise NoRedis(f"{binary}: not a redis-server: {text.strip()[:80]}")
-    return int(match[1])
+    if problem := server_version.problem(match[1], match[2]):
+        raise NoRedis(f"{binary}: {problem}")
+    return int(match[3])
 
 
 def write_users(folder: Path, mesh: str, binary: str, passwords: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -82,21 +87,17 @@ def spec(folder: Path, port: int, log: Path, binary: str, host: str = "127.0.0.1
 
 
 async def unreachable(url: str) -> str:
-    """Why the Redis of a URL cannot be used, without its password; empty once it responds."""
+    """Why the Redis of a URL cannot be used, without its password; empty once it responds, and is not too old."""
     if problem := redis_url_problem(url):
         return problem
     parts = urlsplit(url)
     address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-    client = connect(url)
     try:
         async with asyncio.timeout(REDIS_TIMEOUT_S):
             while True:
                 try:
-                    await client.ping()
-                    return ""
-                except (RedisError, OSError):
+                    return await server_problem(url)
+                except StateUnavailable:
                     await asyncio.sleep(0.2)
     except TimeoutError:
         return f"no response from a Redis at {address} within {REDIS_TIMEOUT_S:g} s"
-    finally:
-        await client.aclose()

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry as BlockingRetry
 
 from penstock.services.domain.errors import Unavailable
+from penstock.services.state import server_version
 
 CONNECT_TIMEOUT_S = 2.0
 COMMAND_TIMEOUT_S = 2.0
@@ -23,18 +25,45 @@ class StateUnavailable(Unavailable):
     reason = "STATE_UNAVAILABLE"
 
 
-def connect(url: str) -> Redis:
+def connect(url: str, **options: Any) -> Redis:
     """An asyncio client, which connects at its first command.
 
     It does not retry: a subscription that reconnected by itself would have missed messages.
     """
     return Redis.from_url(
         url,
+        **options,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=COMMAND_TIMEOUT_S,
         health_check_interval=10,
         retry=Retry(NoBackoff(), 0),
     )
+
+
+async def server_problem(url: str) -> str:
+    """Why the server of a URL cannot hold the state: it is too old. Empty if it can, or does not tell its version.
+
+    Raises:
+        StateUnavailable: It cannot be asked.
+    """
+    with state_errors():
+        async with connect(url, protocol=2) as client:  # with 3, connecting would need HELLO
+            client.set_response_callback("INFO", lambda text, **_: text)  # type: ignore[arg-type]
+            try:
+                reply = await client.execute_command("HELLO")  # type: ignore[no-untyped-call]
+                return server_version.problem(*server_version.of_hello(_mapping(reply)))
+            except ResponseError:
+                pass
+            try:
+                info = await client.execute_command("INFO", "server")  # type: ignore[no-untyped-call]
+            except ResponseError:
+                return ""
+    return server_version.problem(*server_version.of_info(as_bytes(info).decode(errors="replace")))
+
+
+def _mapping(reply: Any) -> dict[bytes, Any]:
+    """A reply to HELLO, which is a list in the second version of the protocol."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 def connect_blocking(url: str) -> redis.Redis:

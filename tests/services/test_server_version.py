@@ -1,0 +1,94 @@
+"""Which Redis a mesh accepts: the decision by what servers say of themselves, real ones and one that is too old."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.local import redis_server as local_redis
+from penstock.local.redis_server import NoRedis
+from penstock.services.domain.instances import Role
+from penstock.services.processes import free_port
+from penstock.services.runtime import ServiceFailed
+from penstock.services.state import StateUnavailable, server_version
+from penstock.services.state.connection import server_problem
+from tests.conftest import MeshFileMaker
+from tests.support.mesh import COMPOSE
+from tests.support.services import RedisProcess, serving
+
+TOO_OLD = "Redis 5.0.7 is too old: Redis 6.2 or later is needed, or Valkey"
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [
+        ("# Server\r\nredis_version:5.0.7\r\nos:Linux\r\n", TOO_OLD),
+        ("# Server\r\nredis_version:6.0.16\r\n", TOO_OLD.replace("5.0.7", "6.0.16")),
+        ("# Server\r\nredis_version:6.2.0\r\n", ""),
+        ("# Server\r\nredis_version:10.1.0\r\n", ""),
+        ("# Server\r\nredis_version:255.255.255\r\n", ""),
+        ("# Server\r\nredis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:9.1.2\r\n", ""),
+        ("# Server\r\nos:Linux\r\n", ""),
+        ("", ""),
+    ],
+)
+def test_redis_6_2_or_later_and_valkey_will_do(info: str, problem: str) -> None:
+    """A server that does not tell its version may be one."""
+    assert server_version.problem(*server_version.of_info(info)) == problem
+
+
+def test_a_reply_to_hello_without_texts_tells_nothing() -> None:
+    assert server_version.problem(*server_version.of_hello({b"server": b"redis", b"version": b"6.0.9"}))
+    assert not server_version.problem(*server_version.of_hello({b"server": b"redis", b"version": 6}))
+    assert not server_version.problem(*server_version.of_hello({}))
+
+
+async def test_a_real_server_is_asked(redis: RedisProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await server_problem(redis.url) == ""
+    monkeypatch.setattr(server_version, "NEEDED", (99, 0))
+    if "redis-server" in local_redis.find():
+        assert "Redis 99.0 or later is needed" in await server_problem(redis.url)
+        with pytest.raises(NoRedis, match=r"Redis 99\.0 or later is needed"):
+            local_redis.version(local_redis.find())
+    with pytest.raises(StateUnavailable):
+        await server_problem(f"redis://127.0.0.1:{free_port()}/0")
+
+
+@pytest.fixture
+async def old_redis() -> AsyncIterator[str]:
+    """The URL of a server that answers as Redis 5 does: it has no HELLO."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = b"# Server\r\nredis_version:5.0.7\r\n"
+        while head := await reader.readline():
+            words = []
+            for _ in range(int(head[1:])):
+                length = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(length + 2))[:length])
+            match words[0].upper():
+                case b"INFO":
+                    writer.write(b"$%d\r\n%s\r\n" % (len(info), info))
+                case b"PING":
+                    writer.write(b"+PONG\r\n")
+                case _:
+                    writer.write(b"-ERR unknown command `%s`, with args beginning with: \r\n" % words[0])
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_service_on_a_redis_that_is_too_old_ends_and_says_why(old_redis: str, mesh_file: MeshFileMaker) -> None:
+    assert await local_redis.unreachable(old_redis) == TOO_OLD
+    with pytest.raises(ServiceFailed, match=r"redis_url: Redis 5\.0\.7 is too old"):
+        async with serving(Role.PLANNER, COMPOSE[Role.PLANNER], mesh_file(), old_redis) as planner:
+            await planner.fatal
+
+
+def test_a_binary_that_is_too_old_is_not_started(tmp_path: Path) -> None:
+    binary = tmp_path / "redis-server"
+    binary.write_text("#!/bin/sh\necho Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64\n")
+    binary.chmod(0o755)
+    with pytest.raises(NoRedis, match=r"redis-server: Redis 6\.0\.16 is too old"):
+        local_redis.write_users(tmp_path / "data", "mesh", str(binary))
