@@ -17,7 +17,7 @@ from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import digest
 from penstock.services.mesh_schema import MeshReplan
 from penstock.services.runtime import Chassis
-from penstock.services.state import MeshFeed, PlanStore, WorkloadStore
+from penstock.services.state import Leadership, MeshFeed, PlanStore, WorkloadStore
 from penstock.types.plans import Plan
 from penstock.types.rules import RuleOptions
 
@@ -37,7 +37,9 @@ async def compose(chassis: Chassis) -> None:
     )
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))
     scorers = [scorer.name for scorer in chassis.mesh.judge.scorers]
-    publisher = PlanPublisher(store, feed, seed, SystemClock(), chassis.mesh.planner.max_instances, scorers)
+    clock = SystemClock()
+    leadership = Leadership(chassis.redis, chassis.keys, chassis.instance_id, clock)
+    publisher = PlanPublisher(store, leadership, feed, seed, clock, chassis.mesh.planner.max_instances, scorers)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(publisher)
     chassis.telemetry.meter.create_observable_gauge(

@@ -1,6 +1,7 @@
 """Keeps the plan: publishes the mesh file's where none holds, and puts it back when Redis comes back without it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Collection, Iterator
@@ -12,11 +13,14 @@ from penstock.services.background import end, supervise
 from penstock.services.clock import Clock
 from penstock.services.domain.errors import InvalidRequest, Unavailable
 from penstock.services.domain.instances import InstanceRecord
-from penstock.services.state import MeshFeed, PlanStore
+from penstock.services.state import Leadership, MeshFeed, PlanStore, StateUnavailable
 from penstock.types.plans import Plan
 from penstock.types.problems import FieldProblem
 
 _log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How often a planner looks who leads, and the leader whether Redis has the plan."""
 
 
 class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
@@ -24,12 +28,14 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
 
     `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the same file content is
     there already: so restarting the planner changes nothing, editing the file does, and what an operator set stays until
-    the file is edited. max_instances: of one tier; the mesh file may give a tier more.
+    the file is edited. max_instances: of one tier; the mesh file may give a tier more. What this class publishes by itself,
+    it publishes only while this planner leads.
     """
 
     def __init__(
         self,
         store: PlanStore,
+        leadership: Leadership,
         feed: MeshFeed,
         seed: Plan,
         clock: Clock,
@@ -37,7 +43,7 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         scorers: Collection[str] = (),
     ) -> None:
         """scorers: those that the mesh's judge has; a plan may name one of them, or none."""
-        self._store, self._feed, self._seed, self._clock = store, feed, seed, clock
+        self._store, self._leadership, self._feed, self._seed, self._clock = store, leadership, feed, seed, clock
         self._max_instances, self._scorers = max_instances, scorers
         self._seeded = False
         self._task: asyncio.Task[None] | None = None
@@ -52,6 +58,13 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
     ) -> None:
         assert self._task is not None
         await end(self._task)
+        with contextlib.suppress(StateUnavailable):
+            await self._leadership.release()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this planner leads, of those that the mesh has."""
+        return self._leadership.leads
 
     @property
     def current(self) -> Plan | None:
@@ -61,10 +74,11 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         """The tier's workers that take new requests."""
         return self._feed.view.workers(tier)
 
-    async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
-        """Make a plan current.
+    async def publish(self, plan: Plan, expected: int | None = None, *, leading: bool = False) -> Plan:
+        """Make a plan current. leading: only if this planner leads, as for what no operator has asked for.
 
         Raises:
+            NotLeading: another planner leads.
             InvalidRequest: a tier has more instances than may be, none has any, or the plan names a scorer that the
                 judge does not have, or drafters that workers do not load.
             RevisionConflict: another plan than `expected` is current.
@@ -88,7 +102,10 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         )
         known = self.current
         plan_revision = await self._store.publish(
-            stamped, expected=expected, at_least=known.revision if known is not None else 0
+            stamped,
+            expected=expected,
+            at_least=known.revision if known is not None else 0,
+            leader=self._leadership.name if leading else None,
         )
         if self._feed.view.follow(plan_revision):  # not first with the next pull: Redis may be lost before that
             self.view_changed()
@@ -130,22 +147,20 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         self._changed = asyncio.Event()
 
     async def _keep(self) -> NoReturn:
-        """Seed once, then watch that Redis keeps holding the plan."""
+        """Lead if no other planner does; then seed once, and watch that Redis keeps holding the plan."""
         while True:
-            pause_s = 1.0
             try:
-                stored, known = await self._store.current(), self.current
-                if stored is None and known is not None:
-                    await self._store.publish(known, at_least=known.revision - 1)
-                    _log.warning("Redis had lost the plan: plan %d is back", known.revision)
-                elif not self._seeded:
-                    await self._seed_if_new(stored)
-                self._seeded = True
+                if await self._leadership.hold():
+                    await self._seed_or_restore()
             except Unavailable as error:
                 _log.warning("cannot reach the plan: %s", error)
-                pause_s = 0.5
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(LOOK_S)
 
-    async def _seed_if_new(self, stored: Plan | None) -> None:
-        if stored is None or stored.input_digest != self._seed.input_digest:
-            await self.publish(self._seed)
+    async def _seed_or_restore(self) -> None:
+        stored, known = await self._store.current(), self.current
+        if stored is None and known is not None:
+            await self._store.publish(known, at_least=known.revision - 1, leader=self._leadership.name)
+            _log.warning("Redis had lost the plan: plan %d is back", known.revision)
+        elif not self._seeded and (stored is None or stored.input_digest != self._seed.input_digest):
+            await self.publish(self._seed, leading=True)
+        self._seeded = True

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 GRACE_SHARE, GRACE_S = 0.1, 5.0  # routers get a tenth of a window, at most so long, to report it
 SOURCE = "drift"
+HELD_WINDOWS = 3.0
+HELD_S = 15.0  # or as long, if windows are short
 
 JobMaker = Callable[[Drift], ReplanJob]
 
@@ -38,6 +40,8 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
 
     Windows that a plan was made after only move the rule's reference: so a restart finds the state again.
     A plan that is published meanwhile wins: the one being computed is dropped.
+
+    Only the leading planner plans. The others keep the last drift for HELD_WINDOWS: the leader may end while it plans.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
         self._last_id, self._waiting = "0", dict[float, list[Window]]()
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted: asyncio.Queue[Drift] = asyncio.Queue()
+        self._held: tuple[Drift, int, float] | None = None  # with the plan's revision and the time when it was seen
 
     async def __aenter__(self) -> "Replanner":
         self._tasks = [
@@ -75,6 +80,9 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 await self._read()
             except StateUnavailable as error:
                 _log.warning("the workload cannot be read: %s", error)
+            if self._held is not None and self._publisher.leads:
+                self._hand_over(*self._held)
+                self._held = None
             await asyncio.sleep(min(1.0, self._window_s / 10))
 
     async def _read(self) -> None:
@@ -92,7 +100,13 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
             self._state, drift = observe(self._state, window, self._rule)
             if drift is not None and not self._stale(window, plan):
                 _log.info("the workload has drifted: %s", "; ".join(map(str, drift.shifts)))
-                self._wanted.put_nowait(drift)
+                self._held = drift, plan.revision, self._clock.now()
+
+    def _hand_over(self, drift: Drift, revision: int, seen_s: float) -> None:
+        """Plan for a drift, unless the planner that led before has published since, or had time to find no better plan."""
+        plan, waited_s = self._publisher.current, self._clock.now() - seen_s
+        if plan is not None and plan.revision == revision and waited_s <= max(HELD_WINDOWS * self._window_s, HELD_S):
+            self._wanted.put_nowait(drift)
 
     def _stale(self, window: Window, plan: Plan) -> bool:
         """Whether the plan was made knowing the window: by another publisher, or before this process was started."""
@@ -119,7 +133,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 if plan.tiers == before.tiers:
                     _log.info("planned again: plan %d is still the best", before.revision)
                     continue
-                await self._publisher.publish(plan, expected=before.revision)
+                await self._publisher.publish(plan, expected=before.revision, leading=True)
             except PenstockError as error:
                 _log.warning("not planned again: %s", error)
 

@@ -48,6 +48,11 @@ class Keys:
         return f"{self.mesh}:plan:{revision}"
 
     @property
+    def plan_leader(self) -> str:
+        """String: the instance id of the planner that leads; expires with its lease."""
+        return f"{self.mesh}:plan:leader"
+
+    @property
     def workload(self) -> str:
         """Capped stream: windows of sampled requests."""
         return f"{self.mesh}:workload"

@@ -9,6 +9,7 @@ from penstock.services.domain.errors import NotFound, RevisionConflict
 from penstock.services.state import codec
 from penstock.services.state.connection import as_bytes, state_errors
 from penstock.services.state.keys import Keys
+from penstock.services.state.leadership import NotLeading
 from penstock.types.plans import Plan
 
 KEPT_REVISIONS = 1000
@@ -48,17 +49,26 @@ class PlanStore:
             values = await self._redis.mget([self._keys.plan(r) for r in revisions]) if revisions else []
         return [codec.plan_from_json(as_bytes(data)) for data in values if data is not None]
 
-    async def publish(self, plan: Plan, *, expected: int | None = None, at_least: int = 0) -> Plan:
+    async def publish(
+        self, plan: Plan, *, expected: int | None = None, at_least: int = 0, leader: str | None = None
+    ) -> Plan:
         """Publish `plan` as the next revision, greater than `at_least`; return it with that revision.
+
+        leader: the planner that has to lead for this.
 
         Raises:
             RevisionConflict: `expected` is not the current revision.
+            NotLeading: `leader` does not lead.
         """
         with state_errors():
             async with self._redis.pipeline(transaction=True) as pipe:
                 while True:
                     try:
-                        await pipe.watch(self._keys.plan_revision)
+                        await pipe.watch(self._keys.plan_revision, self._keys.plan_leader)
+                        if leader is not None:
+                            leads = as_bytes(await pipe.get(self._keys.plan_leader) or b"").decode(errors="replace")
+                            if leads != leader:
+                                raise NotLeading(f"planner {leads or 'none'} leads, not {leader}")
                         stored = await pipe.get(self._keys.plan_revision)
                         current = int(stored) if stored is not None else 0
                         if expected is not None and expected != current:

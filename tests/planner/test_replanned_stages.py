@@ -163,7 +163,7 @@ class OnePlan:
     def workers(self, _: str) -> list[InstanceRecord]:
         return []
 
-    async def publish(self, plan: Plan, expected: int | None = None) -> Plan:
+    async def publish(self, plan: Plan, expected: int | None = None, *, leading: bool) -> Plan:
         if expected is not None and expected != self.current.revision:
             self.refused += 1
             raise RevisionConflict(expected, self.current.revision)
