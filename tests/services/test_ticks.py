@@ -33,7 +33,7 @@ async def test_tasks_of_one_period_wake_together() -> None:
         await tick(0.25)
         woke_s.append(due_s)
 
-    tasks = []
+    tasks = list[asyncio.Task[None]]()
     while not woke_s or len(tasks) < 2:
         tasks.append(asyncio.create_task(wait()))
         await asyncio.sleep(0.01)
