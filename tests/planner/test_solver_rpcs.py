@@ -213,7 +213,7 @@ def test_what_early_checks_lack_is_named() -> None:
 
 def test_what_a_skip_rule_lacks_is_named() -> None:
     bare, asked = question(min_quality=80), predicted(question(min_quality=80))
-    assert refused(dataclasses.replace(bare, rules=RuleOptions(skip=True))) == ["skip"]
+    assert refused(dataclasses.replace(bare, rules=RuleOptions(skip=True))) == ["rules.skip"]
     for tier, limit, of, field in (
         (0, 101.0, asked, "deployment.tiers[0].skip_below"),
         (1, float("nan"), asked, "deployment.tiers[1].skip_below"),
