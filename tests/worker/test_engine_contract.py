@@ -299,7 +299,7 @@ async def test_unsound_requests_are_refused_by_name(make: Make) -> None:
 
 async def test_one_id_runs_once(make: Make) -> None:
     engine = await make()
-    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
+    endless = replace(GREEDY, max_tokens=1500)
     async with aclosing(engine.generate(request("a", sampling=endless))) as first:
         await anext(first)
         with pytest.raises(AlreadyRunning):
@@ -309,7 +309,7 @@ async def test_one_id_runs_once(make: Make) -> None:
 async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
     engine = await make()
     running = asyncio.create_task(
-        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500, ignore_eos=True)))
+        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500)))
     )
     await until(lambda: bool(engine.load().running_tokens))
     assert await engine.abort("a")
@@ -321,7 +321,7 @@ async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
 
 async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
     engine = await make()
-    events = engine.generate(request("a", sampling=replace(GREEDY, max_tokens=1500, ignore_eos=True)))
+    events = engine.generate(request("a", sampling=replace(GREEDY, max_tokens=1500)))
     async for event in events:
         if isinstance(event, TokenFrame):
             break
@@ -336,7 +336,7 @@ async def test_leaving_a_stream_aborts_within_a_step(make: Make) -> None:
 
 async def test_a_full_queue_refuses_with_a_time_to_come_again(make: Make) -> None:
     engine = await make(**NARROW, max_queued=1)
-    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
+    endless = replace(GREEDY, max_tokens=1500)
     there = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in "abc"]
     await until(lambda: engine.load().requests == 3)
     with pytest.raises(Overloaded) as caught:
@@ -521,7 +521,7 @@ async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Mak
 async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
     engine = await make()
     needs(engine, Capability.KV_TRANSFER)
-    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
+    endless = replace(GREEDY, max_tokens=1500)
     waits_at(engine, 100)
     async for event in engine.generate(request("r", sampling=endless)):
         if isinstance(event, TokenFrame) and event.offset == 20:
@@ -540,7 +540,7 @@ async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
     engine = await make()
     needs(engine, Capability.KV_TRANSFER)
     other = await make(kv_block_tokens=8)
-    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
+    endless = replace(GREEDY, max_tokens=1500)
     asked = request("a", sampling=endless)
     waits_at(engine, 100)
     async with aclosing(engine.generate(asked)) as events:
@@ -599,7 +599,7 @@ async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
 
 async def test_the_load_tells_who_runs_and_who_waits(make: Make) -> None:
     engine = await make(**NARROW)
-    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
+    endless = replace(GREEDY, max_tokens=1500)
     tasks = [asyncio.create_task(answer(engine, request(f"r{i}", sampling=endless))) for i in range(3)]
     assert engine.load().output_tokens_per_s == 0.0  # a warm-up is nobody's request
     await until(lambda: len(engine.load().running_tokens) == 2 and engine.load().output_tokens_per_s > 0)
@@ -622,7 +622,7 @@ async def test_the_higher_priority_goes_first(make: Make) -> None:
         await answer(engine, request(name, priority=priority))
         order.append(name)
 
-    endless = replace(GREEDY, max_tokens=1500, ignore_eos=True)
+    endless = replace(GREEDY, max_tokens=1500)
     blockers = [asyncio.create_task(answer(engine, request(name, sampling=endless))) for name in ("b0", "b1")]
     await until(lambda: len(engine.load().running_tokens) == 2)
     tasks = []
@@ -641,7 +641,7 @@ async def test_the_higher_priority_goes_first(make: Make) -> None:
 async def test_closing_ends_every_stream(make: Make) -> None:
     engine = await make()
     running = asyncio.create_task(
-        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500, ignore_eos=True)))
+        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500)))
     )
     await until(lambda: bool(engine.load().running_tokens))
     await engine.close()
