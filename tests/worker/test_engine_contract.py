@@ -35,7 +35,7 @@ from penstock.worker_service.scheduling.batching import BatchScheduler
 from tests.conftest import FAMILY
 from tests.support.held_steps import held
 from tests.support.present import present
-from tests.support.sglang import SglangServers
+from tests.support.sglang import CPU_LAUNCH, SglangServers
 from tests.support.token_events import iterated
 
 ENGINES = (
@@ -75,6 +75,8 @@ async def make(request: pytest.FixtureRequest, gguf_family: Callable[[str], Path
                 engine = simulated_engine(SimulatedEngineOptions("sim", latency, **options))
             else:
                 servers: SglangServers = request.getfixturevalue("sglang_servers")
+                if options["kv_tokens"] < 256:  # it foresees that there is no room; its own switch for tests does not
+                    options["env"] = {**CPU_LAUNCH["env"], "SGLANG_TEST_RETRACT": "1"}
                 engine = await servers.engine(FAMILY / "small", **options)
             await engine.start()
             stack.push_async_callback(engine.close)
@@ -308,9 +310,7 @@ async def test_one_id_runs_once(make: Make) -> None:
 
 async def test_abort_ends_a_stream_and_frees_everything(make: Make) -> None:
     engine = await make()
-    running = asyncio.create_task(
-        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500)))
-    )
+    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500))))
     await until(lambda: bool(engine.load().running_tokens))
     assert await engine.abort("a")
     got = await running
@@ -640,9 +640,7 @@ async def test_the_higher_priority_goes_first(make: Make) -> None:
 
 async def test_closing_ends_every_stream(make: Make) -> None:
     engine = await make()
-    running = asyncio.create_task(
-        answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500)))
-    )
+    running = asyncio.create_task(answer(engine, request("a", sampling=replace(GREEDY, max_tokens=1500))))
     await until(lambda: bool(engine.load().running_tokens))
     await engine.close()
     got = await running

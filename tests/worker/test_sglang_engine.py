@@ -200,7 +200,9 @@ async def test_a_killed_server_loses_no_reply_and_comes_back(
         await mesh.until(lambda s: state(s, "worker-only-0") == "ready", timeout_s=150)
         await mesh.stop("worker-other")
         assert await ask_all(client) == wanted  # the one that came back alone
-        file.write_text(file.read_text().replace("engine: sglang", "engine: torch"))
+        del content["tiers"][0]["sglang"]
+        content["tiers"][0]["engine"] = "torch"
+        file.write_text(yaml.safe_dump(content))
         await mesh.start(Role.WORKER, "worker-torch", tier="only")
         await mesh.complete()
         load = asyncio.create_task(ask_all(client))
