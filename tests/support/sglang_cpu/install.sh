@@ -3,7 +3,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=${1:-${SGLANG_VENV:-$HOME/.cache/penstock-sglang}}
-[ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import sglang' 2>/dev/null && exit 0
+[ -x "$venv/bin/python" ] && PYTHONPATH=$here/stub "$venv/bin/python" -c 'import sglang' 2>/dev/null && exit 0
 "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/pip" install --quiet torch==2.13.0
 grep -v -E '^(sglang|torch|torchvision|xgrammar|apache-tvm-ffi)=' "$here/requirements.lock.txt" > "$venv/requirements.txt"
