@@ -338,7 +338,7 @@ async def test_sglangs_own_port_is_an_endpoint(endpoint: TestMesh, tmp_path: Pat
         assert finished.usage.output_tokens > 0
         penalized, _, _ = await reply(engine, chat("b", replace(GREEDY, repetition_penalty=1.7, ignore_eos=True)))
         there = await text_there(endpoint, repetition_penalty=1.7, ignore_eos=True)
-        assert penalized[:20] == there[:20] != text[:20]  # late in nonsense, two engines may round a near tie otherwise
+        assert penalized[:30] == there[:30] != text[:30]  # late in nonsense, two engines may round a near tie otherwise
         schema = '{"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}'
         form = Form(json_schema=schema)
         shaped, _, _ = await reply(engine, chat("c", replace(GREEDY, structured_output=form, max_tokens=200)))
