@@ -1,7 +1,6 @@
 """`penstock redis-users`: the users of a mesh for a Redis that meshes share."""
 
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +26,7 @@ def redis_users(
     """Print the ACL lines of a mesh for a Redis that meshes share: a user for each role, and one for all of `penstock up`."""
     from penstock.services.field_problems import SettingsError
     from penstock.services.mesh_file import load_mesh_file
+    from penstock.services.private_files import replace_file
     from penstock.services.state.users import acl_lines, shared_rules
 
     try:
@@ -37,7 +37,7 @@ def redis_users(
         known = _read(passwords) if passwords.exists() else {}
         if missing := [user for user in rules if user not in known]:
             known |= {user: secrets.token_urlsafe(24) for user in missing}
-            _write(passwords, known)
+            replace_file(passwords, json.dumps(known, indent=2) + "\n")
     except (OSError, ValueError) as error:
         fail(f"--passwords: {passwords}: {error}", 2)
     typer.echo(acl_lines(rules, known), nl=False)
@@ -52,10 +52,3 @@ def _read(path: Path) -> dict[str, str]:
     if not isinstance(known, dict) or not all(isinstance(each, str) and each for each in known.values()):
         raise ValueError("must be a JSON object of passwords by user")
     return known
-
-
-def _write(path: Path, passwords: dict[str, str]) -> None:
-    """For its owner only, from its first byte on."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(json.dumps(passwords, indent=2) + "\n")

@@ -20,6 +20,7 @@ from penstock.services.state.keys import Keys
 from penstock.services.state.users import OPERATOR
 
 LOOK_S = 0.1
+"""Between two looks at what a router sees."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.services.mesh_rules import redis_url_problem
+from penstock.services.private_files import replace_file
 from penstock.services.processes import ProcessSpec
 from penstock.services.state import StateUnavailable, server_version, users
 from penstock.services.state.connection import server_problem
@@ -63,10 +64,7 @@ def write_users(folder: Path, mesh: str, binary: str, passwords: Mapping[str, st
     folder.chmod(0o700)
     rules = users.rules(mesh, read_only_patterns=version(binary) >= FIRST_WITH_READ_ONLY_PATTERNS)
     passwords = dict(passwords or {user: secrets.token_urlsafe(24) for user in rules})
-    path = folder / USERS_FILE
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text(users.acl_file(rules, passwords))
+    replace_file(folder / USERS_FILE, users.acl_file(rules, passwords))
     return passwords
 
 

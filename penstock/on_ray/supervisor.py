@@ -13,6 +13,7 @@ from penstock.on_ray import shared as shared_state
 from penstock.on_ray.shared import NAMESPACE, Shared, controller_name
 from penstock.placement.processes import MeshProcess, service_spec
 from penstock.services.background import supervise
+from penstock.services.private_files import replace_file
 from penstock.services.processes import ProcessSpec, Watched, Watcher, free_port
 
 _log = logging.getLogger(__name__)
@@ -98,11 +99,7 @@ def write_files(folder: Path, role: str, shared: Shared) -> None:
     for name, text in {"mesh.yaml": shared.mesh_text, **shared.files_of(role)}.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        new.unlink(missing_ok=True)
-        new.touch(mode=0o600)
-        new.write_text(text)
-        new.replace(path)  # at once: a service may be reading
+        replace_file(path, text)  # a service may be reading
 
 
 def placed_spec(process: MeshProcess, shared: Shared, host: str, folder: Path, log: Path) -> ProcessSpec:

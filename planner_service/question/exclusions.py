@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from penstock.planner_service.routing.grid import MOST_TIERS
 from penstock.services.acceptance.early_checks import NEEDS_PARTS
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective, PlanOptions
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 REMOTE, GRADED, TYPES, SLOS = "remote tiers", "a stated judge", "several types of GPU", "SLO classes"
 AT_ONCE, WORTH, NO_MEAN = "arrivals all at once", "qualities apart from the scores", "no mean to hold"
 UNPREDICTED, WHOLE = "no predicted scores", "no scores of unfinished answers"
-TOO_MANY = "more than three tiers with rules or max_tiers"
+TOO_MANY = "too many tiers with rules or max_tiers"
 SWEEP = "a sweep"
 NO_RATE = "the arrivals come all at once: they have no rate that could be changed"
 FELT = tuple(f"objective: {one}" for one in Objective if one is not Objective.LARGEST_TIER)
@@ -52,7 +53,7 @@ TABLE = (
         FELT,
         ("confidence", TOO_MANY),
         "objective",
-        "{} goes without a confidence, and with up to 3 tiers where there are rules or max_tiers",
+        f"{{}} goes without a confidence, and with up to {MOST_TIERS} tiers where there are rules or max_tiers",
     ),
     Exclusion(
         ("budget: exact",),

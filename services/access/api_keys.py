@@ -8,13 +8,13 @@ import fcntl
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from penstock.services.domain.errors import NotFound, Unauthenticated
+from penstock.services.private_files import replace_file
 
 PREFIX = "psk"
 ID_BYTES, SECRET_BYTES = 6, 32
@@ -126,12 +126,7 @@ class KeyFile:
             with self.path.with_name(f"{self.path.name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # one change at a time
                 keys = change(self.read() if self.path.exists() else [])
-                temporary = self.path.with_name(f"{self.path.name}.new")
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "w") as file:
-                    json.dump({"keys": [asdict(key) for key in keys]}, file, indent=1)
-                    file.write("\n")
-                temporary.replace(self.path)
+                replace_file(self.path, json.dumps({"keys": [asdict(key) for key in keys]}, indent=1) + "\n")
         except OSError as error:
             raise KeyFileError(f"{self.path}: {error.strerror}") from None
 

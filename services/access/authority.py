@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from penstock.services.access.certificates import SERVER_NAME
 from penstock.services.access.guard import IDENTITY_PREFIX
 from penstock.services.access.roles import CallerRole
+from penstock.services.private_files import replace_file
 
 ROLES = tuple(role.value for role in CallerRole if role is not CallerRole.CLIENT)
 AUTHORITY_DAYS = 3650
@@ -37,8 +37,8 @@ def create(folder: Path, hosts: Sequence[str], days: int) -> None:
     if (folder / "ca.key").exists():
         raise AuthorityError(f"{folder / 'ca.key'}: exists already; `penstock certs rotate` issues new certificates")
     authority, key = _new_authority()
-    _write(folder / "ca.key", _key_text(key))
-    _write(folder / "ca.pem", _text(authority), mode=0o644)
+    replace_file(folder / "ca.key", _key_text(key))
+    replace_file(folder / "ca.pem", _text(authority), mode=0o644)
     for role in ROLES:
         _issue(folder, role, authority, key, hosts if role == "router" else (), days)
 
@@ -70,8 +70,8 @@ def rotate(folder: Path, days: int, *, authority: bool = False) -> None:
         now = datetime.datetime.now(datetime.UTC)
         trusted = [current, *(each for each in trusted if each.not_valid_after_utc > now)]
         # First what is trusted, then what is to be trusted: in between, every certificate is of a known authority.
-        _write(folder / "ca.pem", b"".join(map(_text, trusted)), mode=0o644)
-        _write(folder / "ca.key", _key_text(key))
+        replace_file(folder / "ca.pem", b"".join(map(_text, trusted)), mode=0o644)
+        replace_file(folder / "ca.key", _key_text(key))
     for role in ROLES:
         _issue(folder, role, current, key, _hosts_of(router) if role == "router" else (), days)
 
@@ -126,7 +126,7 @@ def _issue(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)  # type: ignore[arg-type]
         .sign(authority_key, hashes.SHA256())
     )
-    _write(folder / f"{role}.pem", _key_text(key) + _text(certificate))
+    replace_file(folder / f"{role}.pem", _key_text(key) + _text(certificate))
 
 
 def _host_name(host: str) -> x509.GeneralName:
@@ -150,12 +150,3 @@ def _text(certificate: x509.Certificate) -> bytes:
 def _key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     return key.private_bytes(encoding, form, serialization.NoEncryption())
-
-
-def _write(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replace a file as a whole."""
-    temporary = path.with_name(f"{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    temporary.replace(path)

@@ -90,9 +90,8 @@ class AdaptiveDrafter:
         self.chooser = Chooser(target, [model.estimate for model in models], max_window)
         self.failures, self.current = 0, NO_DRAFTS
         self._drafted: dict[str, _Drafted] = {}
-        self._lengths: dict[
-            str, tuple[int, int]
-        ] = {}  # of running replies: prompt and output tokens at their last draft
+        # of running replies: tokens of prompt and output at their last draft
+        self._lengths = dict[str, tuple[int, int]]()
         self._mean_prompt, self._mean_length = 0.0, float(FIRST_LENGTH)
 
     def pace(self, replies: int) -> DraftPace:

@@ -110,9 +110,8 @@ def predicted(
             # A proposal of the upper model has its own token after as many as it accepts.
             present = [1.0, *_standing(present, models[lower].accepted_by(upper))]
         length, tokens = sum(present), 1 + sum(_standing(present, models[chain[-1]].acceptance))
-    seconds = target.seconds(replies, replies * (1 + length)) + drafted_s
-    if prompts:
-        seconds += replies * tokens * prompts * sum(models[m].cost.catch_up_token_s for m in chain)
+    prompts_s = sum(models[m].cost.catch_up_s(replies * tokens * prompts) for m in chain)
+    seconds = target.seconds(replies, replies * (1 + length)) + drafted_s + prompts_s
     return ChainPrediction(replies * tokens, seconds, drafted_s)
 
 
@@ -131,11 +130,9 @@ def _share(tokens: float, length: int) -> float:
     return low
 
 
-def tokens_per_s(
-    replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None, prompts: float = 0.0
-) -> float:
-    """Predicted tokens per second of a batch; None: of the target alone. prompts: as of `predicted`."""
-    return predicted(replies, target, models, candidate, prompts).tokens_per_s
+def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None) -> float:
+    """Predicted tokens per second of a batch; None: of the target alone."""
+    return predicted(replies, target, models, candidate).tokens_per_s
 
 
 def chains(models: Seq[Estimate]) -> list[tuple[int, ...]]:

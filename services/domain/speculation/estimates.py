@@ -167,7 +167,7 @@ class DraftCost:
         """Duration of drafting so many tokens in all, for so many replies."""
         return self._factor * self._measured(replies, tokens)
 
-    def catch_up_s(self, tokens: int) -> float:
+    def catch_up_s(self, tokens: float) -> float:
         """Duration of computing so many tokens of a prompt, as it was measured: `observe` sees drafting alone."""
         return self.catch_up_token_s * tokens
 
