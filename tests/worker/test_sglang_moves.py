@@ -182,7 +182,7 @@ async def test_a_worker_with_other_kv_refuses_and_the_reply_goes_on(pair: tuple[
     source, _ = pair
     torch = await place.worker(engine="torch")
     here, there, report = await moved(source, torch, "stays", 1, secrets.token_hex(16))
-    assert "layout" in report.transfer_failed.reason
+    assert "layout" in report.not_moved.reason
     assert not there
     assert len(here) == TOKENS
 

@@ -188,7 +188,7 @@ class WorkerServiceServicer:
     def MigrateOut(self, request, context):
         """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
         expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
-        handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+        handed_over or not_moved. Cancelling ends the transfer, unless the target has the last message already.
         INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

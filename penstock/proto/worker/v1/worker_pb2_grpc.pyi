@@ -75,7 +75,7 @@ class WorkerServiceStub:
     MigrateOut: _grpc.UnaryStreamMultiCallable[_worker_pb2.MigrateOutRequest, _worker_pb2.MigrateOutResponse]
     """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
     expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
-    handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+    handed_over or not_moved. Cancelling ends the transfer, unless the target has the last message already.
     INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
     """
     MigrateIn: _grpc.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]
@@ -130,7 +130,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     MigrateOut: _aio.UnaryStreamMultiCallable[_worker_pb2.MigrateOutRequest, _worker_pb2.MigrateOutResponse]  # type: ignore[assignment]
     """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
     expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
-    handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+    handed_over or not_moved. Cancelling ends the transfer, unless the target has the last message already.
     INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
     """
     MigrateIn: _aio.StreamStreamMultiCallable[_worker_pb2.MigrateInRequest, _worker_pb2.MigrateInResponse]  # type: ignore[assignment]
@@ -248,7 +248,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.MigrateOutResponse], _abc.AsyncIterator[_worker_pb2.MigrateOutResponse]]:
         """Sends a running request's KV to another worker while it decodes, then hands it over. The target must
         expect it: the router that owns the stream has a Generate call with this `transfer_id` open there. Last event:
-        handed_over or transfer_failed. Cancelling ends the transfer, unless the target has the last message already.
+        handed_over or not_moved. Cancelling ends the transfer, unless the target has the last message already.
         INVALID_ARGUMENT, NOT_FOUND (no such worker of this tier), UNIMPLEMENTED (not supported by the engine).
         """
 
