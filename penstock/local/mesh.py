@@ -104,13 +104,16 @@ class LocalMesh(RunningMesh):
         tls = Tls.of_folder(self.tls_folder) if self.tls_folder is not None else None
         if tls is not None and tls.identity is None:
             return  # only an administrator may ask
+        limit_s = self._input.start_timeout_s
         try:
-            async with AsyncClient(admin, admin=admin, tls=tls) as client:
+            async with asyncio.timeout(limit_s), AsyncClient(admin, admin=admin, tls=tls) as client:
                 async for status in client.watch_status(LOOK_S):
                     if status.tiers and all(tier.live_instances or not tier.planned_instances for tier in status.tiers):
                         return
         except PenstockError as error:
             raise MeshFailed(f"the router at {admin} does not tell what it sees: {error}") from error
+        except TimeoutError:
+            raise MeshFailed(f"the router at {admin} sees no worker of some tier after {limit_s:g} s") from None
 
     @property
     def addresses(self) -> Addresses:
