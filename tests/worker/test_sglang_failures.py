@@ -18,6 +18,7 @@ from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.sglang.moves import Running
+from penstock.worker_service.engine.sglang.server_link import Silence
 from tests.conftest import FAMILY
 from tests.worker.test_engine_contract import GREEDY, answer, request
 
@@ -107,6 +108,14 @@ async def test_text_that_fails_ends_its_request_alone(
     assert server.aborted == [server.asked[0]["rid"]]
     assert not engine._requests
     assert (await answer(engine, request("fine"))).tokens == (97,) * LENGTH
+
+
+def test_a_server_is_not_gone_because_the_worker_itself_was_suspended() -> None:
+    silence = Silence(100.0)
+    assert silence.go_on(160.0) < 10.0  # stopped for a minute, and the poll under way ran out of time meanwhile
+    assert silence.go_on(165.5) > 10.0
+    silence.broken(166.0)
+    assert silence.go_on(166.5) == 0.5
 
 
 async def test_prompts_that_cannot_fit_never_reach_the_server(served: tuple[SglangEngine, Server]) -> None:

@@ -12,7 +12,7 @@ from penstock.worker_service.engine.held_tokens import OutputCoalescing
 from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.sglang import attach
 from penstock.worker_service.engine.sglang.adapter import name_at_server
-from penstock.worker_service.engine.sglang.client import ServerInfo, ServerLoad, SglangClient
+from penstock.worker_service.engine.sglang.client import CALL_TIMEOUT_S, ServerInfo, ServerLoad, SglangClient
 from penstock.worker_service.engine.sglang.extension import slo_shape_problems
 from penstock.worker_service.engine.sglang.launch import ServerShape
 from penstock.worker_service.engine.sglang.server import ServerProcess
@@ -49,6 +49,25 @@ class SglangEngineOptions:
     model: str = ""
     keeps_slos: bool = False
     tightest_tpot_s: float | None = None
+
+
+class Silence:
+    """How long a server has not responded while this process ran. Times in seconds.
+
+    A failed poll counts for no more than it can take: the rest of it, this process was suspended.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.broken(now)
+
+    def broken(self, now: float) -> None:
+        self._polled_at, self._silent_s = now, 0.0
+
+    def go_on(self, now: float) -> float:
+        """A poll failed; returns the length of the silence so far."""
+        self._silent_s += min(now - self._polled_at, POLL_S + CALL_TIMEOUT_S)
+        self._polled_at = now
+        return self._silent_s
 
 
 class ServerLink:
@@ -131,13 +150,13 @@ class ServerLink:
             EngineUnusable: An own one cannot be restarted.
         """
         loop, restarts = asyncio.get_running_loop(), 0
-        answered_at = loop.time()
+        silence = Silence(loop.time())
         while True:
             try:
                 await observe(await self.client.load())
-                answered_at = loop.time()
+                silence.broken(loop.time())
             except Unavailable as error:
-                silent = loop.time() - answered_at > self._options.gone_s
+                silent = silence.go_on(loop.time()) > self._options.gone_s
                 if self.process is None and silent:
                     raise
                 if self.process is not None and (
@@ -148,6 +167,7 @@ class ServerLink:
                     if silent:
                         self.process.kill()
                     await self._until_healthy()
-                    restarts, answered_at = self.process.restarts, loop.time()
+                    restarts = self.process.restarts
+                    silence.broken(loop.time())
                     await self.turn(up=True)
             await asyncio.sleep(POLL_S)
