@@ -1,6 +1,8 @@
 """Puts the planner together: plan store, publisher, servicer."""
 
-from opentelemetry.metrics import Observation
+from collections.abc import Iterable
+
+from opentelemetry.metrics import Meter, Observation
 
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.planner_service.live.replanner import Replanner, job_maker
@@ -11,6 +13,7 @@ from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.question_files import FileError, load_question
 from penstock.services.clock import SystemClock
 from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.instances import Load
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.plans import same_models
 from penstock.services.field_problems import SettingsError
@@ -18,7 +21,6 @@ from penstock.services.mesh_file import digest
 from penstock.services.mesh_schema import MeshReplan
 from penstock.services.runtime import Chassis
 from penstock.services.state import Leadership, MeshFeed, PlanStore, WorkloadStore
-from penstock.types.plans import Plan
 from penstock.types.rules import RuleOptions
 
 PULL_S = 0.5
@@ -42,12 +44,8 @@ async def compose(chassis: Chassis) -> None:
     publisher = PlanPublisher(store, leadership, feed, seed, clock, chassis.mesh.planner.max_instances, scorers)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(publisher)
-    chassis.telemetry.meter.create_observable_gauge(
-        "penstock.desired_replicas",
-        callbacks=[lambda _: _desired_replicas(publisher.current)],
-        unit="{instance}",
-        description="Workers of a tier in the plan: what an autoscaler follows.",
-    )
+    chassis.load = lambda: Load(leads=publisher.leads)
+    _observe(chassis.telemetry.meter, publisher)
     solvers = SolverPool()
     replan = chassis.mesh.planner.replan
     if replan.enabled:
@@ -57,8 +55,24 @@ async def compose(chassis: Chassis) -> None:
     chassis.health.offer(SERVICE)
 
 
-def _desired_replicas(plan: Plan | None) -> list[Observation]:
-    return [Observation(t.instances, {"penstock.tier": t.name}) for t in plan.tiers] if plan is not None else []
+def _observe(meter: Meter, publisher: PlanPublisher) -> None:
+    """Export who leads, and what only the leader says: an autoscaler may add up what several planners export."""
+
+    def desired_replicas() -> Iterable[Observation]:
+        plan = publisher.current if publisher.leads else None
+        return [Observation(t.instances, {"penstock.tier": t.name}) for t in plan.tiers] if plan is not None else []
+
+    meter.create_observable_gauge(
+        "penstock.planner.leads",
+        callbacks=[lambda _: [Observation(int(publisher.leads))]],
+        description="1 if this planner leads, else 0.",
+    )
+    meter.create_observable_gauge(
+        "penstock.desired_replicas",
+        callbacks=[lambda _: desired_replicas()],
+        unit="{instance}",
+        description="Workers of a tier in the plan: what an autoscaler follows.",
+    )
 
 
 def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, solvers: SolverPool) -> Replanner:

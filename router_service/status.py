@@ -159,6 +159,7 @@ class StatusReader:
             admin_address=record.admin_address,
             drafting=load.drafting,
             loading=load.loading,
+            leads=load.leads,
         )
 
     def _state(self, record: InstanceRecord) -> InstanceState:

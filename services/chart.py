@@ -41,6 +41,7 @@ def chart_values(mesh: MeshFile, text: str, workers: list[dict[str, Any]]) -> di
         "meshName": mesh.name,
         "routers": mesh.router.replicas,
         "judges": mesh.judge.replicas,
+        "planners": mesh.planner.replicas,
         "workers": workers,
         "mesh": text,
     }

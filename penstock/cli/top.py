@@ -182,7 +182,7 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
             f"{i.instance_id} ({i.processes} processes)" if i.processes > 1 else i.instance_id,
             *((i.tier or "-", i.address) if _wide() else ()),
             *((_lengths(i),) if staged else ()),
-            f"[{styles.get(i.state, 'red')}]{i.state}{f' {i.loading}' if i.loading is not None else ''}[/]",
+            f"[{styles.get(i.state, 'red')}]{i.state}{_more_of_state(i)}[/]",
             str(i.running) if worker else "-",
             str(i.queued) if worker else "-",
             used,
@@ -191,6 +191,12 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
             f"{i.age_s:.1f} s",
         )
     return table
+
+
+def _more_of_state(instance: InstanceStatus) -> str:
+    if instance.loading is not None:
+        return f" {instance.loading}"
+    return ", leads" if instance.leads else ""
 
 
 def _drafting(instance: InstanceStatus) -> tuple[str, str]:

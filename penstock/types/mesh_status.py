@@ -75,6 +75,7 @@ class InstanceStatus:
 
     processes: that serve under this id and address; 1 but for routers of several processes. admin_address: of its
     administrative listener. drafting: None of a worker without drafting models. loading: of a worker that loads.
+    leads: of several planners, the one that plans again, and restores the plan.
     """
 
     instance_id: str
@@ -94,6 +95,7 @@ class InstanceStatus:
     admin_address: str = ""
     drafting: Drafting | None = None
     loading: Loading | None = None
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

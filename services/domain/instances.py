@@ -72,6 +72,7 @@ class Load:
     kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
     arrivals_per_s: requests of the cascade that arrive at a router; 0 where the plan has no burst ladder.
     loading: of a worker that has not loaded its model yet; it has no model card and takes no requests.
+    leads: of the planner that leads.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -87,6 +88,7 @@ class Load:
     drafting: Drafting | None = None
     arrivals_per_s: float = 0.0
     loading: Loading | None = None
+    leads: bool = False
 
     @property
     def prompt_tokens(self) -> int:

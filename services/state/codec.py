@@ -168,6 +168,7 @@ class _Load(BaseModel):
     slo: tuple[Number, Number, Count] | None = None
     drafting: tuple[tuple[Text, ...], Count, Number | None] | None = None
     loading: tuple[Number, Number | None] | None = None
+    leads: bool = False
 
 
 _DIGITS = {"output_tokens_per_s": 5, "prompt_tokens_per_s": 5, "kv_bytes_per_s": 2, "arrivals_per_s": 3}

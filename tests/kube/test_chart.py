@@ -111,7 +111,20 @@ def test_what_pods_refer_to_exists_or_is_the_operators(manifests: list[Manifest]
                     assert reference["key"] in of_kind["Secret"][reference["name"]]["stringData"]
         if name != f"{RELEASE}-redis" and not name.endswith("admin") and "mesh" in volumes:
             assert pod["metadata"]["annotations"]["checksum/mesh"]
-    assert "rollingUpdate" in of_kind["Deployment"][f"{RELEASE}-planner"]["spec"]["strategy"], "of two, one leads"
+
+
+def test_two_planners_are_rolled_and_evicted_one_by_one(tmp_path: Path) -> None:
+    """As many as the mesh file has: one leads, and the other is there to take over."""
+    mesh = yaml.safe_load((ROOT / "mesh.yaml").read_text())
+    (tmp_path / "mesh.yaml").write_text(yaml.safe_dump(mesh | {"planner": {"replicas": 2}}))
+    objects = rendered(merged(values_of(tmp_path / "mesh.yaml"), value_file("open")))
+    named = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in objects if "spec" in each}
+    planners = named["Deployment", f"{RELEASE}-planner"]
+    assert planners["replicas"] == 2
+    assert planners["strategy"] == {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    budget = named["PodDisruptionBudget", f"{RELEASE}-planner"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"] == planners["selector"]["matchLabels"]
 
 
 def test_network_policies_are_the_table_of_roles() -> None:

@@ -4,9 +4,11 @@ import asyncio
 import dataclasses
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -26,7 +28,7 @@ from penstock.services.state.keys import Keys
 from penstock.services.state.leadership import NotLeading
 from penstock.types.plans import Plan, TierPlan
 from tests.conftest import MeshFileMaker
-from tests.support.mesh import COMPOSE
+from tests.support.mesh import COMPOSE, TestMesh
 from tests.support.questions import replan_question
 from tests.support.services import RedisProcess, serving
 from tests.support.virtual_clock import VirtualClock
@@ -189,6 +191,32 @@ async def test_a_killed_leader_is_replaced(redis: RedisProcess, mesh_file: MeshF
                 assert time.monotonic() - killed_s <= TAKEN_OVER_S
                 assert await client.get(keys.plan_leader) == b"b"
                 assert "planner b leads" in (tmp_path / "b.log").read_text()
+
+
+async def test_who_leads_is_seen_and_only_the_leader_says_what_should_run(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """In the status and the metrics: autoscalers may add up what several planners export."""
+    mesh = TestMesh(mesh_file(), redis.url)
+
+    def exported(name: str) -> tuple[str, int]:
+        """Whether the planner says that it leads, and for how many tiers it has a count."""
+        with urllib.request.urlopen(f"http://{mesh.parts[name].telemetry.metrics_address}/metrics") as response:
+            text = response.read().decode()
+        (leads,) = re.findall(r"^penstock_planner_leads\S* (\S+)$", text, re.MULTILINE)
+        return leads, len(re.findall(r"^penstock_desired_replicas\S*{", text, re.MULTILINE))
+
+    try:
+        for role, name in ((Role.PLANNER, "a"), (Role.PLANNER, "b"), (Role.ROUTER, "router-0")):
+            await mesh.start(role, name)
+        await mesh.until(lambda s: s.plan_revision > 0 and [i.instance_id for i in s.instances if i.leads] == ["a"])
+        shown = [await asyncio.to_thread(exported, name) for name in ("a", "b")]
+        assert shown == [("1.0", 2), ("0.0", 0)]
+        await mesh.stop("a")
+        await mesh.until(lambda s: [i.instance_id for i in s.instances if i.leads] == ["b"])
+        assert await asyncio.to_thread(exported, "b") == ("1.0", 2)
+    finally:
+        await mesh.stop_all()
 
 
 async def until_leads(client: Redis, keys: Keys, name: bytes) -> None:

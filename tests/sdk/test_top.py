@@ -1,6 +1,7 @@
 """What `penstock top` draws of length stages, and of a router of several processes."""
 
 from collections import deque
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -68,6 +69,17 @@ def test_the_step_of_a_burst_ladder_is_shown_with_what_is_left_of_the_budget() -
     assert "last change load" in shown
     assert "budget spent" in text(BurstStatus(0, 5, 83.0, None, 0.0, True, 31.24, 0))
     assert "burst" not in text(None)
+
+
+def test_the_planner_that_leads_is_marked() -> None:
+    planner = InstanceStatus("planner-a", "planner", "", "h:1", "", InstanceState.READY, 0, 0, 0, 0, 0.0, 0.1)
+    planners = (replace(planner, leads=True), replace(planner, instance_id="planner-b"))
+    console = Console(width=140)
+    with console.capture() as captured:
+        console.print(screen(MeshStatus("r", 3, True, 0.0, (), planners, 0, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0), deque()))
+    first, second = (line for line in captured.get().splitlines() if "planner-" in line)
+    assert "ready, leads" in first
+    assert "leads" not in second
 
 
 def test_a_router_of_several_processes_is_one_line_and_says_how_many_answer() -> None:

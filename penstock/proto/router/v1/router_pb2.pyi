@@ -1133,6 +1133,7 @@ class InstanceStatus(_message.Message):
     ADMIN_ADDRESS_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _builtins.str
     """worker, judge, planner, router."""
@@ -1149,6 +1150,8 @@ class InstanceStatus(_message.Message):
     """Processes that serve under this id and address, of routers of several processes. [1]"""
     admin_address: _builtins.str
     """Of its administrative listener."""
+    leads: _builtins.bool
+    """Of several planners, the one that plans again, and restores the plan."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -1183,10 +1186,11 @@ class InstanceStatus(_message.Message):
         admin_address: _builtins.str = ...,
         drafting: Global___Drafting | None = ...,
         loading: Global___Loading | None = ...,
+        leads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "age", b"age", "drafting", b"drafting", "loading", b"loading", "place", b"place", "processes", b"processes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "address", b"address", "admin_address", b"admin_address", "age", b"age", "drafting", b"drafting", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "loading", b"loading", "output_tokens_per_s", b"output_tokens_per_s", "place", b"place", "processes", b"processes", "queued", b"queued", "role", b"role", "running", b"running", "state", b"state", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "address", b"address", "admin_address", b"admin_address", "age", b"age", "drafting", b"drafting", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "leads", b"leads", "loading", b"loading", "output_tokens_per_s", b"output_tokens_per_s", "place", b"place", "processes", b"processes", "queued", b"queued", "role", b"role", "running", b"running", "state", b"state", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__processes: _TypeAlias = _typing.Literal["processes"]  # noqa: Y015
     _WhichOneofArgType__processes: _TypeAlias = _typing.Literal["_processes", b"_processes"]  # noqa: Y015
