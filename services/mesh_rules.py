@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.plans import check_plan
 from penstock.services.mesh_schema import MAX_PORT, MeshFile, processes_problem
+from penstock.services.redis_url import redis_url_problem
 from penstock.types.problems import FieldProblem
 
 
@@ -39,20 +39,6 @@ def disagreements(mesh: MeshFile) -> Iterator[FieldProblem]:
     yield from _scorer_problems(mesh)
     yield from _slo_problems(mesh)
     yield from _replan_problems(mesh)
-
-
-def redis_url_problem(url: str) -> str:
-    """The problem with the URL of a Redis; empty for a valid URL and for an empty one."""
-    if not url:
-        return ""
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        return "must be redis://HOST:PORT/NUMBER, rediss:// or unix://"
-    try:
-        port = parts.port
-    except ValueError:
-        return f"the port must be a number up to {MAX_PORT}"
-    return "names no host" if parts.scheme != "unix" and not parts.hostname and port is None else ""
 
 
 def _plan_problems(mesh: MeshFile) -> Iterator[FieldProblem]:

@@ -8,12 +8,13 @@ import socket
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.services.domain.mesh_view import PULL_INTERVAL_S
 from penstock.services.field_problems import SettingsError, field_problems, joined
 from penstock.services.mesh_schema import MAX_PORT, MAX_ROUTER_PROCESSES, MeshFile, processes_problem
+from penstock.services.redis_url import redis_url_problem
 from penstock.types.problems import FieldProblem
 
 
@@ -60,7 +61,8 @@ class ServiceSettings(BaseSettings):
     keys_file: str = ""
     """Key file. Empty: access.keys of the mesh file."""
     redis_url: str = ""
-    """URL of the Redis. Empty: REDIS_URL, then the mesh file's."""
+    """URL of the Redis, or of Sentinels: `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE`. Empty: REDIS_URL, then the mesh
+    file's."""
     lease_s: float = Field(default=3.0, gt=0)
     """Lease of an instance. When it expires, the instance gets new requests only if no other instance can take them, and is
     removed unless it responds to a probe."""
@@ -81,6 +83,13 @@ class ServiceSettings(BaseSettings):
     """Largest number of tokens in one frame."""
     trace_keep: int = Field(default=500, ge=0)
     """Traces kept in Redis for `penstock trace`; 0 keeps none."""
+
+    @field_validator("redis_url")
+    @classmethod
+    def _usable_redis(cls, url: str) -> str:
+        if problem := redis_url_problem(url):
+            raise ValueError(problem)
+        return url
 
     @classmethod
     def settings_customise_sources(
@@ -110,9 +119,12 @@ class ServiceSettings(BaseSettings):
         """The URL of the Redis.
 
         Raises:
-            SettingsError: Neither the environment nor the mesh file gives one.
+            SettingsError: Neither the environment nor the mesh file gives one, or REDIS_URL is bad.
         """
-        url = self.redis_url or os.environ.get("REDIS_URL", "") or mesh.redis_url
+        url = os.environ.get("REDIS_URL", "")
+        if not self.redis_url and (problem := redis_url_problem(url)):
+            raise SettingsError(f"REDIS_URL: {problem}", [FieldProblem("REDIS_URL", problem)])
+        url = self.redis_url or url or mesh.redis_url
         if not url:
             raise SettingsError("redis_url: neither PENSTOCK_REDIS_URL, REDIS_URL nor the mesh file names a Redis")
         return url

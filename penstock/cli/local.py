@@ -109,7 +109,7 @@ async def run(options: "MeshOptions", *, on: str, json: bool, in_background: boo
     """Run the mesh in the foreground until a signal arrives or a process fails for good."""
     from penstock.local.runfile import METRICS_NAME
     from penstock.services.mesh_check import judging
-    from penstock.services.state.connection import without_password
+    from penstock.services.redis_url import without_password
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

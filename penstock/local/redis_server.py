@@ -9,11 +9,10 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from penstock.services.mesh_rules import redis_url_problem
 from penstock.services.private_files import replace_file
 from penstock.services.processes import ProcessSpec
+from penstock.services.redis_url import redis_address, redis_url_problem
 from penstock.services.state import StateUnavailable, server_version, users
 from penstock.services.state.connection import server_problem
 
@@ -88,8 +87,6 @@ async def unreachable(url: str) -> str:
     """Why the Redis of a URL cannot be used, without its password; empty once it responds, and is not too old."""
     if problem := redis_url_problem(url):
         return problem
-    parts = urlsplit(url)
-    address = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
     try:
         async with asyncio.timeout(REDIS_TIMEOUT_S):
             while True:
@@ -98,4 +95,4 @@ async def unreachable(url: str) -> str:
                 except StateUnavailable:
                     await asyncio.sleep(0.2)
     except TimeoutError:
-        return f"no response from a Redis at {address} within {REDIS_TIMEOUT_S:g} s"
+        return f"no response from a Redis at {redis_address(url)} within {REDIS_TIMEOUT_S:g} s"

@@ -13,7 +13,7 @@ from penstock.local.runfile import ProcessId, RunFile, held
 from penstock.placement.mesh import Addresses
 from penstock.placement.mesh_input import MeshInput, MeshOptions
 from penstock.placement.start import Progress
-from penstock.services.state.connection import without_password
+from penstock.services.redis_url import without_password
 
 
 class KeptRunFile:

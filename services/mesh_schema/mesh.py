@@ -29,7 +29,7 @@ class MeshFile(BaseModel):
     name: str = Field(default=DEFAULT_MESH, min_length=1, max_length=128)
     """Name of the mesh: the prefix of its keys and users in Redis, so that several meshes can share one Redis."""
     redis_url: str = ""
-    """URL of a Redis. Empty: REDIS_URL from the environment; without it `penstock up` starts a Redis."""
+    """URL of a Redis, or of Sentinels. Empty: REDIS_URL from the environment; without it `penstock up` starts a Redis."""
     tiers: tuple[MeshTier, ...]
     """The tiers, from the cheapest to the most expensive."""
     judge: MeshJudge = MeshJudge()

@@ -3,16 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry as BlockingRetry
+from redis.sentinel import Sentinel as BlockingSentinel
 
 from penstock.services.domain.errors import Unavailable
+from penstock.services.redis_url import SentinelUrl, names_sentinels
 from penstock.services.state import server_version
 
 CONNECT_TIMEOUT_S = 2.0
@@ -28,16 +31,42 @@ class StateUnavailable(Unavailable):
 def connect(url: str, **options: Any) -> Redis:
     """An asyncio client, which connects at its first command.
 
-    It does not retry: a subscription that reconnected by itself would have missed messages.
+    It does not retry: a caller is told at once that Redis is unavailable. Where the URL names Sentinels, each new connection
+    is to the Redis that they name at that time.
     """
-    return Redis.from_url(
-        url,
-        **options,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=COMMAND_TIMEOUT_S,
-        health_check_interval=10,
-        retry=Retry(NoBackoff(), 0),
-    )
+    options |= {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": COMMAND_TIMEOUT_S,
+        "health_check_interval": 10,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not names_sentinels(url):
+        return Redis.from_url(url, **options)
+    named = SentinelUrl.of(url)
+    of_sentinels, of_redis = _options(named, options)
+    sentinels = Sentinel(named.sentinels, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+    client: Redis = sentinels.master_for(named.service, redis_class=_RedisOfSentinels, **of_redis)
+    return client
+
+
+class _RedisOfSentinels(Redis):
+    """Closes its connections to Sentinels, too."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        if isinstance(self.connection_pool, SentinelConnectionPool):
+            for sentinel in self.connection_pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+
+def _options(named: SentinelUrl, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of clients of the Sentinels, and of the Redis: `options`, and what the URL says."""
+    of_url: dict[str, Any] = {**parse_url(named.redis)}  # type: ignore[no-untyped-call]
+    for key in ("host", "connection_class"):
+        of_url.pop(key, None)
+    login = {key: of_url.pop(f"sentinel_{key}") for key in ("username", "password") if f"sentinel_{key}" in of_url}
+    tls = {"ssl": True, **{key: value for key, value in of_url.items() if key.startswith("ssl_")}} if named.tls else {}
+    return {**options, **tls, **login}, {**of_url, **options, **tls}
 
 
 async def server_problem(url: str) -> str:
@@ -68,18 +97,14 @@ def _mapping(reply: Any) -> dict[bytes, Any]:
 
 def connect_blocking(url: str) -> redis.Redis:
     """A blocking client, for the thread of the span exporter."""
-    return redis.Redis.from_url(
-        url, socket_connect_timeout=1.0, socket_timeout=1.0, retry=BlockingRetry(NoBackoff(), 0)
-    )
-
-
-def without_password(url: str) -> str:
-    """The URL of a Redis without user name and password, for files, logs and messages."""
-    parts = urlsplit(url)
-    query = [(key, value) for key, value in parse_qsl(parts.query) if key not in ("username", "password")]
-    host = parts.netloc.rpartition("@")[2]
-    rest = urlunsplit(("", "", parts.path, urlencode(query), ""))
-    return f"{parts.scheme}://{host}{rest}" if parts.scheme else url
+    options = {"socket_connect_timeout": 1.0, "socket_timeout": 1.0, "retry": BlockingRetry(NoBackoff(), 0)}
+    if not names_sentinels(url):
+        return redis.Redis.from_url(url, **options)
+    named = SentinelUrl.of(url)
+    of_sentinels, of_redis = _options(named, options)
+    sentinels = BlockingSentinel(named.sentinels, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+    client: redis.Redis = sentinels.master_for(named.service, **of_redis)  # type: ignore[no-untyped-call]
+    return client
 
 
 def as_bytes(value: bytes | str) -> bytes:

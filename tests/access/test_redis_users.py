@@ -18,8 +18,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from penstock.local import redis_server as local_redis
 from penstock.services.domain.instances import DEFAULT_MESH, InstanceRecord, ModelCard, Role
 from penstock.services.processes import free_port
+from penstock.services.redis_url import without_password
 from penstock.services.state import InstanceStore, StateUnavailable, connect
-from penstock.services.state.connection import without_password
 from penstock.services.state.keys import Keys, tier_group
 from penstock.services.state.users import WHOLE, acl_file, rules, user_name
 from tests.conftest import ROOT, write_mesh_file
@@ -266,6 +266,10 @@ def test_the_file_has_no_password_and_no_user_without_one() -> None:
         ("rediss://host:1/0?password=secret&username=u&db=2", "rediss://host:1/0?db=2"),
         ("unix://user:secret@/run/redis.sock", "unix:///run/redis.sock"),
         ("redis://host:1/0", "redis://host:1/0"),
+        (
+            "rediss+sentinel://user:secret@host:1,other:2/state?sentinel_password=secret&ssl_ca_certs=ca.pem",
+            "rediss+sentinel://host:1,other:2/state?ssl_ca_certs=ca.pem",
+        ),
     ],
 )
 def test_urls_are_shown_without_password(url: str, expected: str) -> None:

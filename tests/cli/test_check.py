@@ -88,6 +88,10 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         (mesh(judge={"replicas": 0}), {"judge.replicas": "need a judge"}),
         (mesh(redis_url="not a url"), {"redis_url": "must be redis://"}),
         (mesh(redis_url="redis://h:port/0"), {"redis_url": "the port must be a number"}),
+        (mesh(redis_url="redis+sentinel://h:1,h:port/state"), {"redis_url": "the port must be a number"}),
+        (mesh(redis_url="redis+sentinel://h:1,:2/state"), {"redis_url": "names no host"}),
+        (mesh(redis_url="redis+sentinel://h:1,h:2"), {"redis_url": "names no service"}),
+        (mesh(redis_url="redis+sentinel://h:1/state/x"), {"redis_url": "must be a number, not 'x'"}),
         (mesh(router={"grpc_port": 65535, "replicas": 2}), {"router.grpc_port": "leaves no ports for 2 routers"}),
         (
             mesh(router={"grpc_port": 8000, "http_port": 8001, "replicas": 2}),

@@ -160,7 +160,13 @@ def test_redis_is_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ServiceSettings.load().state_url(mesh) == "redis://env"
     monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://ours")
     assert ServiceSettings.load().state_url(mesh) == "redis://ours"
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis+sentinel://h")
+    with pytest.raises(SettingsError, match=r"PENSTOCK_REDIS_URL: names no service"):
+        ServiceSettings.load()
     monkeypatch.delenv("PENSTOCK_REDIS_URL")
+    monkeypatch.setenv("REDIS_URL", "redis+sentinel://h")
+    with pytest.raises(SettingsError, match=r"REDIS_URL: names no service"):
+        ServiceSettings.load().state_url(mesh)
     monkeypatch.delenv("REDIS_URL")
     with pytest.raises(SettingsError, match="redis_url"):
         ServiceSettings.load().state_url(load_mesh_file(write(tmp_path, {"tiers": TIERS})))

@@ -36,8 +36,12 @@ def redis_server(binary: str, port: int, folder: Path, *options: str) -> Iterato
 class RedisProcess:
     """A Redis process that a test can kill and restart."""
 
-    def __init__(self, binary: str, port: int, folder: Path, options: tuple[str, ...] = ()) -> None:
-        self._argv = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", *options]
+    def __init__(
+        self, binary: str, port: int, folder: Path, options: tuple[str, ...] = (), sentinel: Path | None = None
+    ) -> None:
+        """sentinel: the configuration of a Sentinel, which this is then."""
+        kind = ["--save", ""] if sentinel is None else [str(sentinel), "--sentinel"]
+        self._argv = [binary, *kind, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), *options]
         self.url = f"redis://127.0.0.1:{port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
