@@ -45,6 +45,8 @@ FIRST = (
     "faults/test_kills.py",
     "planner/test_solver_rpcs.py",
     "test_wheel.py",
+    "faults/test_sentinel_failover.py",
+    "faults/test_mixed_versions.py",
     "faults/test_thousand_streams.py",
     "faults/test_slo_kills.py",
     "faults/test_stuck_router.py",
