@@ -88,8 +88,8 @@ def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, s
         Options.of(question, len(site.tiers), names_of_files(site))
     except (FileError, InvalidRequest) as error:
         raise SettingsError(f"planner.replan.question: {error}") from None
-    if question.rules != RuleOptions() or question.max_tiers is not None or question.confidence is not None:
-        left_out = "rules, max_tiers and confidence: planning again keeps the rules and tiers of the plan in force"
+    if question.rules != RuleOptions() or question.max_tiers is not None:
+        left_out = "rules and max_tiers: planning again keeps the rules and tiers of the plan in force"
         raise SettingsError(f"planner.replan.question: leave out {left_out}")
     if len(question.trace.arrival_s) < LEAST_REQUESTS:
         had = len(question.trace.arrival_s)

@@ -102,10 +102,14 @@ class Family:
         costs = {name: np.stack(values, axis=1) for name, values in columns.items()}
         return Prompts(self.tiers, self.quality, scores, **costs, predicted=np.zeros_like(scores))
 
+    @property
+    def site(self) -> Site:
+        """The example cluster with these models."""
+        return replace(_site(), tiers=self.tiers, models=self.models)
+
     def _kinds(self, tier: int) -> list[Replica]:
         longest = int((self.input_tokens + self.output_tokens[:, tier]).max())
-        site = replace(_site(), tiers=self.tiers, models=self.models)
-        return replica_kinds(site, tier, GPUS, longest)[0]
+        return replica_kinds(self.site, tier, GPUS, longest)[0]
 
 
 def dollars_per_gpu_hour() -> float:

@@ -25,7 +25,7 @@ min_quality: 85  # mean quality of the accepted answers, 0 to 100
 # percentile: 95
 # max_utilisation: 0.75  # of what each tier sustains, the share that the rate may take
 # allow_overload: false  # plan although no plan sustains the rate: for a burst
-# confidence: 0.95  # guarantee min_quality for new requests with this probability; default: for the mean of the sample
+# confidence: 0.9  # with this probability min_quality holds for as many new prompts as were judged; 0.5: on average
 # gpus: 16  # at most so many; default: all of the cluster
 # budget: at-most  # exact: use all of them; then for the largest tier
 # dispatch: capacity  # round-robin

@@ -196,9 +196,10 @@ def _interval_lines(plan: CascadePlan) -> list[str]:
 
 def _promise_lines(plan: CascadePlan) -> list[str]:
     promise = plan.promise
-    if promise is None or promise.plain_latency_p95_s is None:
+    if promise is None:
         return []
+    less = promise.expected_quality - promise.least_quality
     return [
-        f"guaranteed for new requests with confidence {promise.confidence:.0%}: quality {promise.tested_quality:.2f} on "
-        f"{promise.tested_prompts} held-out prompts; without the guarantee p95 is {seconds(promise.plain_latency_p95_s)}"
+        f"on new prompts: quality {promise.expected_quality:.2f}, with a confidence of {promise.confidence:.0%} at least "
+        f"{promise.least_quality:.2f}; judged on {promise.prompts:,} prompts: ±{less:.1f} points"
     ]

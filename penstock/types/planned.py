@@ -202,13 +202,12 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class QualityPromise:
-    """With a confidence: the quality of the plan on held-out prompts. plain_latency_p95_s: of the slowest tier of the plan
-    without the guarantee; None where that was not computed."""
+    """The quality of a plan on as many new prompts as were judged: what is expected, and with `confidence` at least."""
 
     confidence: float
-    tested_quality: float
-    tested_prompts: int
-    plain_latency_p95_s: float | None = None
+    expected_quality: float
+    least_quality: float
+    prompts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,15 +318,15 @@ class PlanOptions:
     min_quality: mean quality of the accepted answers. max_latency_s: of the objective's latency, at `percentile`; one of
     both at least; for the goal cost, None for 1.2 times that of the largest model alone on the fewest GPUs within
     max_utilisation. goal: None for cost with min_quality and for quality without; for latency with min_quality alone and
-    allow_overload or the objective largest tier. objective: None for end to end, or with more than three tiers, a confidence
-    or an exact budget for the largest tier. max_utilisation: of what a tier sustains,
-    the share that its requests may take. allow_overload: plan although no plan sustains the rate. gpus: at most so many of
-    the cluster's; None for all. budget: whether all of them are to be used. confidence: min_quality holds for new requests
-    with this probability; None for the sample's mean. requests: of the stretch of the trace that is planned for; None for as
-    many as come in 20 latencies, from 500 to 6000 or all that the trace has. seed: of that stretch and of the prompts drawn.
-    runs: other stretches that the plan is run on. rate: arrivals per second; None for the trace's. ignore_cached: prompts
-    are computed whole, whatever the trace has cached. max_tiers: the tiers are candidates, of which a cascade has so many at
-    most; None: it has all of them. min_tiers: and so many at least; None for 1.
+    allow_overload or the objective largest tier. objective: None for end to end, or with more than three tiers or an exact
+    budget for the largest tier. max_utilisation: of what a tier sustains, the share that its requests may take.
+    allow_overload: plan although no plan sustains the rate. gpus: at most so many of the cluster's; None for all. budget:
+    whether all of them are to be used. confidence: with this probability min_quality holds for as many new prompts as were
+    judged; None: for the judged ones. requests: of the stretch of the trace that is planned for; None for as many as come
+    in 20 latencies, from 500 to 6000 or all that the trace has. seed: of that stretch and of the prompts drawn. runs: other
+    stretches that the plan is run on. rate: arrivals per second; None for the trace's. ignore_cached: prompts are computed
+    whole, whatever the trace has cached. max_tiers: the tiers are candidates, of which a cascade has so many at most; None:
+    it has all of them. min_tiers: and so many at least; None for 1.
     """
 
     min_quality: Annotated[float | None, SCORE] = None
@@ -367,6 +367,7 @@ class PlanningQuestion(PlanOptions):
         0.75
     """
 
+    confidence: Annotated[float | None, Within(0.5, 1, below=True)] = 0.9
     cluster: Cluster = field(default_factory=Cluster)
     models: Cascade = field(default_factory=Cascade)
     trace: Trace = field(default_factory=Trace)

@@ -54,22 +54,14 @@ class Planned:
         return plan_report(self.plan, self.site, self.demand, self.options, self.took_s)
 
     def compared(self, classes: Sequence[WorkloadClass] = ()) -> types.CascadePlan:
-        """The report with what takes further plans: what more quality takes, or what a guarantee costs.
-
-        classes: of requests, whose SLO attainment is reported.
-        """
-        step, plain = None, None
-        if self.plan.promise is None:
-            step = next_step(
-                self.plan,
-                self.offered,
-                self.options,
-                lambda demand, options: plan_cascade(self.candidates, demand, options),
-            )
-        else:
-            options = dataclasses.replace(self.options.without_rules, confidence=None, max_tiers=None, min_tiers=None)
-            plain = plan_cascade(self.site, self.demand.under(self.plan.rules), options).latency_p95_s
-        report = plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step, plain)
+        """The report with what more quality takes. classes: of requests, whose SLO attainment is reported."""
+        step = next_step(
+            self.plan,
+            self.offered,
+            self.options,
+            lambda demand, options: plan_cascade(self.candidates, demand, options),
+        )
+        report = plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step)
         strategies = [tier.strategy for tier in self.plan.tiers]
         demand, seed = self.demand.under(self.plan.rules), self.options.seed
         slo = attainments(self.site, demand, self.plan.thresholds, strategies, classes, seed)

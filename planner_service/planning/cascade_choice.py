@@ -125,13 +125,10 @@ class _Choice:
         self.bounds: dict[Tiers, _Bounds] = {}
         self.plans: dict[Tiers, CascadePlan] = {}
         self.failures: dict[Tiers, Unreachable] = {}
-        able = [tiers for tiers in self.all if self._can_run(tiers)]
-        confidence = options.confidence
-        if confidence is not None and able:  # a guarantee for each of so many plans holds for the one that is taken
-            confidence = 1 - (1 - confidence) / len(able)
-        self.within = dataclasses.replace(options, max_tiers=None, min_tiers=None, confidence=confidence)
-        for tiers in able:
-            self._bound(tiers)
+        self.within = dataclasses.replace(options, max_tiers=None, min_tiers=None)
+        for tiers in self.all:
+            if self._can_run(tiers):
+                self._bound(tiers)
 
     def best(self) -> CascadePlan:
         aim = self.options.aim
@@ -148,15 +145,11 @@ class _Choice:
         ranked = self._ranked()
         chosen = self.plans[ranked[0]]
         other = None if len(ranked) == 1 else self.plans[ranked[1]]
-        promise = chosen.promise
-        if promise is not None and self.options.confidence is not None:
-            promise = dataclasses.replace(promise, confidence=self.options.confidence)
         return dataclasses.replace(
             chosen,
             solution=self._solution(chosen),
             simulations=sum(plan.simulations for plan in self.plans.values()),
             infeasible={**chosen.infeasible, **self.unfit},
-            promise=promise,
             choice=CascadeChoice(
                 self.site.tiers,
                 *_sizes(self.options),
@@ -184,15 +177,14 @@ class _Choice:
     def _bound(self, tiers: Tiers) -> None:
         """Compute the bounds of a cascade, and leave it out where they show that it misses a target.
 
-        Under a guarantee prompts are split, under a skip rule or one for long answers requests visit fewer tiers, and best
-        answers have another quality: the bounds hold for none of these.
+        Under a skip rule or one for long answers requests visit fewer tiers, and best answers have another quality: the
+        bounds hold for none of these.
         """
         options, judged = self.options, self.demand.judged.only(tiers)
-        free = options.confidence is not None
         least_cost = min(self._least_cost(tier) for tier in tiers)
         target = -1.0 if options.min_quality is None else options.min_quality
-        if free or options.has_rules or len(tiers) > MOST_TIERS:
-            most = 100.0 if free else float(judged.quality.max(axis=1).mean())
+        if options.has_rules or len(tiers) > MOST_TIERS:
+            most = float(judged.quality.max(axis=1).mean())
             reached = max(float(judged.quality.mean(axis=0).max()), judged.under(asked_of_plans(options.rules)).most)
             self.bounds[tiers] = _Bounds(most, reached, 0.0, least_cost, False)
             if most < target - EPSILON:
@@ -302,7 +294,7 @@ class _Choice:
     def _is_proved(self, tiers: Tiers) -> bool:
         """Whether a cascade for which no plan was found has none: all of its routings were tried, or none has the quality."""
         options = self.options
-        if options.has_rules or options.confidence is not None:
+        if options.has_rules:
             return False
         if len(tiers) <= MOST_TIERS and self.failures[tiers].binds is Binds.MIN_QUALITY:
             return True

@@ -12,14 +12,13 @@ from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import CascadeRun, GradingReport, run_cascade
 from penstock.planner_service.replay.repeated_runs import Interval, repeated
 from penstock.planner_service.replay.sustained_load import SustainedLoad, sustained_load
-from penstock.planner_service.routing.confidence import Promise
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.quality import route
 from penstock.planner_service.routing.solution import Solution
 from penstock.planner_service.simulator import Dispatch, Percentiles, Report
 from penstock.planner_service.simulator.felt import latency_words
 from penstock.services.acceptance.pipeline import NO_RULES
-from penstock.types.planned import CascadeChoice, LargestAlone
+from penstock.types.planned import CascadeChoice, LargestAlone, QualityPromise
 from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules, BurstLadder
 from penstock.types.simulated import UserLatency
@@ -98,7 +97,7 @@ class CascadePlan:
     simulations: int
     gpu_step: int
     infeasible: dict[str, str] = field(default_factory=dict)
-    promise: Promise | None = None
+    promise: QualityPromise | None = None
     objective: Objective = Objective.LARGEST_TIER
     percentile: float = 95.0
     budget: GpuBudget = GpuBudget.AT_MOST
@@ -167,7 +166,6 @@ def outcome(
     solution: Solution,
     deployer: Deployer,
     reasons: dict[str, str],
-    promise: Promise | None = None,
 ) -> CascadePlan:
     """The plan that a solution amounts to, simulated from end to end."""
     strategies = solution.deployment.strategies
@@ -206,7 +204,6 @@ def outcome(
         deployer.simulations,
         deployer.gpu_step,
         reasons,
-        promise,
         objective=deployer.objective,
         percentile=deployer.percentile,
         load=load,

@@ -11,7 +11,6 @@ from penstock.planner_service.question.planning_options import Goal, GpuBudget, 
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.sustained_load import rate_text
-from penstock.planner_service.routing.confidence import Promise, promised
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.end_to_end import EndToEnd
 from penstock.planner_service.routing.goals import (
@@ -131,46 +130,39 @@ class PlanSearch:
 
     def _plan(self, demand: Demand, deployer: Deployer, reasons: dict[str, str], options: Options) -> CascadePlan:
         try:
-            promise, solution = self._solve(demand, deployer, options)
+            solution = self._solve(demand, deployer, options)
         except Unreachable as error:
             if reasons:
                 raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best, error.binds) from None
             raise
         if options.budget is GpuBudget.EXACT:
             solution = sustaining(deployer, lambda: _spread(deployer, solution))
-        plan = outcome(self.site, demand, solution, deployer, reasons, promise)
+        plan = outcome(self.site, demand, solution, deployer, reasons)
         return dataclasses.replace(plan, budget=options.budget, goal=self.options.aim)
 
-    def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> tuple[Promise | None, Solution]:
+    def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> Solution:
         """The solution for the largest tier; from there, where that is meant, the one for what users feel."""
         judged, limit_s, aim = demand.judged, options.max_latency_s, options.aim
         min_quality = 0.0 if options.min_quality is None else options.min_quality
-        if options.confidence is not None:
-            promise = promised(
-                judged, min_quality, options.confidence, options.seed, lambda q, on: least_latency(deployer, q, on)
-            )
-            if limit_s is not None and promise.solution.deployment.latency_s > limit_s:
-                raise _latency_binds(promise.solution.deployment.latency_s, options, min_quality, None)
-            return promise, promise.solution
         if options.latency is not Objective.LARGEST_TIER:
-            return None, self._felt(demand, deployer, options, min_quality)
+            return self._felt(demand, deployer, options, min_quality)
         if aim is Goal.COST:
             assert limit_s is not None
-            return None, cheapest(deployer, min_quality, limit_s, judged)
+            return cheapest(deployer, min_quality, limit_s, judged)
         if aim is Goal.RATE:
             assert limit_s is not None
-            return None, any_within(deployer, min_quality, limit_s, judged, self.begin[::-1])
+            return any_within(deployer, min_quality, limit_s, judged, self.begin[::-1])
         if aim is Goal.QUALITY:
             assert limit_s is not None
             solution = most_quality(deployer, limit_s, judged)
             if solution.quality < min_quality:
                 least_s = least_latency(deployer, min_quality, judged).deployment.latency_s
                 raise _latency_binds(least_s, options, min_quality, solution.quality)
-            return None, solution
+            return solution
         solution = least_latency(deployer, min_quality, judged)
         if limit_s is not None and solution.deployment.latency_s > limit_s:
             raise _latency_binds(solution.deployment.latency_s, options, min_quality, None)
-        return None, solution
+        return solution
 
     def _felt(self, demand: Demand, deployer: Deployer, options: Options, min_quality: float) -> Solution:
         def felt_s(thresholds: Sequence[float], strategies: Sequence[Strategy]) -> float:

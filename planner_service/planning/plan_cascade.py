@@ -14,11 +14,13 @@ from penstock.planner_service.planning.rule_search import RuleSearch
 from penstock.planner_service.question.exclusions import names_of_files
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.routing.goals import rounded_up
-from penstock.planner_service.routing.grid import MOST_TIERS
-from penstock.planner_service.routing.quality import SKIPPED
+from penstock.planner_service.routing.confidence import on_new_prompts
+from penstock.planner_service.routing.goals import rounded_down, rounded_up
+from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, answered_quality
 from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable
 from penstock.planner_service.rules.burst_ladder import NoLadder, burst_ladder
+from penstock.services.acceptance.pipeline import asked_of_plans
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective
 
@@ -56,6 +58,8 @@ def plan_cascade(
         within = dataclasses.replace(options, goal=Goal.COST, max_latency_s=alone.limit_s)
         plan = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
         return dataclasses.replace(plan, largest_alone=alone)
+    if options.confidence is not None:
+        return _with_promise(site, demand, options, runs, on_evaluation)
     if options.max_tiers is not None:
         return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
     if demand.judged.under_rules:
@@ -74,6 +78,50 @@ def plan_cascade(
             raise min(failures, key=lambda error: error.distance)
         return min(plans, key=lambda plan: plan.rank(options.aim))
     return _of_all_tiers(site, demand, options, runs, on_evaluation)
+
+
+def _with_promise(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan whose quality holds on new prompts, with what it promises.
+
+    It is planned for more quality, and for more still where its replies differ more than those of the routing assumed.
+    """
+    assert options.confidence is not None
+    judged, requested = demand.judged.under(asked_of_plans(options.rules)), options.min_quality
+    new = on_new_prompts(judged, requested, options.confidence, options.seed)
+    needed = None if requested is None else min(100.0, new.needed(requested))
+    for _ in range(TIGHTENED):
+        within = dataclasses.replace(options, confidence=None, min_quality=needed)
+        try:
+            plan = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
+        except Unreachable as error:
+            if error.binds is Binds.MIN_QUALITY and requested is not None and needed is not None:
+                raise _not_promised(judged, options, requested, needed, error) from None
+            raise
+        served = chosen_of(plan, site, demand)[1].judged.under(plan.rules)
+        promise = new.promise(answered_quality(served, plan.thresholds))
+        if requested is None or needed is None or promise.least_quality >= requested - EPSILON:
+            break
+        needed = min(100.0, needed + requested - promise.least_quality)
+    return dataclasses.replace(plan, promise=promise)
+
+
+def _not_promised(
+    judged: JudgedSample, options: Options, requested: float, needed: float, error: Unreachable
+) -> Unreachable:
+    """Why a quality cannot be promised, with what can."""
+    assert options.confidence is not None
+    most = error.best
+    for _ in range(TIGHTENED):  # a promise needs a little more or less for another quality
+        new = on_new_prompts(judged, most, options.confidence, options.seed)
+        most = error.best - (new.needed(most) - most)
+    return Unreachable(
+        f"{error} (quality {requested:g} on new prompts, with a confidence of {options.confidence:.0%}, is {needed:.2f} on "
+        f"{len(judged)} judged ones; {rounded_down(most)} can be had: ask for less of either, or judge more)",
+        most,
+        Binds.MIN_QUALITY,
+    )
 
 
 def _of_all_tiers(

@@ -22,9 +22,8 @@ def plan_report(
     options: Options,
     took_s: float,
     step: types.NextStep | None = None,
-    plain_latency_p95_s: float | None = None,
 ) -> types.CascadePlan:
-    """site, demand: of the tiers that the plan has. step, plain_latency_p95_s: where they were computed."""
+    """site, demand: of the tiers that the plan has. step: where it was computed."""
     load, solution = plan.load, plan.solution
     return types.CascadePlan(
         tuple(_tier(plan, site, i) for i in range(len(plan.tiers))),
@@ -46,11 +45,7 @@ def plan_report(
         plan.end_to_end_interval,
         types.Horizon(plan.requests, plan.seconds, plan.seconds / plan.stay_s if plan.stay_s > 0 else None),
         types.Cost(plan.gpus, plan.dollars_per_hour),
-        None
-        if plan.promise is None
-        else types.QualityPromise(
-            plan.promise.confidence, plan.promise.tested_quality, plan.promise.tested_prompts, plain_latency_p95_s
-        ),
+        plan.promise,
         types.Optimality(
             solution.proof.value != "searched", _over(plan), solution.proof.value, solution.gap, plan.gpu_step
         ),

@@ -18,7 +18,6 @@ from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.one_plan import PlanSearch, TooManySimulations
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.routing.confidence import halves
 from penstock.planner_service.routing.quality import route
 from penstock.planner_service.routing.solution import Proof, Unreachable
 from penstock.planner_service.rules.early_rules import checking, fitted_rules, outcomes_of
@@ -41,14 +40,9 @@ class RuleSearch:
         self, site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
     ) -> None:
         self._site, self._demand, self._options, self._runs = site, demand, options, runs
-        within = options.without_rules
         chosen = asked(options.rules, chosen=True)
         self._most = MOST_PLANNED if any(rule.of_tiers for rule in chosen) else len(chosen)
-        if (
-            options.confidence is not None and len(site.tiers) > 1
-        ):  # a guarantee for each of so many plans holds for one
-            within = dataclasses.replace(within, confidence=1 - (1 - options.confidence) / (1 + self._most))
-        self._search = PlanSearch(site, within, on_evaluation)
+        self._search = PlanSearch(site, options.without_rules, on_evaluation)
         self._last = 0  # simulations of the last plan
 
     def plan(self) -> CascadePlan:
@@ -91,10 +85,6 @@ class RuleSearch:
         plan = self._made(self._demand.under(rules), [run.under(rules) for run in self._runs], least_per_s)
         used = self._rules_in_use(rules, plan.thresholds)
         plan = dataclasses.replace(plan, rules=used)
-        if plan.promise is not None and self._options.confidence is not None:
-            plan = dataclasses.replace(
-                plan, promise=dataclasses.replace(plan.promise, confidence=self._options.confidence)
-            )
         return _unproved(plan) if any(kinds_of(used)) or asked_of_plans(self._options.rules) != NO_RULES else plan
 
     def _made(self, demand: Demand, runs: Sequence[Demand], least_per_s: float = 0.0) -> CascadePlan:
@@ -115,8 +105,6 @@ class RuleSearch:
     def _ranked(self, plain: CascadePlan | None) -> list[RankedRules]:
         """Choices of rules that differ in what they do, the most promising first."""
         options, demand = self._options, self._demand
-        if options.confidence is not None:  # what tests a promise must not have chosen
-            demand = dataclasses.replace(demand, judged=halves(demand.judged, options.seed)[0])
         judged, known = demand.judged, None
         begin = list(dict.fromkeys((NO_RULES, asked_of_plans(options.rules))))
         if plain is not None:

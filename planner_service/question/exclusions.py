@@ -45,15 +45,8 @@ TABLE = (
         ("goal: quality", "goal: rate"), ("no max_latency_s",), "max_latency_s", "is needed where the goal is {}"
     ),
     Exclusion(("min_tiers",), ("no max_tiers",), "min_tiers", "goes with max_tiers, which is not given"),
-    Exclusion(("confidence",), ("no min_quality",), "confidence", "is about min_quality, which is not given"),
     Exclusion(
-        ("confidence",), ("goal: quality", "goal: cost", "goal: rate"), "confidence", "goes with the goal latency"
-    ),
-    Exclusion(
-        FELT,
-        ("confidence", TOO_MANY),
-        "objective",
-        f"{{}} goes without a confidence, and with up to {MOST_TIERS} tiers where there are rules or max_tiers",
+        FELT, (TOO_MANY,), "objective", f"{{}} goes with up to {MOST_TIERS} tiers where there are rules or max_tiers"
     ),
     Exclusion(
         ("budget: exact",),
@@ -89,12 +82,7 @@ TABLE = (
         "routers hold a mean of judge scores; these prompts have a quality apart from the score",
     ),
     Exclusion(("rules.burst_floor",), (SWEEP,), "rules.burst_floor", "not with a sweep, which computes several plans"),
-    Exclusion(
-        ("rules.early_error",),
-        ("confidence", "max_tiers"),
-        "rules.early_error",
-        "goes without confidence and max_tiers",
-    ),
+    Exclusion(("rules.early_error",), ("max_tiers",), "rules.early_error", "goes without max_tiers"),
     Exclusion(
         ("rules.early_error",),
         ("lengths: trace",),

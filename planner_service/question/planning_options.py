@@ -60,7 +60,7 @@ class Options(PlanOptions):
         """The options for a cascade of so many tiers, with the objective that they have where none is named."""
         if self.objective is not None:
             return self
-        simple = self.confidence is None and self.budget is GpuBudget.AT_MOST and not self.too_many(tiers)
+        simple = self.budget is GpuBudget.AT_MOST and not self.too_many(tiers)
         return replace(self, objective=Objective.END_TO_END if simple else Objective.LARGEST_TIER)
 
     def too_many(self, tiers: int) -> bool:
@@ -71,7 +71,7 @@ class Options(PlanOptions):
     @property
     def _plain(self) -> bool:
         """Whether a plan is asked for that has thresholds alone."""
-        return self.confidence is None and not self.has_rules and self.rules.early_error is None
+        return not self.has_rules and self.rules.early_error is None
 
     def chooses_form(self, tiers: int) -> bool:
         """Whether a plan for a cascade of so many tiers looks for the best of its parts, too: for the least cost by what

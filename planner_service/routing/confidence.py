@@ -1,111 +1,103 @@
-"""Thresholds whose quality on *new* requests is promised: a bound, not the sample's mean. No I/O.
+"""What a plan's quality is on *new* prompts: less than on those it was chosen on, and by chance more or less. No I/O.
 
-A sample's mean flatters the thresholds that were chosen on it. So the judged prompts are split. On one half, plans are made
-for a ladder of targets, from far above the one wanted down to it. On the other half, which has not seen how they were made,
-each plan is tested from the safest down: is the mean score of new requests below the target? The last plan before the first
-that cannot refute it is taken. Testing in an order fixed beforehand keeps the chance of any false promise at delta without a
-price for the number of tests (fixed sequence testing; Angelopoulos et al., Learn then Test, 2021, section 3).
-
-The test is by betting (Waudby-Smith and Ramdas, 2023, section 4): a gambler who bets on scores above the target, fairly
-priced if the target were their mean, multiplies his capital by 1 / delta only with probability delta. It holds at any
-sample size.
+Two things part the mean of the judged prompts from that of new ones. The thresholds were chosen because they do well on the
+judged ones: `optimism`, by the bootstrap (Efron, The Estimation of Prediction Error, 2004): routings are chosen on samples
+drawn with replacement, each as the cheapest that has the quality there, and what they have less on the whole sample is the
+mean of it. And as many new prompts as were judged have a mean of their own: the standard error of the difference of two such
+means, which is normal. Neither knows how the plan was looked for, so both hold for every goal and number of tiers.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-from penstock.planner_service.routing.quality import JudgedSample, route
-from penstock.planner_service.routing.solution import Binds, Solution, Unreachable
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route
 from penstock.planner_service.simulator.workload import Floats
-from penstock.services.domain.errors import invalid
+from penstock.types.planned import QualityPromise
 
-RUNGS = 12
-LEAST_PROMPTS = 40
+ROUTINGS = 200  # that are chosen from; drawn, so that any number of tiers takes as long
+RESAMPLES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """solution: thresholds whose mean quality is at least the target with probability `confidence`.
+class NewPrompts:
+    """What the quality of a routing is on as many new prompts as were judged. optimism: of a plan for `min_quality`, points.
 
-    aimed_at: the target on the ladder that led to it. tested_quality: its mean on the half that only tested it.
+    qualities (R), errors (R): means and standard errors of the difference, of the routings that were tried.
     """
 
-    solution: Solution
     confidence: float
-    aimed_at: float
-    tested_quality: float
-    tested_prompts: int
+    prompts: int
+    optimism: float
+    qualities: Floats
+    errors: Floats
+    costs: Floats
+
+    @property
+    def _deviations(self) -> float:
+        return NormalDist().inv_cdf(self.confidence)
+
+    def needed(self, min_quality: float) -> float:
+        """The mean of the judged prompts with which new ones have `min_quality`, for the cheapest routing that has it.
+
+        Where none that was tried has it, for that which comes nearest.
+        """
+        least = self.qualities - self.optimism - self._deviations * self.errors
+        able = least >= min_quality
+        at = int(np.where(able, self.costs, np.inf).argmin() if able.any() else least.argmax())
+        return min_quality + self.optimism + self._deviations * float(self.errors[at])
+
+    def promise(self, answered: Floats) -> QualityPromise:
+        """Of a plan. answered (N): the quality of the reply to each judged prompt."""
+        expected = float(answered.mean()) - self.optimism
+        least = expected - self._deviations * _error(answered)
+        return QualityPromise(self.confidence, expected, max(0.0, least), self.prompts)
 
 
-def p_value(scores: Floats, target: float) -> float:
-    """An upper bound of the chance to see such scores if their mean were `target` or less. scores (N), from 0 to 100."""
-    x, m = scores / 100.0, target / 100.0
-    capital = best = 0.0  # logarithms
-    mean, total, variance, seen = 0.5, 0.5, 0.25, 1.0
-    for value in x.tolist():
-        # Kelly's bet for what has been seen so far, never more than half of what could ruin
-        bet = max(0.0, (mean - m) / (variance / seen + (mean - m) ** 2))
-        capital += float(np.log1p(min(bet, 0.5 / max(m, 1e-9)) * (value - m)))
-        best = max(best, capital)
-        total += value
-        seen += 1
-        mean = total / seen
-        variance += (value - mean) ** 2
-    return float(np.exp(-best))
+def on_new_prompts(judged: JudgedSample, min_quality: float | None, confidence: float, seed: int) -> NewPrompts:
+    """min_quality: that plans are for; None for the most that can be had, at a cost that is not known here: no optimism."""
+    rng, count = np.random.default_rng(seed), len(judged)
+    routings = _routings(judged, rng)
+    routed = [route(judged, thresholds) for thresholds in routings]
+    answered = np.array([judged.quality[np.arange(count), one.answered] for one in routed])
+    costs = np.array([_costs(one, thresholds) for one, thresholds in zip(routed, routings, strict=True)])
+    optimism = 0.0 if min_quality is None else _optimism(answered, costs, min_quality, rng)
+    errors = np.array([_error(row) for row in answered])
+    return NewPrompts(confidence, count, optimism, answered.mean(axis=1), errors, costs.mean(axis=1))
 
 
-def promised(
-    judged: JudgedSample,
-    min_quality: float,
-    confidence: float,
-    seed: int,
-    solve: Callable[[float, JudgedSample], Solution],
-) -> Promise:
-    """The cheapest plan on the ladder that can be promised. solve(target, sample) is least_latency on that sample.
-
-    Raises:
-        InvalidRequest: a confidence that is none, or fewer than LEAST_PROMPTS prompts.
-        Unreachable: not even the safest plan can be promised.
-    """
-    if not 0.5 <= confidence < 1:
-        raise invalid("confidence", f"must be from 0.5 to under 1, not {confidence:g}")
-    if len(judged) < LEAST_PROMPTS:
-        raise invalid("quality", f"a promise needs {LEAST_PROMPTS} judged prompts, not {len(judged)}")
-    chosen_on, tested_on = halves(judged, seed)
-    result: Promise | None = None
-    top = max(chosen_on.most, min_quality)
-    for target in np.linspace(top, min_quality, RUNGS).tolist():
-        try:
-            solution = solve(target, chosen_on)
-        except Unreachable:
-            continue
-        scores = answered_quality(tested_on, solution.thresholds)
-        if p_value(scores, min_quality) > 1 - confidence:
-            break
-        result = Promise(solution, confidence, target, float(scores.mean()), len(scores))
-    if result is None:
-        most, answers = tested_on.most, "the last tier alone has"
-        if most > tested_on.best:
-            answers = "all tiers together have"
-        raise Unreachable(
-            f"quality {min_quality:g} cannot be promised with {confidence:.0%} on {len(judged)} judged prompts: "
-            f"{answers} {most:.2f} on those that test it",
-            most,
-            Binds.MIN_QUALITY,
-        )
-    return result
+def _routings(judged: JudgedSample, rng: np.random.Generator) -> list[tuple[float, ...]]:
+    """Thresholds at quantiles of the scores, drawn; a tier is passed over as often as a third of the time."""
+    lower = len(judged.tiers) - 1
+    levels = [np.sort(judged.scores[:, tier]) for tier in range(lower)]
+    at = rng.random((ROUTINGS, lower)) * 1.5
+    drawn = (
+        tuple(float(levels[tier][int(share * len(judged))]) if share < 1 else SKIPPED for tier, share in enumerate(row))
+        for row in at.tolist()
+    )
+    return list(dict.fromkeys([*drawn, (SKIPPED,) * lower]))
 
 
-def halves(judged: JudgedSample, seed: int) -> tuple[JudgedSample, JudgedSample]:
-    """(the prompts that plans are made on, those that test them)."""
-    order = np.random.default_rng(seed).permutation(len(judged))
-    half = len(judged) // 2
-    return judged.subset(order[:half]), judged.subset(order[half:])
+def _costs(routed: Routed, thresholds: Sequence[float]) -> Floats:
+    """(N) of each prompt, if each tier costs twice the one below it: which routings are chosen hardly depends on it."""
+    used = [limit <= 100 for limit in (*thresholds, 0.0)]
+    return np.asarray((used * 2.0 ** np.arange(len(used))) @ routed.processed)
 
 
-def answered_quality(sample: JudgedSample, thresholds: tuple[float, ...]) -> Floats:
-    """(N) the quality of the accepted answer."""
-    answered = route(sample, thresholds).answered
-    return np.asarray(sample.quality[np.arange(len(sample)), answered])
+def _optimism(answered: Floats, costs: Floats, min_quality: float, rng: np.random.Generator) -> float:
+    """Points; 0 where no routing has the quality. answered (R, N), costs (R, N): of each routing and judged prompt."""
+    count = answered.shape[1]
+    weights = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
+    there, whole = weights @ answered.T, answered.mean(axis=1)
+    able = there >= min_quality
+    chosen = np.where(able, weights @ costs.T, np.inf).argmin(axis=1)
+    gained = there[np.arange(RESAMPLES), chosen] - whole[chosen]
+    gained = gained[able.any(axis=1)]
+    return max(0.0, float(gained.mean())) if len(gained) else 0.0
+
+
+def _error(answered: Floats) -> float:
+    """The standard error of the difference between the mean of these and that of as many others."""
+    return float(answered.std() * np.sqrt(2 / len(answered)))

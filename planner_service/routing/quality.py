@@ -67,6 +67,11 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
     return Routed(processed, answered, float(sample.quality[np.arange(len(sample)), answered].mean()))
 
 
+def answered_quality(sample: JudgedSample, thresholds: Sequence[float]) -> Floats:
+    """(N) the quality of the accepted answer."""
+    return np.asarray(sample.quality[np.arange(len(sample)), route(sample, thresholds).answered])
+
+
 def proportional(sample: JudgedSample) -> tuple[float, ...]:
     """Thresholds with which tier i processes about 1/i of the prompts: where CASCADIA's loop starts."""
     escalating, compared = np.ones(len(sample), np.bool_), sample.comparable

@@ -274,8 +274,7 @@ def test_bad_input_is_named() -> None:
         judged.under(AcceptanceRules(early_checks=RULES[:1]))
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"early_error": 0.0}, "early_error: must be over 0 and less than 1"),
-        ({"early_error": 0.02, "confidence": 0.9}, "early_error: goes without confidence"),
-        ({"early_error": 0.02, "max_tiers": 2}, "early_error: goes without confidence and max_tiers"),
+        ({"early_error": 0.02, "max_tiers": 2}, "early_error: goes without max_tiers"),
     )
     for more, said in refused:
         with pytest.raises(InvalidRequest, match=said):
@@ -296,7 +295,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def plan(files: dict[str, Path], *more: object, **fields: Any) -> Any:
     examples = ROOT / "examples"
     given = ("--cluster", examples / "cluster-1x8-h100.yaml", "--models", examples / "qwen2.5-cascade.yaml")
-    work = ("--trace", files["trace.csv"], "--quality", files["judged.csv"], *asked(requests=200, runs=0, **fields))
+    work = (
+        "--trace",
+        files["trace.csv"],
+        "--quality",
+        files["judged.csv"],
+        *asked(requests=200, runs=0, confidence=0.5, **fields),
+    )
     return run("plan", *given, *work, "--min-quality", 90, "--goal", "latency", *more)
 
 
@@ -363,7 +368,7 @@ def test_a_plan_file_has_the_checks_and_is_replayed_with_them(files: dict[str, P
 def test_the_command_refuses_what_cannot_be_planned(files: dict[str, Path]) -> None:
     for more, said in (
         ({"rules": {"early_error": 0}}, "rules.early_error: must be over 0"),
-        ({"rules": {"early_error": 0.02}, "max_tiers": 2}, "early_error: goes without confidence"),
+        ({"rules": {"early_error": 0.02}, "max_tiers": 2}, "early_error: goes without max_tiers"),
         ({"rules": {"early_error": 0.02}, "lengths": "trace"}, "early_error: not with the lengths of the trace"),
     ):
         refused = plan(files, **more)

@@ -155,7 +155,7 @@ OPTIONS = (
     Option("allow_overload", {"allow_overload": True}),
     Option("gpus", {"gpus": 3}, lambda p: p.plan.gpus <= 3),
     Option("budget: exact", {"budget": GpuBudget.EXACT}, lambda p: p.plan.gpus == (p.options.gpus or GPUS), LEAST),
-    Option("confidence", {"confidence": 0.6}, lambda p: p.plan.promise and p.plan.promise.confidence == 0.6, LEAST),
+    Option("confidence", {"confidence": 0.6}, lambda p: p.plan.promise and p.plan.promise.confidence == 0.6),
     Option("dispatch", {"dispatch": Dispatch.ROUND_ROBIN}, lambda p: p.plan.dispatch is Dispatch.ROUND_ROBIN),
     Option("requests", {"requests": 30}, lambda p: p.plan.requests == 30),
     Option("runs", {"runs": 1}, lambda p: p.plan.felt_interval is not None),

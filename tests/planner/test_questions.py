@@ -84,7 +84,7 @@ def test_a_new_question_has_every_field_with_its_default(tmp_path: Path) -> None
     done = CliRunner().invoke(app, ["plan", "new", str(tmp_path / "new.yaml")])
     assert done.exit_code == 0, done.output
     usual = load_question(tmp_path / "new.yaml")
-    assert PlanOptions(min_quality=85) == PlanOptions(
+    assert PlanOptions(min_quality=85, confidence=0.9) == PlanOptions(
         **{field.name: getattr(usual, field.name) for field in dataclasses.fields(PlanOptions)}
     )
     written = (tmp_path / "new.yaml").read_text().splitlines()[2:]

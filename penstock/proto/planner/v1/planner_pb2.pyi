@@ -777,7 +777,7 @@ class PlanningQuestion(_message.Message):
     goal: Global___Goal.ValueType
     """[cost with min_quality, quality without; latency with min_quality alone and allow_overload or the objective largest tier]"""
     objective: Global___Objective.ValueType
-    """[end to end; with more than three tiers, a confidence or an exact budget: of the largest tier]"""
+    """[end to end; with more than three tiers or an exact budget: of the largest tier]"""
     percentile: _builtins.float
     """50 to less than 100. [95]"""
     max_utilisation: _builtins.float
@@ -789,7 +789,7 @@ class PlanningQuestion(_message.Message):
     budget: Global___GpuBudget.ValueType
     """[at most]"""
     confidence: _builtins.float
-    """Guarantee min_quality for new requests with this probability, 0.5 to less than 1. [for the mean of the sample]"""
+    """With this probability, 0.5 to less than 1, min_quality holds for as many new prompts as were judged. [0.9]"""
     dispatch: Global___Dispatch.ValueType
     """[in proportion to capacity]"""
     requests: _builtins.int
@@ -929,7 +929,7 @@ class RuleOptions(_message.Message):
     """Also choose whether the best answer of a request is delivered instead of the last one; see Plan."""
     early_error: _builtins.float
     """Also fit early checks, which may reject this share of the answers that would be accepted: over 0 and under 1. Needs
-    early_after_tokens of the judged prompts; goes without confidence and max_tiers. [none]
+    early_after_tokens of the judged prompts; goes without max_tiers. [none]
     """
     burst_floor: _builtins.float
     """Also compute a burst ladder, whose steps have at least this mean score, 0 to 100. [none]"""
@@ -2383,33 +2383,32 @@ Global___RemoteCost: _TypeAlias = RemoteCost  # noqa: Y015
 
 @_typing.final
 class QualityPromise(_message.Message):
+    """Of a plan, on as many new prompts as were judged."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIDENCE_FIELD_NUMBER: _builtins.int
-    TESTED_QUALITY_FIELD_NUMBER: _builtins.int
-    TESTED_PROMPTS_FIELD_NUMBER: _builtins.int
-    PLAIN_LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    EXPECTED_QUALITY_FIELD_NUMBER: _builtins.int
+    LEAST_QUALITY_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     confidence: _builtins.float
-    tested_quality: _builtins.float
-    """Of the plan on held-out prompts."""
-    tested_prompts: _builtins.int
-    plain_latency_p95_s: _builtins.float
-    """Of the slowest tier of the plan without the guarantee. Only of `penstock plan`."""
+    expected_quality: _builtins.float
+    least_quality: _builtins.float
+    """With this confidence at least."""
+    prompts: _builtins.int
     def __init__(
         self,
         *,
         confidence: _builtins.float = ...,
-        tested_quality: _builtins.float = ...,
-        tested_prompts: _builtins.int = ...,
-        plain_latency_p95_s: _builtins.float | None = ...,
+        expected_quality: _builtins.float = ...,
+        least_quality: _builtins.float = ...,
+        prompts: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_plain_latency_p95_s", b"_plain_latency_p95_s", "plain_latency_p95_s", b"plain_latency_p95_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plain_latency_p95_s", b"_plain_latency_p95_s", "confidence", b"confidence", "plain_latency_p95_s", b"plain_latency_p95_s", "tested_prompts", b"tested_prompts", "tested_quality", b"tested_quality"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidence", b"confidence", "expected_quality", b"expected_quality", "least_quality", b"least_quality", "prompts", b"prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__plain_latency_p95_s: _TypeAlias = _typing.Literal["plain_latency_p95_s"]  # noqa: Y015
-    _WhichOneofArgType__plain_latency_p95_s: _TypeAlias = _typing.Literal["_plain_latency_p95_s", b"_plain_latency_p95_s"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__plain_latency_p95_s) -> _WhichOneofReturnType__plain_latency_p95_s | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QualityPromise: _TypeAlias = QualityPromise  # noqa: Y015
 
