@@ -2,7 +2,7 @@
 #   penstock-mesh-router   EXTRAS=gateway        no torch, no numba
 #   penstock-mesh-planner  EXTRAS=planner        no torch
 #   penstock-mesh-worker   EXTRAS=worker,judge   workers and the judge
-# By hand: `docker build -t penstock-mesh-router --build-arg EXTRAS=gateway .`
+# By hand: `docker build -t penstock-mesh-router:0.1.0 --build-arg EXTRAS=gateway .`
 # TORCH_INDEX: where torch comes from; the default is the CPU build. For GPUs: https://download.pytorch.org/whl/cu130
 # Dependencies have a layer of their own, which an edit of the source, or of pyproject.toml beside the dependencies, keeps.
 FROM python:3.12-slim AS requirements

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+import penstock
+from penstock.planner_service.manifests.render import PENSTOCK_IMAGES
 from penstock.services.extensions import engine_of
 from penstock.services.mesh_file import load_mesh_file
 from penstock.worker_service.engine.sglang.extension import Sglang
@@ -41,6 +43,22 @@ def test_the_compose_file_and_the_mesh_files_say_the_same() -> None:
         tiers = {f"worker-{tier.name}{suffix}" for tier in mesh.tiers}
         assert ours == tiers | {f"{role}{suffix}" for role in ("planner", "router", "judge")}
         assert any(file in volume for volume in services[f"router{suffix}"]["volumes"])
+
+
+def test_images_have_one_name_and_this_version_everywhere() -> None:
+    """In the compose file, what a plan renders, the chart, the Dockerfile and the page."""
+    services = compose()["services"].values()
+    images = {service["image"] for service in services if "build" in service}
+    assert images == {f"penstock-mesh-{name}:{penstock.__version__}" for name in ("router", "planner", "worker")}
+    assert {*PENSTOCK_IMAGES.values()} == images
+    chart = ROOT / "deploy" / "helm" / "penstock"
+    assert yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"] == penstock.__version__
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    assert values["image"]["tag"] == "", "the chart's appVersion"
+    for file in ("Dockerfile", "docs/how-to/containers.md"):
+        named = {*re.findall(r"penstock-mesh-\w+:[\w.]+", (ROOT / file).read_text())}
+        assert named, file
+        assert named <= images, file
 
 
 def test_the_compose_servers_serve_the_mesh_files_models_and_may_trace() -> None:

@@ -1,7 +1,7 @@
 """`penstock status` and `penstock top`: show the state of the mesh."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import nullcontext
 from typing import Annotated
 
@@ -13,11 +13,12 @@ from rich.text import Text
 
 from penstock.cli import options, targets
 from penstock.cli.output import cli_error_handling, console, print_json, seconds
-from penstock.types.mesh_status import BurstStatus, InstanceStatus, MeshStatus, SloCounts, TierStatus
+from penstock.types.mesh_status import BurstStatus, InstanceState, InstanceStatus, MeshStatus, SloCounts, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
 MAX_INTERVAL_S = 86_400.0
+Instances = tuple[InstanceStatus, ...]
 
 
 def status(admin: targets.Admin = None, json: targets.Json = False) -> None:
@@ -65,7 +66,7 @@ def top(
                     if json:
                         print_json({"time": time.time(), "status": mesh}, indent=None)
                     elif live is not None:
-                        live.update(screen(mesh, history), refresh=True)
+                        live.update(screen(mesh, history, console.height), refresh=True)
                     else:
                         console.print(screen(mesh, history))
                     updates += 1
@@ -75,17 +76,33 @@ def top(
             return
 
 
-def screen(mesh: MeshStatus, history: deque[float]) -> Group:
-    """The content of the screen."""
-    parts: list[Table | Panel | Text] = [_head(mesh), _tiers(mesh.tiers), _instances(mesh.instances)]
+def screen(mesh: MeshStatus, history: deque[float], lines: int | None = None) -> Group:
+    """The content of the screen. lines: that it has room for; of more instances, those to look at are shown."""
+    before: list[Table | Panel | Text] = [_head(mesh), _tiers(mesh.tiers)]
     if any(i.place is not None for i in mesh.instances):
-        parts.insert(2, _stages(mesh))
+        before.append(_stages(mesh))
+    after: list[Table | Panel | Text] = []
     if len(history) > 1:
         peak = max(*history, 1e-9)
         line = "".join(BARS[round(value / peak * (len(BARS) - 1))] for value in history)
-        parts.append(Text(f"tokens/s  {line}  now {history[-1]:.0f}, peak {peak:.0f}", style="cyan"))
-    parts += [Text(f"warning: {warning}", style="yellow") for warning in mesh.warnings]
-    return Group(*parts)
+        after.append(Text(f"tokens/s  {line}  now {history[-1]:.0f}, peak {peak:.0f}", style="cyan"))
+    after += [Text(f"warning: {warning}", style="yellow") for warning in mesh.warnings]
+    instances = mesh.instances
+    if lines is not None:
+        taken = len(console.render_lines(Group(*before, *after))) + 1  # the names of the columns
+        instances, rest = notable(instances, max(1, lines - taken))
+        if rest:
+            states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(i.state for i in rest).items()))
+            after.insert(0, Text(f"and {len(rest)} with less load: {states}", style="dim"))
+    return Group(*before, _instances(instances), *after)
+
+
+def notable(instances: Instances, lines: int) -> tuple[Instances, Instances]:
+    """The instances for so many lines, and the others, which take one of them: first those not ready, then the busiest."""
+    if len(instances) <= lines:
+        return instances, ()
+    order = sorted(instances, key=lambda i: (i.state == InstanceState.READY, -i.running - i.queued, i.instance_id))
+    return tuple(order[: lines - 1]), tuple(order[lines - 1 :])
 
 
 def _head(mesh: MeshStatus) -> Panel:

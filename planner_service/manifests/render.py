@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import penstock
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.question.site import ONE_GPU, Site
 from penstock.planner_service.routing.grading import REPLY_TOKENS
@@ -28,13 +29,9 @@ from penstock.types.planned import CascadePlan, PlannedTier
 PRIVATE_NETWORK = {"PENSTOCK_OPEN_ACCESS": "true", "PENSTOCK_ADMIN_HOST": "0.0.0.0"}
 """The compose file has neither keys nor certificates: only the network protects the services."""
 SGLANG_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "redis:7.4-alpine"
-# The images that docker-compose.yml builds.
-PENSTOCK_IMAGES = {
-    "router": "penstock-mesh-router:latest",
-    "planner": "penstock-mesh-planner:latest",
-    "judge": "penstock-mesh-worker:latest",
-    "worker": "penstock-mesh-worker:latest",
-}
+# The images that docker-compose.yml builds, by role.
+_IMAGES = {"router": "router", "planner": "planner", "judge": "worker", "worker": "worker"}
+PENSTOCK_IMAGES = {role: f"penstock-mesh-{image}:{penstock.__version__}" for role, image in _IMAGES.items()}
 GRPC_PORT, HTTP_PORT = 50051, 8000  # of our own image
 MESH_FILE = "/etc/penstock/mesh.yaml"
 GRADING_SHARE = 0.25  # of the places of a tier that grades

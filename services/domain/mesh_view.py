@@ -30,7 +30,8 @@ class MeshView:
 
     def __init__(self, keep_expired: Set[Role] = frozenset()) -> None:
         """keep_expired: roles whose instances are kept after their lease has expired, until the caller forgets them."""
-        self._entries: dict[str, _Entry] = {}  # sorted by instance id
+        self._entries: dict[str, _Entry] = {}
+        self._in_order = True  # by instance id, which a new one may not be
         self._expired = 0  # entries with an expired lease
         self._keep_expired = keep_expired
         self._plan: Plan | None = None
@@ -110,7 +111,8 @@ class MeshView:
         if entry is None or _membership(entry.record) != _membership(record):
             self.members_version += 1
         if entry is None:
-            self._entries = dict(sorted([*self._entries.items(), (record.instance_id, _Entry(record, now))]))
+            self._in_order = self._in_order and record.instance_id > next(reversed(self._entries), "")
+            self._entries[record.instance_id] = _Entry(record, now)
         else:
             entry.record, entry.heard_at = record, now
             self._renew(entry)
@@ -169,7 +171,7 @@ class MeshView:
 
     def loading(self, tier: str = "") -> list[InstanceRecord]:
         """Workers that load their model and do not serve yet, of a tier or of all."""
-        records = [e.record for e in self._entries.values() if e.record.tier and tier in ("", e.record.tier)]
+        records = [e.record for e in self._ordered() if e.record.tier and tier in ("", e.record.tier)]
         return [record for record in records if record.instance_id.removeprefix(LOADING) not in self._entries]
 
     def expired(self, role: Role | None = None) -> list[InstanceRecord]:
@@ -202,12 +204,19 @@ class MeshView:
     def heard_ago_s(self, instance_id: str, now: float) -> float:
         return now - self.heard_at_s(instance_id)
 
+    def _ordered(self) -> Iterable[_Entry]:
+        """All entries by instance id: sorted once after many new ones, of which a process that starts reads thousands."""
+        if not self._in_order:
+            self._entries = dict(sorted(self._entries.items()))
+            self._in_order = True
+        return self._entries.values()
+
     def _records(self, role: Role | None, *, expired: bool) -> list[InstanceRecord]:
         if expired and not self._expired:
             return []
         return [
             e.record
-            for e in self._entries.values()
+            for e in self._ordered()
             if e.expired is expired and (role is None or e.record.role is role) and not e.record.tier
         ]
 

@@ -1,5 +1,6 @@
 """The picture of the mesh: newest record wins, leases end, an outage of the store freezes it."""
 
+import random
 from dataclasses import replace
 
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
@@ -28,6 +29,21 @@ def test_a_newer_record_replaces_an_older_one_and_never_the_other_way() -> None:
     restarted = replace(WORKER, epoch=2.0, sequence=1)
     assert view.hear(restarted, 1.2)
     assert view.workers("small") == [restarted]
+
+
+def test_instances_are_in_order_of_their_ids_in_whatever_order_they_come_and_go() -> None:
+    view, draw, known = MeshView(), random.Random(1), set[str]()
+    view.connect([], PLAN, 0.0)
+    for number in draw.sample(range(1000), 200):
+        view.hear(replace(WORKER, instance_id=f"w{number}"), 0.0)
+        known.add(f"w{number}")
+        if number % 3 == 0:
+            gone = draw.choice(sorted(known))
+            view.forget(gone)
+            known.remove(gone)
+        if number % 2 == 0:
+            assert [record.instance_id for record in view.workers("small")] == sorted(known)
+    assert [record.instance_id for record in view.instances()] == sorted(known)
 
 
 def test_a_lease_ends_without_news() -> None:

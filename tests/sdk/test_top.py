@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from penstock import BurstChange, BurstStatus, Drafting, InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
+from penstock.cli import output
 from penstock.cli.top import screen
 from penstock.types.mesh_status import BurstReason, InstanceState
 
@@ -95,3 +96,26 @@ def test_a_router_of_several_processes_is_one_line_and_says_how_many_answer() ->
     with console.capture() as captured:
         console.print(screen(MeshStatus(*head), deque()))
     assert "processes 1" not in captured.get()
+
+
+def test_of_a_large_mesh_as_many_instances_are_drawn_as_fit_those_to_look_at_first() -> None:
+    """Whatever the screen's height, the rest is counted by its state, and nothing is below the last line."""
+    states = {700: InstanceState.EJECTED, 900: InstanceState.DRAINING}
+    instances = tuple(
+        InstanceStatus(
+            f"w{i:04}", "worker", "t", "h:1", "torch", states.get(i, InstanceState.READY), i % 997, 0, 0, 0, 0.0, 0.1
+        )
+        for i in range(1000)
+    )
+    found = MeshStatus("r", 3, True, 0.0, (), instances, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    for height in (14, 24, 50):
+        console = Console(width=output.console.width, height=height)
+        with console.capture() as captured:
+            console.print(screen(found, deque([1.0, 2.0]), height))
+        lines = captured.get().splitlines()
+        assert len(lines) == height
+        rows = [line.split()[0] for line in lines if line.strip().startswith("w")]
+        assert {"w0700", "w0900"} < {*rows}, "those that are not ready"
+        assert "w0996" in rows, "the busiest"
+        assert f"and {1000 - len(rows)} with less load: {1000 - len(rows)} ready" in captured.get()
+    assert "less load" not in drawn(None)
