@@ -9,6 +9,7 @@ from penstock.planner_service.live.replanner import Replanner, job_maker
 from penstock.planner_service.live.rescheduling import DriftRule
 from penstock.planner_service.live.servicer import SERVICE, PlannerServicer
 from penstock.planner_service.live.solver_pool import SolverPool
+from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.question_files import FileError, load_question
 from penstock.services.clock import SystemClock
@@ -41,7 +42,8 @@ async def compose(chassis: Chassis) -> None:
     scorers = [scorer.name for scorer in chassis.mesh.judge.scorers]
     clock = SystemClock()
     leadership = Leadership(chassis.redis, chassis.keys, chassis.instance_id, clock)
-    publisher = PlanPublisher(store, leadership, feed, seed, clock, chassis.mesh.planner.max_instances, scorers)
+    most, shapes = chassis.mesh.planner.max_instances, WorkerShapes(chassis.mesh)
+    publisher = PlanPublisher(store, leadership, feed, seed, clock, most, scorers, shapes=shapes)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(publisher)
     chassis.load = lambda: Load(leads=publisher.leads)

@@ -160,6 +160,7 @@ class StatusReader:
             drafting=load.drafting,
             loading=load.loading,
             leads=load.leads,
+            shape=model.shape if model is not None else "",
         )
 
     def _state(self, record: InstanceRecord) -> InstanceState:

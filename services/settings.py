@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.mesh_view import PULL_INTERVAL_S
 from penstock.services.field_problems import SettingsError, field_problems, joined
 from penstock.services.mesh_schema import MAX_PORT, MAX_ROUTER_PROCESSES, MeshFile, processes_problem
@@ -33,6 +34,9 @@ class ServiceSettings(BaseSettings):
     """The tier that a worker serves; required for workers."""
     worker_index: int = Field(default=0, ge=0)
     """Index of a worker in its tier: selects the GPUs and the port of its SGLang server."""
+    worker_shape: str = ""
+    """Shape of a worker, where it is not the mesh file's: `tp2pp1`, `tp4pp2ep4attndp2-h100`. `penstock up` sets it as the
+    plan says."""
     instance_id: str = ""
     """Unique name of this process in the mesh. Empty: derived from role, tier, host and process id."""
     sglang_endpoint: str = ""
@@ -138,6 +142,19 @@ class ServiceSettings(BaseSettings):
     def reachable_admin_host(self) -> str:
         """The host in the address of the administrative listener that this process tells others."""
         return (self.advertise_host or socket.gethostname()) if self.admin_host == "0.0.0.0" else self.admin_host
+
+    @property
+    def shape(self) -> ReplicaShape | None:
+        """The shape of a worker; None: the mesh file's.
+
+        Raises:
+            SettingsError: It is none; names PENSTOCK_WORKER_SHAPE.
+        """
+        try:
+            return ReplicaShape.named(self.worker_shape) if self.worker_shape else None
+        except ValueError as error:
+            fault = FieldProblem("PENSTOCK_WORKER_SHAPE", str(error))
+            raise SettingsError(joined([fault]), [fault]) from None
 
     def processes_of_router(self, mesh: MeshFile) -> int:
         """How many processes each router has.

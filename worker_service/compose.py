@@ -11,7 +11,7 @@ from penstock.services.domain.instances import ModelCard
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages import bidding
 from penstock.services.domain.stages.worth import move_s
-from penstock.services.extensions import engine_of, tier_problems
+from penstock.services.extensions import engine_of, tier_in_shape, tier_problems
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.runtime import Chassis
@@ -44,7 +44,8 @@ async def compose(chassis: Chassis) -> None:
     settings = chassis.settings
     if not settings.tier:
         raise SettingsError("PENSTOCK_TIER: required for a worker")
-    tier = chassis.mesh.tier(settings.tier)
+    tier = tier_in_shape(chassis.mesh, chassis.mesh.tier(settings.tier), settings.shape)
+    shape = engine_of(chassis.mesh, tier).shape(tier)
     engine = build_engine(chassis.mesh, tier, settings, chassis.loading)
     try:
         await engine.start()
@@ -146,6 +147,7 @@ async def compose(chassis: Chassis) -> None:
         reasoning_format=marks.name if (marks := engine.tokenizer.reasoning_format) is not None else "",
         kv_bytes_per_token=_kv_token_bytes(engine),
         gives_logprobs=Capability.LOGPROBS in info.capabilities,
+        shape=shape.name if shape is not None else "",
     )
     chassis.on_drain.append(replies.drained)
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)

@@ -4,8 +4,9 @@ from rich.table import Table
 
 from penstock.cli.output import console, print_json, seconds
 from penstock.cli.plan_report import burst_table
-from penstock.client.plans import Plan, Prediction
+from penstock.client.plans import Plan, Prediction, TierPlan
 from penstock.services.acceptance.pipeline import rule_lines
+from penstock.services.domain.hardware import ReplicaShape
 
 
 def show(plan: Plan, *, json: bool) -> None:
@@ -15,11 +16,14 @@ def show(plan: Plan, *, json: bool) -> None:
         return
     table = Table(title=f"plan {plan.revision} ({plan.source}{': ' + plan.note if plan.note else ''})")
     drafts = any(t.drafters for t in plan.tiers)
-    for name in ("tier", "model", "threshold", "instances", *(("drafters",) if drafts else ())):
+    shapes = [_shapes(tier) for tier in plan.tiers]
+    shaped = any(shapes)
+    more = (*(("shapes",) if shaped else ()), *(("drafters",) if drafts else ()))
+    for name in ("tier", "model", "threshold", "instances", *more):
         table.add_column(name)
-    for t in plan.tiers:
-        drafters = (", ".join(t.drafters) or "-",) if drafts else ()
-        table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances), *drafters)
+    for t, shape in zip(plan.tiers, shapes, strict=True):
+        last = (*((shape or "-",) if shaped else ()), *((", ".join(t.drafters) or "-",) if drafts else ()))
+        table.add_row(t.name, t.model, "-" if t.threshold is None else f"{t.threshold:g}", str(t.instances), *last)
     console.print(table)
     for line in rule_lines(plan, None):
         console.print(line, highlight=False)
@@ -28,6 +32,13 @@ def show(plan: Plan, *, json: bool) -> None:
     if plan.prediction is not None:
         console.print(f"predicted: {predicted_words(plan.prediction)}; workload {plan.prediction.workload_digest}")
     console.print(f"scorer {plan.scorer or '(the default)'}, judge unavailable: {plan.judge_unavailable}")
+
+
+def _shapes(tier: TierPlan) -> str:
+    """`2 x TP=2, 1 x TP=4`; empty where each worker has one GPU, of any type, or none."""
+    plain = {ReplicaShape(1, 1)}
+    groups = [(group.count, ReplicaShape.of(group)) for group in tier.replicas]
+    return "" if {shape for _, shape in groups} <= plain else ", ".join(f"{n} x {shape}" for n, shape in groups)
 
 
 def predicted_words(prediction: Prediction) -> str:

@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from penstock.cli.output import console
 from penstock.client.plans import Plan, TierPlan
 from penstock.services.domain.plans import same_model, same_models
+
+if TYPE_CHECKING:
+    from penstock.services.domain.rolling import Kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ def other_drafters(current: Plan, planned: Sequence[PlannedTier]) -> str:
     return "; ".join(different)
 
 
-def show(console: Console, current: Plan, planned: Sequence[PlannedTier]) -> None:
+def show(to: Console, current: Plan, planned: Sequence[PlannedTier]) -> None:
     """Print a table of the current plan and the changes to it."""
     table = Table(title=f"changes to plan {current.revision}", title_justify="left")
     drafts = any(tier.drafters for tier in current.tiers) or any(tier.drafters for tier in planned)
@@ -72,7 +77,32 @@ def show(console: Console, current: Plan, planned: Sequence[PlannedTier]) -> Non
             "-" if new is None or new.gpus is None else str(new.gpus),
             _change(old.threshold if old else None, new.threshold if new else None),
         )
-    console.print(table)
+    to.print(table)
+
+
+def show_rolls(before: Plan, after: Plan) -> None:
+    """Print which workers replace which, in order, where a plan changes their shapes."""
+    from penstock.services.domain.rolling import Roll, roll_steps, step_text
+
+    roll = Roll(_kinds(before), _kinds(after), {})
+    if {(kind.tier, kind.shape) for kind in roll.running} >= {(kind.tier, kind.shape) for kind in roll.target}:
+        return
+    console.print("Workers are replaced where `penstock up` places them:")
+    for number, step in enumerate(roll_steps(roll), 1):
+        console.print(
+            f"{number}. {step_text(step, [tier.name for tier in after.tiers])}", highlight=False, soft_wrap=True
+        )
+    console.print("Where too few GPUs are free, old ones stop first, those that a tier misses least.", soft_wrap=True)
+
+
+def _kinds(plan: Plan) -> "Kinds":
+    from penstock.services.domain.hardware import ReplicaShape
+    from penstock.services.domain.rolling import Kinds, ReplicaKind
+
+    kinds = Kinds()
+    for i, tier in enumerate(plan.tiers):
+        kinds.update({ReplicaKind(i, ReplicaShape.of(group)): group.count for group in tier.replicas})
+    return kinds
 
 
 def _drafters(old: TierPlan | None, new: PlannedTier | None) -> str:

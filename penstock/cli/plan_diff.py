@@ -87,9 +87,7 @@ def _json(figures: list[dict[str, Any]], move: "PlanMove") -> dict[str, Any]:
 
 
 def _replicas(one: Any) -> dict[str, Any]:
-    from penstock.planner_service.planning.plan_report import replica_group
-
-    return {"tier": one.tier, **asdict(replica_group(one.shape, one.count))}
+    return {"tier": one.tier, **asdict(one.shape.times(one.count))}
 
 
 def _thresholds(figures: list[dict[str, Any]]) -> list[list[float | None]]:
@@ -166,10 +164,10 @@ def _changed_words(figures: list[dict[str, Any]]) -> str:
 
 
 def _groups(tier: dict[str, Any]) -> str:
-    from penstock.planner_service.api import shape_of
+    from penstock.services.domain.hardware import ReplicaShape
     from penstock.types.deployments import ReplicaGroup
 
-    groups = (f"{group['count']} x {shape_of(ReplicaGroup(**group))}" for group in tier["replicas"])
+    groups = (f"{group['count']} x {ReplicaShape.of(ReplicaGroup(**group))}" for group in tier["replicas"])
     return "; ".join(groups) or ("remote" if tier.get("remote") else "-")
 
 

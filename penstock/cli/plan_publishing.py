@@ -15,11 +15,15 @@ from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, Prediction, Stage, TierPlan
 from penstock.services.acceptance.pipeline import of_plan
 from penstock.services.acceptance.pipeline import served as served_rules
+from penstock.types.deployments import ReplicaGroup
 
 if TYPE_CHECKING:
     from penstock.planner_service.codecs.plan_file import PlanFile
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Publish the plan although it was made for other models.")]
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Publish the plan although it was made for other models; workers keep their shapes."),
+]
 
 
 @needs_extra("plan apply", "planner")
@@ -30,7 +34,7 @@ def apply(
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
-    """Publish a plan file: the mesh adopts its thresholds and instance counts.
+    """Publish a plan file: the mesh adopts its thresholds, and the counts and shapes of its workers.
 
     A plan for models that the mesh does not serve is refused.
     """
@@ -58,7 +62,9 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
         if not (quiet or json):
             plan_changes.show(console, current, planned)
         changed = [
-            dataclasses.replace(with_values(before, threshold, count), **_said(file, served_rules(tier)))
+            dataclasses.replace(
+                with_values(before, threshold, count, () if force else tier.replicas), **_said(file, served_rules(tier))
+            )
             for before, tier, (threshold, count) in zip(current.tiers, plan.tiers, served, strict=True)
         ]
         if all(tier.early_checks is None for tier in plan.tiers):
@@ -85,6 +91,8 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
         )
     if not quiet:
         mesh_plan.show(published, json=json)
+    if not (quiet or json):
+        plan_changes.show_rolls(current, published)
 
 
 def _said(file: "PlanFile", rules: dict[str, Any]) -> dict[str, Any]:
@@ -117,8 +125,13 @@ def _without_unfit_checks(current: Plan, changed: Sequence[TierPlan], *, is_with
     return tiers
 
 
-def with_values(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
-    """The tier with new values. Its length stages keep their ranges, and share the instances as before."""
+def with_values(
+    tier: TierPlan, threshold: float | None, instances: int, replicas: Sequence[ReplicaGroup] = ()
+) -> TierPlan:
+    """The tier with new values. Its length stages keep their ranges, and share the instances as before.
+
+    replicas: the instances by their shapes; empty: of the shape that they have.
+    """
     from penstock.services.domain.stages.places import with_instances
     from penstock.types.plans import Stage as PlannedStage
 
@@ -129,7 +142,8 @@ def with_values(tier: TierPlan, threshold: float | None, instances: int) -> Tier
             f"{tier.name} has fewer instances ({instances}) than length stages ({len(planned)}): they are removed"
         )
     stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in shared)
-    return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
+    replicas = tuple(replicas) or tier.replicas
+    return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages, replicas=replicas)
 
 
 def refuse_other_models(current: Plan, planned: list[PlannedTier], *, force: bool) -> None:

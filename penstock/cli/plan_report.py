@@ -127,11 +127,11 @@ def _strategy_words(tier: PlannedTier) -> str:
 
 def strategy_of(tier: PlannedTier) -> str:
     """`(DP=2, TP=4), (TP=8)`; `remote` for a tier that an API serves."""
-    from penstock.planner_service.api import shape_of
+    from penstock.services.domain.hardware import ReplicaShape
 
     if tier.remote is not None:
         return "remote"
-    groups = (f"({f'DP={one.count}, ' if one.count > 1 else ''}{shape_of(one)})" for one in tier.replicas)
+    groups = (f"({f'DP={one.count}, ' if one.count > 1 else ''}{ReplicaShape.of(one)})" for one in tier.replicas)
     return ", ".join(groups) or "-"
 
 

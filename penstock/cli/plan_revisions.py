@@ -10,6 +10,10 @@ from penstock.cli import mesh_plan, options, plan_changes, targets
 from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, tier_counts
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.plan_publishing import ForceOption, refuse_other_models, with_values
+from penstock.client import PlannerClient
+from penstock.client.plans import Plan
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types.deployments import ReplicaGroup
 
 
 def show(
@@ -39,14 +43,18 @@ def set_(
             "--instances", help="TIER=COUNT: number of workers; `penstock up` starts or stops workers accordingly."
         ),
     ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help="TIER=SHAPE: of its workers, such as tp2pp1; `penstock up` replaces them."),
+    ] = None,
     scorer: Annotated[str | None, typer.Option("--scorer", help="Scorer of the judge.")] = None,
     note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
     """Publish the current plan with some values changed. Routers adopt it at once; no request is dropped."""
-    if not threshold and not instances and scorer is None:
-        fail("nothing to change: give --threshold, --instances or --scorer", 2)
+    if not threshold and not instances and not shapes and scorer is None:
+        fail("nothing to change: give --threshold, --instances, --shape or --scorer", 2)
     changes = {}
     for option in threshold or []:
         tier, _, value = option.partition("=")
@@ -56,15 +64,19 @@ def set_(
             fail(f"--threshold {option}: must be TIER=SCORE", 2)
         if not 0 <= changes[tier] <= 100:
             fail(f"--threshold {option}: a score must be from 0 to 100", 2)
-    counts = tier_counts("--instances", instances or [])
+    counts, groups = tier_counts("--instances", instances or []), _shapes(shapes or [])
     listeners = targets.resolve_admin(admin)
     with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
         plan = planner.get_plan()
-        unknown = {*changes, *counts} - {t.name for t in plan.tiers}
+        unknown = {*changes, *counts, *groups} - {t.name for t in plan.tiers}
         if unknown:
             fail(f"no tier {', '.join(sorted(unknown))}", 2)
+        several = [t.name for t in plan.tiers if t.name in counts and t.name not in groups and len(t.replicas) > 1]
+        if several:
+            fail(f"--instances {several[0]}: its workers have several shapes: give --shape, too", 2)
         tiers = tuple(
-            with_values(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances)) for t in plan.tiers
+            with_values(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances), groups.get(t.name, ()))
+            for t in plan.tiers
         )
         changed = dataclasses.replace(
             plan,
@@ -73,11 +85,11 @@ def set_(
             source="operator",
             note=note,
             prediction=None,
-            burst=None if changes or counts else plan.burst,
+            burst=None if changes or counts or groups else plan.burst,
         )
         if changed.burst is not plan.burst:
             errors.print("The burst ladder was planned for other thresholds or instances: it is removed")
-        mesh_plan.show(planner.set_plan(changed, expected_revision=plan.revision), json=json)
+        _publish(planner, changed, plan, json=json)
 
 
 def history(
@@ -139,4 +151,24 @@ def rollback(
             plan_changes.show(console, current, tiers)
         same = tuple(dataclasses.replace(t, drafters=()) for t in earlier.tiers)  # the planner knows what workers load
         plan = dataclasses.replace(earlier, tiers=same, source="rollback", note=note or f"to plan {target_revision}")
-        mesh_plan.show(planner.set_plan(plan, expected_revision=current.revision), json=json)
+        _publish(planner, plan, current, json=json)
+
+
+def _publish(planner: PlannerClient, plan: Plan, current: Plan, *, json: bool) -> None:
+    """Publish a plan after the current one; show it, and which workers it replaces."""
+    published = planner.set_plan(plan, expected_revision=current.revision)
+    mesh_plan.show(published, json=json)
+    if not json:
+        plan_changes.show_rolls(current, published)
+
+
+def _shapes(values: list[str]) -> dict[str, tuple[ReplicaGroup]]:
+    """The TIER=SHAPE values of `--shape`."""
+    groups = {}
+    for value in values:
+        tier, _, name = value.partition("=")
+        try:
+            groups[tier] = (ReplicaShape.named(name).times(1),)  # the planner knows how many
+        except ValueError as error:
+            fail(f"--shape {value}: {error}", 2)
+    return groups

@@ -19,6 +19,8 @@ BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
 MAX_INTERVAL_S = 86_400.0
 Instances = tuple[InstanceStatus, ...]
+ONE_GPU = "tp1pp1"
+"""The shape of workers with one GPU at most."""
 
 
 def status(admin: targets.Admin = None, json: targets.Json = False) -> None:
@@ -188,7 +190,9 @@ def _drafted(tier: TierStatus) -> str:
 def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
     staged = any(i.place is not None for i in instances)
     drafting = any(i.drafting is not None for i in instances)
-    table = _table("instance", *(("tier", "address") if _wide() else ()), *(("lengths",) if staged else ()), "state",
+    shaped = not {i.shape for i in instances} <= {"", ONE_GPU}
+    table = _table("instance", *(("tier", "address") if _wide() else ()), *(("shape",) if shaped else ()),
+                   *(("lengths",) if staged else ()), "state",
                    "running", "queued", "KV", "tokens/s", *(("drafted by", "accepted") if drafting else ()),
                    "age")  # fmt: skip
     styles = {"ready": "green", "draining": "yellow", "ejected": "red", "loading": "yellow"}
@@ -198,6 +202,7 @@ def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
         table.add_row(
             f"{i.instance_id} ({i.processes} processes)" if i.processes > 1 else i.instance_id,
             *((i.tier or "-", i.address) if _wide() else ()),
+            *((i.shape or "-",) if shaped else ()),
             *((_lengths(i),) if staged else ()),
             f"[{styles.get(i.state, 'red')}]{i.state}{_more_of_state(i)}[/]",
             str(i.running) if worker else "-",

@@ -1,14 +1,15 @@
 """A mesh on this machine: Redis and services as supervised processes, in a folder with their logs."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.client import AsyncClient, PenstockError, Tls
 from penstock.local import redis_server
+from penstock.local.gpus import tier_gpus
 from penstock.placement.mesh import Addresses, MeshFailed, PlacedMesh
 from penstock.placement.mesh_input import MeshOptions
-from penstock.placement.processes import MeshProcess, mesh_processes, service_spec
+from penstock.placement.processes import MeshProcess, mesh_processes, service_spec, tier_of
 from penstock.placement.running_mesh import RunningMesh
 from penstock.placement.start import Progress
 from penstock.services.background import end, supervise
@@ -25,14 +26,24 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LocalPlacer:
-    """Runs processes on this machine, as a watcher's children. spec_of: how a process is run."""
+    """Runs processes on this machine, as a watcher's children. spec_of: how a process is run.
+
+    gpus: how many each tier may use; its workers take the next ones by their number.
+    """
 
     watcher: Watcher
     spec_of: Callable[[MeshProcess], ProcessSpec]
+    gpus: Mapping[str, int]
 
     @property
     def names(self) -> Sequence[str]:
         return [name for name in self.watcher.watched if name != "redis"]
+
+    def pool_of(self, process: MeshProcess) -> str:
+        return tier_of(process.name)
+
+    async def rooms(self) -> Mapping[str, float]:
+        return self.gpus
 
     async def start(self, process: MeshProcess) -> None:
         await self.watcher.start(self.spec_of(process))
@@ -79,7 +90,7 @@ class LocalMesh(RunningMesh):
         self._metrics_ports: dict[str, int] = {}
         self.watcher, self.view = Watcher(), MeshView()
         self.processes = mesh_processes(self.mesh, router_processes, any_ports=options.any_ports)
-        self._placer = LocalPlacer(self.watcher, self.spec_of)
+        self._placer = LocalPlacer(self.watcher, self.spec_of, tier_gpus(self.mesh))
         self._placed = PlacedMesh(self.mesh, self.processes, self._placer, self.view, router_processes=router_processes)
         self._redis_urls: dict[str, str] = {}
 

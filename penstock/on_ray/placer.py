@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
-from penstock.on_ray.resources import actor_options, bundles
+from penstock.on_ray.resources import actor_options, bundles, rooms
 from penstock.on_ray.shared import NAMESPACE
 from penstock.on_ray.supervisor import Supervisor
 from penstock.placement.processes import STOP_ORDER, STOP_S, MeshProcess, role_of
@@ -39,6 +39,12 @@ class RayPlacer:
         actors = ray.util.list_named_actors(all_namespaces=True)
         names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
         return sorted(name.partition("/")[2] for name in names if name.startswith(f"{self._mesh}/"))
+
+    def pool_of(self, process: MeshProcess) -> str:
+        return process.gpu_type
+
+    async def rooms(self) -> Mapping[str, float]:
+        return rooms(await asyncio.to_thread(ray.nodes))
 
     async def start(self, process: MeshProcess) -> None:
         """Start a process, or find the actor that runs it already."""

@@ -1,6 +1,7 @@
 """What the actors of a mesh ask of Ray's scheduler. No I/O."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.placement.processes import MeshProcess
@@ -28,6 +29,15 @@ def actor_options(process: MeshProcess) -> dict[str, Any]:
         "resources": resources,
         "scheduling_strategy": "SPREAD",
     }
+
+
+def rooms(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The GPUs of nodes that are alive, by each resource that says what a node is, and of all. nodes: as Ray lists them."""
+    gpus = Counter[str]()
+    for node in nodes:
+        resources: Mapping[str, float] = node["Resources"] if node["Alive"] else {}
+        gpus.update({name: resources.get("GPU", 0) for name in {"", *resources} - {"CPU", "GPU", "memory"}})
+    return dict(gpus)
 
 
 def bundles(processes: Iterable[MeshProcess]) -> list[dict[str, float]]:

@@ -1,26 +1,25 @@
 """A mesh whose processes a back end places: started, and kept as its plan says.
 
-If a new plan changes the number of workers of a tier, workers are started, and surplus ones are stopped once the new ones are
-ready and their own requests have finished.
+If a new plan changes the number of workers of a tier, or their shape, workers are started, and surplus ones are stopped once
+the new ones are ready and their own requests have finished; `services.domain.rolling` has the order.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from penstock.placement.processes import (
     MeshProcess,
     expected_instances,
-    missing_workers,
-    surplus_workers,
-    worker_counts,
 )
 from penstock.placement.start import Progress
+from penstock.placement.workers import Workers
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.mesh_view import MeshView
+from penstock.services.domain.rolling import Roll, next_moves, roll_steps, step_text
 from penstock.services.mesh_schema import MeshFile
 from penstock.types.mesh_status import Loading
 
@@ -39,6 +38,12 @@ class Placer(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """The processes that were started and not stopped, in the order of their start."""
+
+    def pool_of(self, process: MeshProcess) -> str:
+        """The GPUs that a worker takes its own from: a key of `rooms`."""
+
+    async def rooms(self) -> Mapping[str, float]:
+        """How many GPUs there are, by pool; a pool that is missing has enough."""
 
     async def start(self, process: MeshProcess) -> None:
         """Start a process and keep it running: after a crash it is started again, with a delay."""
@@ -93,6 +98,7 @@ class PlacedMesh:
         """processes: what the mesh file describes. router_processes: of each router."""
         self._mesh, self._processes, self._placer, self._view = mesh, processes, placer, view
         self._expected = expected_instances(processes, router_processes)
+        self._workers = Workers(mesh, placer.pool_of)
         self.changed = asyncio.Event()
 
     def progress(self) -> Progress:
@@ -140,25 +146,28 @@ class PlacedMesh:
             died.cancel()
 
     async def follow(self) -> NoReturn:
-        """Start and stop workers as each new plan says, forever: new ones first."""
+        """Start and stop workers as each new plan says, forever."""
+        logged: Roll | None = None
         while True:
             self.changed.clear()
             if self._view.plan is None:  # Redis has lost it: the planner brings it back
                 await self.changed.wait()
                 continue
-            counts = worker_counts(self._mesh, self._view.plan)
-            for process in missing_workers(self._mesh, counts, self._placer.names):
-                _log.info("the plan has more workers: starting %s", process.name)
+            names, workers = self._placer.names, self._workers
+            target = workers.target(self._view.plan)
+            roll = Roll(workers.running(names), target, await self._placer.rooms())
+            if roll.running != target and (logged is None or logged.target != target):
+                for number, step in enumerate(roll_steps(roll), 1):
+                    _log.info("plan %d, step %d: %s", self._view.plan.revision, number, step_text(step, workers.tiers))
+                logged = roll
+            ready = workers.ready(self._view.instances(Role.WORKER), roll.running)
+            starts, stops = next_moves(roll, ready)
+            for process in workers.started(starts, names):
                 await self._placer.start(process)
-            surplus = surplus_workers(counts, self._placer.names)
-            if surplus and all(self._serving(tier) >= count for tier, count in counts.items()):
-                _log.info("the plan has fewer workers: stopping %s", ", ".join(surplus))
-                await self._placer.stop(surplus)
-                continue
-            await self.changed.wait()
-
-    def _serving(self, tier: str) -> int:
-        return len(self._view.workers(tier))
+            if stops:
+                await self._placer.stop(workers.stopped(stops, names))
+            if not (starts or stops):
+                await self.changed.wait()
 
 
 def _service(record: InstanceRecord) -> str:

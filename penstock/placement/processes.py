@@ -1,15 +1,14 @@
 """What should run for a mesh file and its plan. No I/O."""
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.services.extensions import engine_of
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.extensions import engine_of, tier_in_shape
 from penstock.services.mesh_schema import MeshFile
 from penstock.services.processes import ProcessSpec
-from penstock.types.plans import Plan
 
 STOP_ORDER = {"router": 1, "worker": 2, "judge": 2, "planner": 3, "redis": 9}
 """By role: lower ones are stopped first."""
@@ -39,8 +38,8 @@ def role_of(name: str) -> str:
 
 
 def tier_of(name: str) -> str:
-    """The tier of a process named `worker-<tier>-<number>`; empty for other processes."""
-    kind, _, rest = name.partition("-")
+    """The tier of a process named `worker-<tier>-<number>` or `worker-<tier>-<number>@<shape>`; empty for other processes."""
+    kind, _, rest = name.partition("@")[0].partition("-")
     return rest.rpartition("-")[0] if kind == "worker" else ""
 
 
@@ -63,39 +62,24 @@ def mesh_processes(mesh: MeshFile, router_processes: int, *, any_ports: bool = F
     return processes
 
 
-def worker(mesh: MeshFile, tier_name: str, index: int) -> MeshProcess:
-    """A worker of a tier. index: from 0."""
+def worker(mesh: MeshFile, tier_name: str, index: int, shape: ReplicaShape | None = None) -> MeshProcess:
+    """A worker of a tier. index: from 0. shape: None: as the mesh file has them."""
     tier = mesh.tier(tier_name)
+    shaped, name = tier_in_shape(mesh, tier, shape), f"worker-{tier.name}-{index}"
     env = {"PENSTOCK_TIER": tier.name, "PENSTOCK_WORKER_INDEX": str(index), "OMP_NUM_THREADS": str(tier.threads)}
-    gpus = engine_of(mesh, tier).gpu_count(tier)
-    return MeshProcess(f"worker-{tier.name}-{index}", env, tier.threads, gpus, tier.gpu_type if gpus else "")
+    if shaped is not tier and shape is not None:
+        name, env = f"{name}@{shape.name}", {**env, "PENSTOCK_WORKER_SHAPE": shape.name}
+    gpus = engine_of(mesh, shaped).gpu_count(shaped)
+    return MeshProcess(name, env, tier.threads, gpus, shaped.gpu_type if gpus else "")
 
 
 def process_named(name: str, mesh: MeshFile, described: Sequence[MeshProcess]) -> MeshProcess:
     """The process of a name. described: by the mesh file; other names are of workers that a plan has added."""
     known = next((process for process in described if process.name == name), None)
-    return known or worker(mesh, tier_of(name), int(name.rpartition("-")[2]))
-
-
-def worker_counts(mesh: MeshFile, plan: Plan) -> dict[str, int]:
-    """The number of workers of each tier: the plan's, or the mesh file's of a tier that the plan does not have."""
-    planned = {tier.name: tier.instances for tier in plan.tiers}
-    return {tier.name: planned.get(tier.name, tier.workers) for tier in mesh.tiers}
-
-
-def missing_workers(mesh: MeshFile, counts: Mapping[str, int], running: Sequence[str]) -> list[MeshProcess]:
-    """The workers to start, with the lowest free indexes. running: names of processes."""
-    missing = []
-    for tier, count in counts.items():
-        names = set(of_tier(running, tier))
-        free = (i for i in itertools.count() if f"worker-{tier}-{i}" not in names)
-        missing += [worker(mesh, tier, i) for i in itertools.islice(free, max(0, count - len(names)))]
-    return missing
-
-
-def surplus_workers(counts: Mapping[str, int], running: Sequence[str]) -> list[str]:
-    """The workers to stop, the last started ones of each tier. running: names, in the order of their start."""
-    return [name for tier, count in counts.items() for name in of_tier(running, tier)[count:]]
+    if known is not None:
+        return known
+    numbered, _, shape = name.partition("@")
+    return worker(mesh, tier_of(name), index_of(numbered), ReplicaShape.named(shape) if shape else None)
 
 
 def expected_instances(processes: Sequence[MeshProcess], router_processes: int) -> dict[str, int]:
@@ -105,6 +89,11 @@ def expected_instances(processes: Sequence[MeshProcess], router_processes: int) 
         kind = f"worker {tier_of(process.name)}" if process.role == "worker" else process.role
         kinds[kind] = kinds.get(kind, 0) + (router_processes if process.role == "router" else 1)
     return {kind: count for kind, count in kinds.items() if count}
+
+
+def index_of(name: str) -> int:
+    """The number of a process in its name."""
+    return int(name.partition("@")[0].rpartition("-")[2])
 
 
 def service_spec(process: MeshProcess, environment: Mapping[str, str], log: Path) -> ProcessSpec:

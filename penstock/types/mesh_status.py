@@ -75,7 +75,8 @@ class InstanceStatus:
 
     processes: that serve under this id and address; 1 but for routers of several processes. admin_address: of its
     administrative listener. drafting: None of a worker without drafting models. loading: of a worker that loads.
-    leads: of several planners, the one that plans again, and restores the plan.
+    leads: of several planners, the one that plans again, and restores the plan. shape: of a worker, as in plans; empty where
+    it is not the mesh that decides.
     """
 
     instance_id: str
@@ -96,6 +97,7 @@ class InstanceStatus:
     drafting: Drafting | None = None
     loading: Loading | None = None
     leads: bool = False
+    shape: str = ""
 
 
 @dataclass(frozen=True, slots=True)

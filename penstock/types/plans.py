@@ -4,12 +4,14 @@ import enum
 from dataclasses import astuple, dataclass
 from typing import Annotated
 
+from penstock.types.deployments import ReplicaGroup
 from penstock.types.limits import MAX_TIERS, AtMost
 from penstock.types.ranges import COUNT, NOT_NEGATIVE, SCORE, Within
 from penstock.types.rules import BurstLadder, PlanRules, TierRules
 
 MAX_STAGES = 1_024  # of one tier; each has at least one instance
 MAX_INSTANCES = 100_000
+MAX_SHAPES = 64  # of the workers of one tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class TierPlan(TierRules):
     """One tier. threshold: from 0 to 100; None for the last tier, whose answers are always accepted.
 
     stages: the length stages; without any, every instance serves all lengths. qoe: the QoE model by which stages are planned
-    and refined. drafters: the models that draft in its workers, by the mesh file; no plan changes them.
+    and refined. drafters: the models that draft in its workers, by the mesh file; no plan changes them. replicas: the
+    instances by their shapes; of a plan without any, the planner fills in the mesh file's. Empty where it is not the mesh
+    that decides, as of endpoints.
     """
 
     name: str
@@ -60,6 +64,7 @@ class TierPlan(TierRules):
     stages: Annotated[tuple[Stage, ...], AtMost(MAX_STAGES, "stages")] = ()
     qoe: QoeModel | None = None
     drafters: Annotated[tuple[str, ...], AtMost(MAX_TIERS, "models")] = ()
+    replicas: Annotated[tuple[ReplicaGroup, ...], AtMost(MAX_SHAPES, "shapes")] = ()
 
 
 @dataclass(frozen=True, slots=True)

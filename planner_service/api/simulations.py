@@ -21,7 +21,7 @@ from penstock.question_files import load_cluster, load_models, load_quality
 from penstock.services.acceptance.pipeline import OF_TIERS, of_plan, served, tier_problems
 from penstock.services.domain.errors import InvalidRequest, invalid
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.types.deployments import DeployedTier, Deployment, ReplicaGroup
+from penstock.types.deployments import DeployedTier, Deployment
 from penstock.types.planned import CascadePlan
 from penstock.types.planning import JudgedPrompts, PlanningQuestion, PlanOptions, Trace
 from penstock.types.problems import FieldProblem
@@ -162,13 +162,9 @@ def deployment_of(plan: CascadePlan) -> Deployment:
     return Deployment(tuple(tiers), plan.dispatch, **of_plan(plan))
 
 
-def shape_of(group: ReplicaGroup) -> ReplicaShape:
-    return ReplicaShape(group.tp, group.pp, group.gpu, group.ep, group.attn_dp)
-
-
 def shapes_of(deployment: Deployment) -> Shapes:
     """(shape, count) of the replicas of each tier."""
-    return tuple(tuple((shape_of(group), group.count) for group in tier.replicas) for tier in deployment.tiers)
+    return tuple(tuple((ReplicaShape.of(group), group.count) for group in tier.replicas) for tier in deployment.tiers)
 
 
 def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Site) -> tuple[Strategy, ...]:

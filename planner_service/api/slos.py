@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files import site_of, workload_of
-from penstock.planner_service.planning.plan_report import replica_group
 from penstock.planner_service.question.demand import stretch_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.slo_classes import ClassAttainment, WorkloadClass, check_classes
@@ -77,7 +76,7 @@ def capacity(
     return Capacity(
         name,
         result.gpus,
-        (replica_group(result.replica.shape, result.replicas),),
+        (result.replica.shape.times(result.replicas),),
         work.rate_per_s,
         attainment,
         result.attainment,

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import NoReturn
 
+from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.services.background import end, supervise
 from penstock.services.clock import Clock
 from penstock.services.domain.errors import InvalidRequest, Unavailable
@@ -41,10 +42,12 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         clock: Clock,
         max_instances: int,
         scorers: Collection[str] = (),
+        *,
+        shapes: WorkerShapes,
     ) -> None:
         """scorers: those that the mesh's judge has; a plan may name one of them, or none."""
         self._store, self._leadership, self._feed, self._seed, self._clock = store, leadership, feed, seed, clock
-        self._max_instances, self._scorers = max_instances, scorers
+        self._max_instances, self._scorers, self.shapes = max_instances, scorers, shapes
         self._seeded = False
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -80,11 +83,13 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         Raises:
             NotLeading: another planner leads.
             InvalidRequest: a tier has more instances than may be, none has any, or the plan names a scorer that the
-                judge does not have, or drafters that workers do not load.
+                judge does not have, or drafters that workers do not load, or shapes that they cannot have.
             RevisionConflict: another plan than `expected` is current.
             StateUnavailable: Redis cannot be reached.
         """
+        tiers = [self.shapes.filled(tier) for tier in plan.tiers]
         problems = [*self._too_many(plan), *self._other_drafters(plan)]
+        problems += [p for i, tier in enumerate(tiers) for p in self.shapes.problems(tier, f"plan.tiers[{i}]")]
         nobody = not any(tier.instances for tier in plan.tiers)
         if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
             problems.append(FieldProblem("plan.tiers", "no tier has an instance: no request could be answered"))
@@ -95,7 +100,7 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
             raise InvalidRequest(*problems)
         stamped = dataclasses.replace(
             plan,
-            tiers=tuple(dataclasses.replace(tier, drafters=self._drafters(tier.name)) for tier in plan.tiers),
+            tiers=tuple(dataclasses.replace(tier, drafters=self._drafters(tier.name)) for tier in tiers),
             source=plan.source or "operator",
             created_at=self._clock.wall(),
             input_digest=plan.input_digest or self._seed.input_digest,

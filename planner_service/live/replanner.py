@@ -128,7 +128,7 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 if not isinstance(answer, CascadePlan):
                     _log.warning("no plan for the new workload: %s", getattr(answer, "reason", ""))
                     continue
-                plan = _follow_up(before, answer, drift)
+                plan = self._in_shapes(_follow_up(before, answer, drift), answer)
                 plan = await self._with_stages(plan, [pb.PlanStagesRequest.FromString(each) for each in traced])
                 if plan.tiers == before.tiers:
                     _log.info("planned again: plan %d is still the best", before.revision)
@@ -136,6 +136,16 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
                 await self._publisher.publish(plan, expected=before.revision, leading=True)
             except PenstockError as error:
                 _log.warning("not planned again: %s", error)
+
+    def _in_shapes(self, plan: Plan, planned: CascadePlan) -> Plan:
+        """The plan with the shapes that were found, where the tiers' engines have them."""
+        tiers = [
+            dataclasses.replace(tier, replicas=searched.replicas)
+            if self._publisher.shapes.taken(tier.name, searched.replicas)
+            else tier
+            for tier, searched in zip(plan.tiers, planned.tiers, strict=True)
+        ]
+        return dataclasses.replace(plan, tiers=tuple(map(self._publisher.shapes.filled, tiers)))
 
     async def _with_stages(self, plan: Plan, traced: Sequence[pb.PlanStagesRequest]) -> Plan:
         """The plan with the length stages that pay against those it has, by a replay of what reaches each tier.

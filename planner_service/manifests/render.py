@@ -21,7 +21,7 @@ from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.chart import SERVER_PORT, dns_name
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
-from penstock.services.extensions import engine_of
+from penstock.services.extensions import engine_of, tier_in_shape
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.planned import CascadePlan, PlannedTier
@@ -37,10 +37,6 @@ MESH_FILE = "/etc/penstock/mesh.yaml"
 GRADING_SHARE = 0.25  # of the places of a tier that grades
 START_S = 1800  # a large model is loaded for so long
 MIXED_CHUNKS = "--enable-mixed-chunk"  # as steps are simulated
-EXPERT_BACKEND = (
-    "--moe-a2a-backend",
-    "deepep",
-)  # without one, SGLang with --ep-size still gathers all tokens on all GPUs
 
 Manifest = dict[str, Any]
 
@@ -74,10 +70,7 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
                 raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")
             # as few nodes as hold equal numbers of stages
             nodes = next(n for n in range(1, shape.pp + 1) if shape.pp % n == 0 and shape.gpus // n <= room)
-            name = f"{dns_name(site.tiers[tier])}-tp{shape.tp}pp{shape.pp}"
-            name += f"ep{shape.ep}" if shape.ep > 1 else ""
-            name += f"attndp{shape.attn_dp}" if shape.attn_dp > 1 else ""
-            name += f"-{dns_name(shape.gpu)}" if shape.gpu else ""
+            name = dns_name(f"{site.tiers[tier]}-{shape.name}")
             result.append(Group(tier, name, shape, count, nodes, shape.gpus // nodes, drafts))
     return result
 
@@ -184,18 +177,15 @@ def tier_of(mesh: Manifest, site: Site, group: Group) -> MeshTier:
         InvalidRequest: Its engine runs a replica on one GPU.
     """
     tier: Manifest = mesh["tiers"][group.tier]
-    shape = group.shape
+    shape, whole = group.shape, MeshFile.model_validate(mesh)
     if tier.get("engine") != "sglang":
         if shape.gpus > 1:
             raise invalid(f"tiers[{group.tier}].engine", f"must be sglang: the plan has replicas of {shape.gpus} GPUs")
-        return MeshTier.model_validate(tier)
+        return whole.tiers[group.tier]
     cluster, runtime = _type_of(site, shape, group.name), site.runtime
     share = runtime.memory_share - runtime.activation_bytes / cluster.gpu.memory_bytes  # weights and KV
-    sizes = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "attn_dp": shape.attn_dp}
-    options = tier.get("sglang", {}) | sizes | {"mem_fraction": round(share, 3)}
-    if shape.ep > 1:
-        options["flags"] = [*options.get("flags", ()), *EXPERT_BACKEND]
-    return MeshTier.model_validate(tier | {"sglang": options})
+    shaped = tier_in_shape(whole, whole.tiers[group.tier], shape)
+    return shaped.with_options(mem_fraction=round(share, 3))
 
 
 def compose(

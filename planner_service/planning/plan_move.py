@@ -1,18 +1,16 @@
 """What it takes to go from one plan to another: replicas to start and to stop, in which order, for how long. No I/O.
 
-Replicas of the same tier, model, drafters and shape stay. New ones start on free GPUs next to the old ones, which are
-stopped when the new ones of their tier are ready, as `penstock up` does. Where too few GPUs are free for all, that goes in
-waves: what is no longer needed is stopped to make room, even of a tier whose new replicas are not ready, which then serves
-less for a time.
+Replicas of the same tier, model, drafters and shape stay. The order of the others is that of `penstock up`, see
+`services.domain.rolling`.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.planner_service.question.planned_drafts import PlannedDrafters
 from penstock.planner_service.question.site import Site
 from penstock.services.domain.hardware import ReplicaShape, replica_weight_bytes
+from penstock.services.domain.rolling import Kinds, ReplicaKind, Roll, roll_steps
 
 LOAD_BYTES_PER_S, START_S = 2e9, 30.0  # the usual: a fast disk or a page cache; an engine that captures its graphs
 
@@ -89,14 +87,33 @@ def plan_move(
 ) -> PlanMove:
     """The move on a site from the replicas of `old` to those of `new`, by tier. old_served: by tier, what `old` serves."""
     speed = speed or MoveSpeed()
-    keep, starts, stops = Counter[_Key](), Counter[_Key](), Counter[_Key]()
-    for tier, (before, after) in enumerate(zip(old, new, strict=True)):
-        had, needed = Counter(dict(before)), Counter(dict(after))
-        stays = old_served[tier] == _served(site, tier)
-        same = had & needed if stays else Counter[ReplicaShape]()
-        for counter, shapes in ((keep, same), (stops, had - same), (starts, needed - same)):
-            counter.update({(tier, shape): count for shape, count in shapes.items()})
-    return _Mover(site, speed, keep, starts, stops).move()
+    rooms = {each.name: each.gpus for each in site.types}
+    roll = Roll(_kinds(old, old_served), _kinds(new, [_served(site, tier) for tier in range(len(new))]), rooms)
+    unchanged = (roll.running & roll.target).total()
+    steps: list[MoveStep] = []
+    loaded, most_gpus, most_bytes = 0.0, 0, 0.0
+    started = Kinds()
+    for step in roll_steps(roll):
+        roll = roll.after(step)
+        loaded += sum(_bytes(site, kind) * count for kind, count in step.starts.items())
+        started += step.starts
+        waiting = {kind.tier for kind in roll.surplus}
+        extra = {kind: count for kind, count in started.items() if kind.tier in waiting}
+        most_gpus = max(most_gpus, sum(kind.gpus * count for kind, count in extra.items()))
+        most_bytes = max(most_bytes, sum(_bytes(site, kind) * count for kind, count in extra.items()))
+        seconds = max(
+            (speed.start_s + _bytes(site, kind) / speed.load_bytes_per_s for kind in step.starts), default=0.0
+        )
+        early = tuple(site.tiers[tier] for tier in step.early)
+        steps.append(MoveStep(_replicas(site, step.stops), _replicas(site, step.starts), seconds, early))
+    return PlanMove(tuple(steps), unchanged, loaded, most_gpus, most_bytes)
+
+
+def _kinds(shapes: Shapes, served: Sequence[Served]) -> Kinds:
+    kinds = Kinds()
+    for tier, (parts, holds) in enumerate(zip(shapes, served, strict=True)):
+        kinds.update({ReplicaKind(tier, shape, str(holds), shape.gpus, shape.gpu): n for shape, n in parts})
+    return +kinds
 
 
 def _served(site: Site, tier: int) -> Served:
@@ -106,88 +123,15 @@ def _served(site: Site, tier: int) -> Served:
     return Served(site.models[tier].name, drafters)
 
 
-_Key = tuple[int, ReplicaShape]  # (tier, shape)
+def _bytes(site: Site, kind: ReplicaKind) -> float:
+    """The weights of one replica: of its model, copies of attention included, and of what drafts for it."""
+    assert kind.shape is not None
+    drafters = sum(spec.weight_bytes for spec, _ in site.speculation_of(kind.tier).drafters)
+    return replica_weight_bytes(site.models[kind.tier], kind.shape) + drafters
 
 
-class _Mover:
-    def __init__(
-        self, site: Site, speed: MoveSpeed, keep: "Counter[_Key]", starts: "Counter[_Key]", stops: "Counter[_Key]"
-    ) -> None:
-        self.site, self.speed, self.starts, self.stops = site, speed, starts, stops
-        self.unchanged = sum(keep.values())
-        self.free = {each.name: each.gpus for each in site.types}
-        for (_, shape), count in (keep + stops).items():
-            self.free[shape.gpu] = self.free.get(shape.gpu, 0) - shape.gpus * count
-
-    def move(self) -> PlanMove:
-        steps: list[MoveStep] = []
-        loaded, most_gpus, most_bytes = 0.0, 0, 0.0
-        started: Counter[_Key] = Counter()
-        while self.starts or self.stops:
-            stops = self._take(self.stops, self._replaced())
-            starts = self._fitting()
-            early: Counter[_Key] = Counter()
-            if not starts and self.starts:
-                early = self._make_room()
-                starts = self._fitting()
-            if not starts and not stops and not early:
-                early = Counter(self.stops)  # more than there is: all that is left goes
-                self._take(self.stops, early)
-                starts = Counter(self.starts)
-            self.starts -= starts
-            waiting = {tier for tier, _ in self.stops}
-            own = sum(self._bytes(key) * n for key, n in starts.items())
-            loaded += own
-            started += starts
-            extra = {key: n for key, n in started.items() if key[0] in waiting}
-            most_gpus = max(most_gpus, sum(shape.gpus * n for (_, shape), n in extra.items()))
-            most_bytes = max(most_bytes, sum(self._bytes(key) * n for key, n in extra.items()))
-            seconds = max(map(self._start_s, starts), default=0.0)
-            less = tuple(dict.fromkeys(self.site.tiers[tier] for tier, _ in sorted(early)))
-            steps.append(MoveStep(self._said(stops + early), self._said(starts), seconds, less))
-        return PlanMove(tuple(steps), self.unchanged, loaded, most_gpus, most_bytes)
-
-    def _replaced(self) -> "Counter[_Key]":
-        """What may stop: replicas of tiers of which nothing is left to start."""
-        pending = {tier for tier, _ in self.starts}
-        return Counter({key: n for key, n in self.stops.items() if key[0] not in pending})
-
-    def _take(self, counter: "Counter[_Key]", taken: "Counter[_Key]") -> "Counter[_Key]":
-        counter -= taken
-        for (_, shape), n in taken.items():
-            self.free[shape.gpu] = self.free.get(shape.gpu, 0) + shape.gpus * n
-        return taken
-
-    def _fitting(self) -> "Counter[_Key]":
-        """What can start on the free GPUs, the largest first; they are taken."""
-        chosen: Counter[_Key] = Counter()
-        for key in sorted(self.starts, key=lambda key: (-key[1].gpus, key[0])):
-            shape = key[1]
-            count = min(self.starts[key], max(0, self.free.get(shape.gpu, 0)) // shape.gpus)
-            if count:
-                chosen[key] = count
-                self.free[shape.gpu] -= shape.gpus * count
-        return chosen
-
-    def _make_room(self) -> "Counter[_Key]":
-        """Stop as few as let the smallest replica start: of the tier that it is for, else of another."""
-        tier, shape = min(self.starts, key=lambda key: (key[1].gpus, key[0]))
-        stopped: Counter[_Key] = Counter()
-        own_first = sorted(self.stops, key=lambda key: (key[0] != tier, key[1].gpus, key[0]))
-        for key in (key for key in own_first if key[1].gpu == shape.gpu):
-            while self.stops[key] and self.free[shape.gpu] < shape.gpus:
-                stopped += self._take(self.stops, Counter({key: 1}))
-        return stopped
-
-    def _bytes(self, key: _Key) -> float:
-        """The weights of one replica: of its model, copies of attention included, and of what drafts for it."""
-        tier, shape = key
-        drafters = sum(spec.weight_bytes for spec, _ in self.site.speculation_of(tier).drafters)
-        return replica_weight_bytes(self.site.models[tier], shape) + drafters
-
-    def _start_s(self, key: _Key) -> float:
-        return self.speed.start_s + self._bytes(key) / self.speed.load_bytes_per_s
-
-    def _said(self, replicas: "Counter[_Key]") -> tuple[Replicas, ...]:
-        ordered = sorted(replicas.items(), key=lambda one: (one[0][0], one[0][1].gpus))
-        return tuple(Replicas(self.site.tiers[tier], shape, n) for (tier, shape), n in ordered if n)
+def _replicas(site: Site, kinds: Kinds) -> tuple[Replicas, ...]:
+    ordered = sorted(kinds.items(), key=lambda item: (item[0].tier, item[0].gpus))
+    return tuple(
+        Replicas(site.tiers[kind.tier], kind.shape, count) for kind, count in ordered if kind.shape is not None
+    )

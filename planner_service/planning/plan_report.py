@@ -9,9 +9,7 @@ from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.question.step_times import step_times
 from penstock.planner_service.simulator import Report
 from penstock.services.acceptance.pipeline import of_plan, of_tier
-from penstock.services.domain.hardware import ReplicaShape
 from penstock.types import planned as types
-from penstock.types.deployments import ReplicaGroup
 from penstock.types.simulated import SimulatedTier
 
 
@@ -86,10 +84,6 @@ def simulated_tier(name: str, report: Report) -> SimulatedTier:
     return SimulatedTier(name, report.requests, *times, *rates, report.utilisation, report.preemptions)
 
 
-def replica_group(shape: ReplicaShape, count: int) -> ReplicaGroup:
-    return ReplicaGroup(shape.tp, shape.pp, count, shape.ep, shape.attn_dp, shape.gpu)
-
-
 def _tier(plan: CascadePlan, site: Site, i: int) -> types.PlannedTier:
     tier = plan.tiers[i]
     replicas, report = tier.strategy.replicas, tier.report
@@ -98,7 +92,7 @@ def _tier(plan: CascadePlan, site: Site, i: int) -> types.PlannedTier:
         tier.name,
         tier.model,
         tier.gpus,
-        tuple(replica_group(replica.shape, count) for replica, count in replicas),
+        tuple(replica.shape.times(count) for replica, count in replicas),
         None if threshold is None or threshold > 100 else threshold,
         None if tier.strategy.remote is None else types.RemoteCost(tier.strategy.remote_dollars_per_hour),
         _speculation(site, tier, i),

@@ -7,10 +7,18 @@ transfer per boundary). Data-parallel attention and expert parallelism are those
 
 import enum
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from penstock.services.domain.latency import StepLatencyModel
+from penstock.types.deployments import ReplicaGroup
+
+_SIZE = "[1-9][0-9]{0,4}"
+_SHAPE_NAME = re.compile(
+    rf"tp(?P<tp>{_SIZE})pp(?P<pp>{_SIZE})(ep(?P<ep>{_SIZE}))?(attndp(?P<attn_dp>{_SIZE}))?(-(?P<gpu>[\w.:-]+))?"
+)
 
 
 class Arithmetic(enum.Enum):
@@ -121,6 +129,32 @@ class ReplicaShape:
     gpu: str = ""
     ep: int = 1
     attn_dp: int = 1
+
+    @classmethod
+    def of(cls, group: ReplicaGroup) -> Self:
+        return cls(group.tp, group.pp, group.gpu, group.ep, group.attn_dp)
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The shape of a name.
+
+        Raises:
+            ValueError: It is none.
+        """
+        if (match := _SHAPE_NAME.fullmatch(name)) is None:
+            raise ValueError(f"must be like tp2pp1, tp4pp2ep4attndp2 or tp1pp1-h100, not '{name}'")
+        tp, pp, ep, attn_dp = (int(size or 1) for size in match.group("tp", "pp", "ep", "attn_dp"))
+        return cls(tp, pp, match["gpu"] or "", ep, attn_dp)
+
+    def times(self, count: int) -> ReplicaGroup:
+        return ReplicaGroup(self.tp, self.pp, count, self.ep, self.attn_dp, self.gpu)
+
+    @property
+    def name(self) -> str:
+        """The shape as part of names: `tp2pp1`, `tp4pp2ep4attndp2`, `tp1pp1-h100`."""
+        name = f"tp{self.tp}pp{self.pp}" + (f"ep{self.ep}" if self.ep > 1 else "")
+        name += f"attndp{self.attn_dp}" if self.attn_dp > 1 else ""
+        return name + (f"-{self.gpu}" if self.gpu else "")
 
     @property
     def gpus(self) -> int:

@@ -29,6 +29,7 @@ class ModelCard:
     reasoning_format: how it marks its reasoning (`services.reasoning`); empty if its chat template has no such marks.
     kv_bytes_per_token: that a move sends, over all layers; 0 if requests move without KV, or not at all.
     gives_logprobs: replies come with the log-probabilities of their tokens.
+    shape: a ReplicaShape's name; empty where it is not the mesh that decides, and of earlier versions.
     """
 
     tier: str
@@ -45,6 +46,7 @@ class ModelCard:
     reasoning_format: str = ""
     kv_bytes_per_token: float = 0.0
     gives_logprobs: bool = True
+    shape: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from penstock.services.extensions.engines import (
     ServerContainer,
     engine_of,
     tier_host_problems,
+    tier_in_shape,
     tier_problems,
 )
 from penstock.services.extensions.lookup import DRAFTERS, ENGINES, SCORERS, entry_points_of, extension
@@ -42,6 +43,7 @@ __all__ = [
     "scorer_of",
     "scorer_problems",
     "tier_host_problems",
+    "tier_in_shape",
     "tier_problems",
     "unused_judge_fields",
 ]

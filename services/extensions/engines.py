@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
+from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.extensions.lookup import ENGINES, extension, validated, within
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshTier
@@ -88,6 +89,20 @@ class EngineOptions(BaseModel):
         """How many GPUs one worker needs, its server's included."""
         return int("device" in self.tier_fields and tier.device.startswith("cuda"))
 
+    def shape(self, tier: MeshTier) -> ReplicaShape | None:
+        """The shape of its workers; None where it is not the mesh that decides, as of endpoints."""
+        return ReplicaShape(1, 1, tier.gpu_type)
+
+    def in_shape(self, tier: MeshTier, shape: ReplicaShape) -> MeshTier:
+        """The tier with workers of another shape.
+
+        Raises:
+            SettingsError: The engine has no such workers.
+        """
+        if self.shape(tier) is None or shape != ReplicaShape(1, 1, shape.gpu):
+            raise SettingsError(f"the {tier.engine} engine has no workers of the shape {shape}")
+        return tier.model_copy(update={"gpu_type": shape.gpu})
+
     def server(self, tier: MeshTier, settings: ServiceSettings, host: str, port: int) -> ServerContainer | None:
         """The server of one worker in a container, with the flags of one that the worker would start; None for none.
 
@@ -109,6 +124,16 @@ def engine_of(mesh: MeshFile, tier: MeshTier) -> EngineOptions:
     field = tier_field(mesh, tier)
     kind = extension(ENGINES, tier.engine, EngineOptions, f"{field}.engine")
     return validated(kind, tier.options, f"{field}.{tier.engine}")
+
+
+def tier_in_shape(mesh: MeshFile, tier: MeshTier, shape: ReplicaShape | None) -> MeshTier:
+    """The tier with workers of a shape; as it is if they have it already, or for None.
+
+    Raises:
+        SettingsError: Its engine has no such workers.
+    """
+    engine = engine_of(mesh, tier)
+    return tier if shape is None or shape == engine.shape(tier) else engine.in_shape(tier, shape)
 
 
 def tier_field(mesh: MeshFile, tier: MeshTier) -> str:

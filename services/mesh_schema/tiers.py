@@ -126,6 +126,12 @@ class MeshTier(BaseModel, TierRules, frozen=True):
         """The options of the engine, unread."""
         return self._options
 
+    def with_options(self, **options: Any) -> Self:
+        """The tier with other values of some options of its engine."""
+        changed = self.model_copy(deep=True)
+        changed._options.update(options)
+        return changed
+
     @property
     def served_name(self) -> str:
         """The model's name in the API."""

@@ -115,6 +115,9 @@ def test_a_plan_for_these_models_is_published_and_its_difference_shown(
     done = penstock("plan", "apply", plan_file(threshold=33), "-a", admin)
     assert done.returncode == 0, done.stderr
     assert "80 -> 33" in done.stdout
+    steps = "1. start 1 x small (TP=2), 1 x large (TP=2) 2. stop 1 x small (TP=1), 1 x large (TP=1)"
+    assert steps in " ".join(done.stdout.split())
+    assert [tier["replicas"][0]["tp"] for tier in held(admin)["tiers"]] == [2, 2]
     assert held(admin)["revision"] == before["revision"] + 1
     newest, *_, first = json.loads(penstock("plan", "history", "-a", admin, "--json").stdout)
     assert (newest["source"], newest["prediction"]["quality"]) == ("planned", 85.5)

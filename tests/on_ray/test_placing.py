@@ -2,26 +2,28 @@
 
 import importlib.util
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.on_ray.mesh import RayMesh
-from penstock.on_ray.resources import actor_options, bundles
+from penstock.on_ray.resources import actor_options, bundles, rooms
 from penstock.on_ray.shared import Shared
 from penstock.on_ray.supervisor import placed_spec, write_files
 from penstock.placement.mesh_input import MeshInput, MeshOptions
 from penstock.placement.processes import (
     MeshProcess,
     mesh_processes,
-    missing_workers,
     process_named,
-    surplus_workers,
-    worker_counts,
 )
+from penstock.placement.workers import Workers
+from penstock.services.domain.instances import InstanceRecord, ModelCard, Role
+from penstock.services.domain.rolling import Kinds, Roll, next_moves
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import load_mesh_file
+from penstock.types.deployments import ReplicaGroup
 from penstock.types.plans import Plan, TierPlan
 from tests.conftest import write_mesh_file
 from tests.support.cli import penstock
@@ -30,6 +32,7 @@ LARGE: dict[str, Any] = {
     "name": "large", "model": "Qwen/Qwen3-32B", "engine": "sglang", "device": "cuda", "gpu_type": "H100",
     "workers": 2, "threads": 3, "sglang": {"tp": 4},
 }  # fmt: skip
+CARD = ModelCard("large", "m", "d", "sglang", 1000, 10, 16, 8)
 SMALL: dict[str, Any] = {"name": "small", "model": "s", "threshold": 50}
 
 
@@ -43,15 +46,83 @@ def test_workers_are_those_of_the_plan(tmp_path: Path) -> None:
     described = mesh_processes(mesh, 2)
     names = [process.name for process in described]
     assert names == ["planner-0", "worker-small-0", "worker-large-0", "worker-large-1", "judge-0", "router-0"]
-    assert worker_counts(mesh, plan_of(small=0)) == {"small": 0, "large": 2}
-    counts = worker_counts(mesh, plan_of(small=2, large=4))
+    workers = Workers(mesh, lambda process: process.gpu_type)
+    assert {workers.tiers[kind.tier]: n for kind, n in workers.target(plan_of(small=0)).items()} == {"large": 2}
     running = [*names, "worker-large-3"]
-    assert [p.name for p in missing_workers(mesh, counts, running)] == ["worker-small-1", "worker-large-2"]
-    assert surplus_workers(counts, running) == []
-    assert surplus_workers({"small": 0, "large": 2}, running) == ["worker-small-0", "worker-large-3"]
+    more = Roll(workers.running(running), workers.target(plan_of(small=2, large=4)), {})
+    assert [p.name for p in workers.started(more.missing, running)] == ["worker-small-1", "worker-large-2"]
+    assert not more.surplus
+    fewer = Roll(workers.running(running), workers.target(plan_of(small=0, large=2)), {})
+    assert sorted(workers.stopped(fewer.surplus, running)) == ["worker-large-3", "worker-small-0"]
     added = process_named("worker-large-3", mesh, described)
     assert (added.env["PENSTOCK_TIER"], added.gpus, added.gpu_type) == ("large", 4, "H100")
     assert process_named("judge-0", mesh, described) is described[4]
+
+
+def shaped(count: int, tp: int, pp: int = 1) -> Plan:
+    """A plan whose large tier has workers of another shape."""
+    return Plan(tiers=(TierPlan("large", "large", None, count, replicas=(ReplicaGroup(tp, pp, count, gpu="H100"),)),))
+
+
+def test_workers_of_another_shape_have_it_in_their_name_and_gpus_of_their_own(tmp_path: Path) -> None:
+    """So a controller that Ray starts again knows them. The next GPUs of a tier are those by a worker's number."""
+    mesh = load_mesh_file(write_mesh_file(tmp_path, [SMALL, LARGE]))
+    workers, described = Workers(mesh, lambda process: process.gpu_type), mesh_processes(mesh, 1)
+    running = [process.name for process in described]
+    roll = Roll(workers.running(running), workers.target(shaped(3, 2)), {})
+    made = [*workers.started(roll.missing, running)]
+    assert [process.name for process in made] == [f"worker-large-{i}@tp2pp1-H100" for i in (4, 5, 6)]
+    assert {process.gpus for process in made} == {2}
+    assert made[0].env["PENSTOCK_WORKER_SHAPE"] == "tp2pp1-H100"
+    assert [process_named(process.name, mesh, described) for process in made] == made
+    assert workers.running([*running, *(process.name for process in made)]) == roll.running + roll.missing
+    wide = Roll(workers.running(running), workers.target(shaped(1, 8, 2)), {})
+    assert [process.name for process in workers.started(wide.missing, running)] == ["worker-large-1@tp8pp2-H100"]
+    own = Roll(workers.running(running), workers.target(shaped(2, 4)), {})
+    assert own.running == own.target, "a plan that says the mesh file's shape changes nothing"
+
+
+def test_a_roll_on_full_gpus_goes_worker_by_worker(tmp_path: Path) -> None:
+    """Two workers of four GPUs become four of two: one stops, two start, and only when these are ready the other stops."""
+    mesh = load_mesh_file(write_mesh_file(tmp_path, [SMALL, LARGE]))
+    workers = Workers(mesh, lambda process: process.gpu_type)
+    names = ["worker-small-0", "worker-large-0", "worker-large-1"]
+
+    def records() -> list[InstanceRecord]:
+        """All that run, ready, with the shapes that they report."""
+        return [
+            InstanceRecord(name, Role.WORKER, name, 1.0, 1, 9.0, model=replace(CARD, tier=kind, shape=shape))
+            for name in names
+            for kind, shape in [(name.split("-")[1], name.partition("@")[2])]
+        ]
+
+    def move(ready: list[InstanceRecord]) -> list[str]:
+        """Do what is next; return it."""
+        roll = Roll(workers.running(names), workers.target(shaped(4, 2)), {"H100": 8})
+        starts, stops = next_moves(roll, workers.ready(ready, roll.running))
+        started, stopped = [p.name for p in workers.started(starts, names)], workers.stopped(stops, names)
+        names[:] = [name for name in (*names, *started) if name not in stopped]
+        return [f"-{name.removeprefix('worker-large-')}" for name in stopped] + [
+            f"+{name.removeprefix('worker-large-')}" for name in started
+        ]
+
+    new = [f"{i}@tp2pp1-H100" for i in range(4)]
+    assert move(records()) == ["-1"]
+    assert move(records()) == [f"+{new[2]}", f"+{new[3]}"], "on the GPUs that are free"
+    assert move(records()[:2]) == [], "they load"
+    assert move(records()) == ["-0"]
+    assert move(records()) == [f"+{new[0]}", f"+{new[1]}"]
+    assert move(records()) == []
+    assert workers.running(names) == Kinds({**workers.target(shaped(4, 2))})
+
+
+def test_gpus_of_ray_are_those_of_nodes_that_live() -> None:
+    nodes: list[dict[str, Any]] = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0, "H100": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 8.0}},
+        {"Alive": False, "Resources": {"GPU": 8.0, "H100": 1.0}},
+    ]
+    assert rooms(nodes) == {"": 12, "H100": 4}
 
 
 def test_what_processes_ask_of_ray(tmp_path: Path) -> None:

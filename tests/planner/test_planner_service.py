@@ -11,6 +11,7 @@ import yaml
 from penstock import AsyncPlannerClient, InvalidRequestError, Plan, SequenceInFlight, Stage, TierPlan
 from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError
+from penstock.types.deployments import ReplicaGroup
 from penstock.types.planning import EngineBatch, MeasuredReplica, Trace
 from penstock.types.plans import QoeModel
 from tests.conftest import ROOT, MeshFileMaker
@@ -164,7 +165,8 @@ async def test_a_tiers_stages_go_through_plan_and_redis_and_must_hold_its_instan
         stages, qoe = (Stage(0, 512, 2), Stage(512, 4096, 1)), QoeModel(1e-3, 1e-4, 0.0, 0.0, 1e-6)
         tier = TierPlan("small", "sim-small", 50.0, 3, stages, qoe)
         await planner.set_plan(Plan(tiers=(tier, plan.tiers[1])))
-        assert (await planner.get_plan()).tiers[0] == tier
+        whole = dataclasses.replace(tier, replicas=(ReplicaGroup(1, 1, 3),))
+        assert (await planner.get_plan()).tiers[0] == whole
         for unsound, field in (
             (dataclasses.replace(tier, instances=4), r"tiers\[0\]\.stages"),
             (dataclasses.replace(tier, stages=(Stage(8, 512, 3),)), r"stages\[0\]\.from_tokens"),
@@ -256,6 +258,51 @@ async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProc
             await planner.set_plan(Plan(tiers=plan.tiers, scorer="no-such-scorer"))
         assert (await planner.get_plan()).revision == plan.revision
         assert (await planner.set_plan(Plan(tiers=plan.tiers, scorer="confidence"))).scorer == "confidence"
+
+
+async def test_a_plan_says_the_shapes_of_workers_that_their_engines_have(
+    redis: RedisProcess, mesh_file: MeshFileMaker
+) -> None:
+    """One that says none gets the mesh file's, and one shape has as many as the tier. Endpoints have none."""
+    tiers = [
+        {"name": "small", "model": "Org/s", "threshold": 50, "engine": "torch"},
+        {
+            "name": "medium",
+            "model": "Org/m",
+            "threshold": 50,
+            "engine": "sglang",
+            "gpu_type": "H100",
+            "sglang": {"tp": 2},
+        },
+        {"name": "large", "model": "l", "engine": "openai", "openai": {"endpoints": ["http://127.0.0.1:9/v1"]}},
+    ]
+    async with Planner(mesh_file(tiers), redis.url) as planner:
+        plan = await planner.get_plan()
+        assert [tier.replicas for tier in plan.tiers] == [
+            (ReplicaGroup(1, 1, 1),),
+            (ReplicaGroup(2, 1, 1, gpu="H100"),),
+            (),
+        ]
+
+        async def published(at: int, instances: int, *replicas: ReplicaGroup) -> tuple[ReplicaGroup, ...]:
+            changed = list(plan.tiers)
+            changed[at] = dataclasses.replace(changed[at], instances=instances, replicas=replicas)
+            return (await planner.set_plan(dataclasses.replace(plan, tiers=tuple(changed)))).tiers[at].replicas
+
+        wide, on_a100 = ReplicaGroup(4, 2, 1), ReplicaGroup(1, 1, 2, gpu="A100")
+        assert await published(1, 3) == (ReplicaGroup(2, 1, 3, gpu="H100"),)
+        assert await published(1, 2, wide) == (ReplicaGroup(4, 2, 2, gpu="H100"),)
+        assert await published(1, 3, wide, on_a100) == (dataclasses.replace(wide, gpu="H100"), on_a100)
+        assert await published(1, 0, wide) == ()
+        assert await published(2, 2, wide) == ()
+        for at, replicas, problem in (
+            (1, (wide, on_a100), r"tiers\[1\]\.replicas: are 3, but the tier has 4 instances"),
+            (1, (ReplicaGroup(4, 1, 4, ep=3),), r"tiers\[1\]\.replicas\[0\]: sglang\.ep: must divide tp, 4, not 3"),
+            (1, (ReplicaGroup(4, 1, 4, gpu="a/b"),), r"tiers\[1\]\.replicas\[0\]: must be like"),
+            (0, (wide,), r"tiers\[0\]\.replicas\[0\]: the torch engine has no workers of the shape TP=4, PP=2"),
+        ):
+            with pytest.raises(InvalidRequestError, match=problem):
+                await published(at, 4, *replicas)
 
 
 async def test_a_plan_says_what_drafts_and_no_plan_changes_it(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:

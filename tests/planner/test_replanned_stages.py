@@ -18,6 +18,7 @@ from penstock.planner_service.live.replan_job import ReplanJob
 from penstock.planner_service.live.replanner import Replanner, _follow_up, under_plan
 from penstock.planner_service.live.rescheduling import Drift, DriftRule, Shift
 from penstock.planner_service.live.solver_pool import SolverPool
+from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.clock import SystemClock
@@ -27,12 +28,15 @@ from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, 
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.plans import check_plan
 from penstock.services.domain.workload import RequestRecord, TierVisit
+from penstock.services.mesh_file import load_mesh_file
+from penstock.services.mesh_schema import MeshFile
 from penstock.services.state import WorkloadStore
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planned import CascadePlan, PlanEvent, PlannedTier
 from penstock.types.planning import Trace
 from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
 from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold, EarlyCheck, LongAnswers
+from tests.conftest import write_mesh_file
 from tests.support.questions import replan_question
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
@@ -157,8 +161,8 @@ async def test_what_serves_is_kept_where_it_cannot_be_replayed_and_goes_where_on
 class OnePlan:
     """The plan that holds, published as `PlanPublisher` does: only in place of the expected one."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.current, self.refused = plan, 0
+    def __init__(self, plan: Plan, mesh: MeshFile) -> None:
+        self.current, self.refused, self.shapes = plan, 0, WorkerShapes(mesh)
 
     def workers(self, _: str) -> list[InstanceRecord]:
         return []
@@ -176,7 +180,12 @@ async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypat
     """The one that was being computed is dropped, and the next drift is planned for again."""
     record = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0), TierVisit("large", 200, None)))
     job = ReplanJob(str(replan_question(tmp_path, min_quality=60)), 2.0, (record,) * 50)
-    holding = OnePlan(Plan(1, (TierPlan("small", "s", 99.0, 1), TierPlan("large", "l", None, 1))))
+    tiers: list[dict[str, Any]] = [
+        {"name": "small", "model": "s", "threshold": 99},
+        {"name": "large", "model": "l", "engine": "torch"},
+    ]
+    mesh = load_mesh_file(write_mesh_file(tmp_path, tiers))
+    holding = OnePlan(Plan(1, (TierPlan("small", "s", 99.0, 1), TierPlan("large", "l", None, 1))), mesh)
     operators = dataclasses.replace(holding.current, revision=2, source="operator", note="by hand")
     solvers, run = SolverPool(1), SolverPool.run
 
@@ -205,5 +214,8 @@ async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypat
         replanner._wanted.put_nowait(DRIFT)
         while holding.current.source != "drift":
             await asyncio.sleep(0.01)
+    small, large = holding.current.tiers
+    assert sum(group.count for group in small.replicas) == small.instances
+    assert {ReplicaShape.of(group) for group in large.replicas} <= {ReplicaShape(1, 1)}, "what its engine has"
     assert holding.refused == 1
     planning.cancel()

@@ -83,6 +83,21 @@ def test_the_planner_that_leads_is_marked() -> None:
     assert "leads" not in second
 
 
+def test_shapes_are_shown_where_a_worker_has_several_gpus() -> None:
+    worker = InstanceStatus(
+        "w", "worker", "t", "h:1", "sglang", InstanceState.READY, 0, 0, 0, 0, 0.0, 0.1, shape="tp1pp1"
+    )
+
+    def text(*workers: InstanceStatus) -> str:
+        console = Console(width=140)
+        with console.capture() as captured:
+            console.print(screen(MeshStatus("r", 3, True, 0.0, (), workers, 0, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0), deque()))
+        return captured.get()
+
+    assert "tp1pp1" not in text(worker)
+    assert "tp4pp2" in text(worker, replace(worker, instance_id="x", shape="tp4pp2"))
+
+
 def test_a_router_of_several_processes_is_one_line_and_says_how_many_answer() -> None:
     router = InstanceStatus("router-a", "router", "", "h:1", "", InstanceState.READY, 0, 0, 0, 0, 0.0, 0.1, processes=2)
     processes = tuple(RouterProcessStatus(i, f"router-a.{i}", i == 0, 0, 0, 5) for i in range(2))

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.settings import ServiceSettings, environment_value
@@ -52,6 +53,9 @@ class OpenAi(EngineExtension):
 
     def models(self, tier: MeshTier) -> Iterator[tuple[str, str]]:
         yield from ()  # the model is the endpoints'
+
+    def shape(self, tier: MeshTier) -> ReplicaShape | None:
+        return None
 
     def problems(self, tier: MeshTier, mesh: MeshFile) -> Iterator[FieldProblem]:
         if not tier.model:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.extensions import ENGINE_FIELDS, ServerContainer
 from penstock.services.extensions.engines import CONTAINER_FOLDER
 from penstock.services.field_problems import SettingsError
@@ -41,6 +42,8 @@ UNSUPPORTED_FLAGS = {
     "--api-key": "workers do not send a key",
 }
 """Flags of SGLang servers that no worker can work with, and why."""
+EXPERT_BACKEND = ("--moe-a2a-backend", "deepep")
+"""Of a planned shape: without one, SGLang with --ep-size still gathers all tokens on all GPUs."""
 OF_ANY_SERVER = frozenset({"endpoint", "gone_s", "start_timeout_s"})
 """The options of a running server, too: the others are of servers that workers start."""
 
@@ -177,6 +180,17 @@ class Sglang(EngineExtension):
 
     def gpu_count(self, tier: MeshTier) -> int:
         return 0 if self.endpoint or not super().gpu_count(tier) else self._gpus_each
+
+    def shape(self, tier: MeshTier) -> ReplicaShape | None:
+        return None if self.endpoint else ReplicaShape(self.tp, self.pp, tier.gpu_type, self.ep, self.attn_dp)
+
+    def in_shape(self, tier: MeshTier, shape: ReplicaShape) -> MeshTier:
+        if self.endpoint:
+            raise SettingsError(f"the server of sglang.endpoint has the shape that it was started with, not {shape}")
+        options: dict[str, object] = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "attn_dp": shape.attn_dp}
+        if shape.ep > 1 and EXPERT_BACKEND[0] not in self.flags:
+            options["flags"] = (*self.flags, *EXPERT_BACKEND)
+        return tier.model_copy(update={"gpu_type": shape.gpu}).with_options(**options)
 
     def server(self, tier: MeshTier, settings: ServiceSettings, host: str, port: int) -> ServerContainer | None:
         if self.endpoint:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MeshTier
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Simulated(EngineExtension):
-    """The simulated engine's latency model: T(step) = overhead + token * tokens + context * context tokens."""
+    """The simulated engine's latency model: T(step) = overhead + (token * tokens + context * context tokens) / tp."""
 
     tier_fields = frozenset(
         {
@@ -42,9 +44,21 @@ class Simulated(EngineExtension):
     """Largest total length of a prompt and its reply."""
     load_s: float = Field(default=0.0, ge=0)
     """Seconds that loading the model takes."""
+    tp: int = Field(default=1, ge=1)
+    """Tensor parallelism: tokens take so many times less, and the KV cache holds so many times more."""
+    pp: int = Field(default=1, ge=1)
+    """Pipeline parallelism: the KV cache holds so many times more."""
 
     def models(self, tier: MeshTier) -> Iterator[tuple[str, str]]:
         yield from ()
+
+    def shape(self, tier: MeshTier) -> ReplicaShape | None:
+        return ReplicaShape(self.tp, self.pp, tier.gpu_type)
+
+    def in_shape(self, tier: MeshTier, shape: ReplicaShape) -> MeshTier:
+        if shape != ReplicaShape(shape.tp, shape.pp, shape.gpu):
+            raise SettingsError(f"the simulated engine has no workers of the shape {shape}")
+        return tier.model_copy(update={"gpu_type": shape.gpu}).with_options(tp=shape.tp, pp=shape.pp)
 
     def build(self, site: EngineSite) -> "Engine":
         from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
@@ -54,10 +68,10 @@ class Simulated(EngineExtension):
         options = SimulatedEngineOptions(
             name=tier.served_name,
             latency=StepLatencyModel.linear(
-                self.overhead_ms * 1e-3, self.token_us * 1e-6, self.context_token_ns * 1e-9
+                self.overhead_ms * 1e-3, self.token_us * 1e-6 / self.tp, self.context_token_ns * 1e-9 / self.tp
             ),
             reply_tokens=self.reply_tokens,
-            kv_tokens=tier.kv_tokens or DEFAULT_KV_TOKENS,
+            kv_tokens=(tier.kv_tokens or DEFAULT_KV_TOKENS) * self.tp * self.pp,
             kv_block_tokens=tier.kv_block_tokens,
             max_running=tier.max_running,
             max_queued=tier.max_queued,

@@ -340,6 +340,7 @@ class TierPlan(_message.Message):
     EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of a-z, 0-9, -, _, .; `cascade` is reserved."""
     model: _builtins.str
@@ -374,6 +375,13 @@ class TierPlan(_message.Message):
     def long_answers(self) -> Global___LongAnswers:
         """Long answers that are accepted from a lower score on. Unset: length does not matter. Must not be set for the last tier."""
 
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]:
+        """The instances by their shapes. If SetPlan gets none, it fills in the mesh file's; of one shape, it sets the count to
+        `instances`. It refuses shapes that the tier's engine does not have. Empty where it is not the mesh that decides, as of
+        endpoints.
+        """
+
     def __init__(
         self,
         *,
@@ -387,10 +395,11 @@ class TierPlan(_message.Message):
         early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
         drafters: _abc.Iterable[_builtins.str] | None = ...,
         long_answers: Global___LongAnswers | None = ...,
+        replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instances", b"instances", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instances", b"instances", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "replicas", b"replicas", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015

@@ -1134,6 +1134,7 @@ class InstanceStatus(_message.Message):
     DRAFTING_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
     LEADS_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     role: _builtins.str
     """worker, judge, planner, router."""
@@ -1152,6 +1153,8 @@ class InstanceStatus(_message.Message):
     """Of its administrative listener."""
     leads: _builtins.bool
     """Of several planners, the one that plans again, and restores the plan."""
+    shape: _builtins.str
+    """Of a worker: tp2pp1, tp4pp2ep4attndp2-h100. Empty where it is not the mesh that decides, as of endpoints."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration: ...
     @_builtins.property
@@ -1187,10 +1190,11 @@ class InstanceStatus(_message.Message):
         drafting: Global___Drafting | None = ...,
         loading: Global___Loading | None = ...,
         leads: _builtins.bool = ...,
+        shape: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "age", b"age", "drafting", b"drafting", "loading", b"loading", "place", b"place", "processes", b"processes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "address", b"address", "admin_address", b"admin_address", "age", b"age", "drafting", b"drafting", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "leads", b"leads", "loading", b"loading", "output_tokens_per_s", b"output_tokens_per_s", "place", b"place", "processes", b"processes", "queued", b"queued", "role", b"role", "running", b"running", "state", b"state", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_processes", b"_processes", "address", b"address", "admin_address", b"admin_address", "age", b"age", "drafting", b"drafting", "engine", b"engine", "free_kv_blocks", b"free_kv_blocks", "instance_id", b"instance_id", "kv_blocks", b"kv_blocks", "leads", b"leads", "loading", b"loading", "output_tokens_per_s", b"output_tokens_per_s", "place", b"place", "processes", b"processes", "queued", b"queued", "role", b"role", "running", b"running", "shape", b"shape", "state", b"state", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__processes: _TypeAlias = _typing.Literal["processes"]  # noqa: Y015
     _WhichOneofArgType__processes: _TypeAlias = _typing.Literal["_processes", b"_processes"]  # noqa: Y015
