@@ -21,6 +21,7 @@ from penstock.router_service.generation.request_driver import RequestDriver
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.openai_gateway import OpenAiGateway
+from penstock.router_service.routing.address_probe import AddressProbe
 from penstock.router_service.routing.burst_steps import BurstSteps
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.routing.lease_probe import LeaseProbe
@@ -182,6 +183,7 @@ async def compose(chassis: Chassis) -> None:
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
     chassis.supervise("readiness", lambda: _report_readiness(chassis.health, pool, draining))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
+    chassis.supervise("address-probe", AddressProbe(pool, channels).run)
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
 
 

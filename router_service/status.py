@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from penstock.router_service.admission.admission_queue import AdmissionQueue
 from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.migration.bidding import MoveAgent
+from penstock.router_service.routing.address_probe import CALLED
 from penstock.router_service.routing.burst_steps import BurstSteps
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.siblings.client import Siblings
@@ -122,7 +123,7 @@ class StatusReader:
         return [*services.values()]
 
     def _tier(self, tier: TierPlan, counted: ProcessCounters) -> TierStatus:
-        workers = self._pool.view.workers(tier.name)
+        workers = self._pool.view.reached_workers(tier.name)
         loads = [w.load for w in workers if w.load is not None]
         return TierStatus(
             name=tier.name,
@@ -168,6 +169,8 @@ class StatusReader:
             return InstanceState.DRAINING
         if record.tier:
             return InstanceState.LOADING
+        if record.role in CALLED and self._pool.view.is_unreached(record):
+            return InstanceState.UNREACHED
         ejected = self._pool.is_ejected(record.instance_id) or record in self._pool.view.expired()
         return InstanceState.EJECTED if ejected else InstanceState.READY
 

@@ -52,11 +52,17 @@ class Health:
         await self._servicer.enter_graceful_shutdown()
 
 
-async def is_serving(channel: aio.Channel, instance_id: str, timeout_s: float) -> bool | None:
-    """Whether the process at the other end of a channel is this instance and serving; None without a response in time."""
+async def is_serving(
+    channel: aio.Channel, instance_id: str, timeout_s: float, *, wait_for_ready: bool = False
+) -> bool | None:
+    """Whether the process at the other end of a channel is this instance and serving; None without a response in time.
+
+    wait_for_ready: try to connect until then, not once.
+    """
     stub: Any = health_pb2_grpc.HealthStub(channel)
     try:
-        response = await stub.Check(health_pb2.HealthCheckRequest(service=instance_id), timeout=timeout_s)
+        request = health_pb2.HealthCheckRequest(service=instance_id)
+        response = await stub.Check(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
     except aio.AioRpcError as error:
         return False if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED) else None
     return bool(response.status == SERVING)

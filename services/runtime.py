@@ -280,6 +280,7 @@ async def serve(
             model=chassis.model,
             group_id=slot.group_id if slot is not None else "",
         )
+        await chassis.health.set_serving(True)  # before the others know it: routers ask for it at once
         registrar = await stack.enter_async_context(
             Registrar(
                 redis,
@@ -292,7 +293,6 @@ async def serve(
             )
         )
         telemetry.observe_state_link(measured.meter, lambda: registrar.connected)
-        await chassis.health.set_serving(True)
         chassis.announce_drain = registrar.drain
         await _first(chassis.fatal, registrar.published.wait(), stop.wait())
         await before.aclose()

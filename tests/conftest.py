@@ -47,6 +47,7 @@ FIRST = (
     "test_wheel.py",
     "faults/test_sentinel_failover.py",
     "faults/test_mixed_versions.py",
+    "faults/test_several_hosts.py",
     "faults/test_thousand_streams.py",
     "faults/test_slo_kills.py",
     "faults/test_stuck_router.py",

@@ -60,12 +60,13 @@ class Loading:
 
 class InstanceState(enum.StrEnum):
     """EJECTED: a call to it failed recently, or its lease has expired: others are tried first. LOADING: it takes no requests
-    yet."""
+    yet. UNREACHED: a worker or judge that has not answered yet at the address that it advertises."""
 
     READY = "ready"
     DRAINING = "draining"
     EJECTED = "ejected"
     LOADING = "loading"
+    UNREACHED = "unreached"
     UNKNOWN = "unknown"  # of a later version
 
 

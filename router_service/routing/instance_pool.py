@@ -266,6 +266,11 @@ class InstancePool:
         """It failed: others are tried first for `ejection_s`."""
         self._ejected_until[instance_id] = asyncio.get_running_loop().time() + self._ejection_s
 
+    def readmit(self, instance_id: str) -> None:
+        """End an ejection: the instance has answered."""
+        self._ejected_until.pop(instance_id, None)
+        self.view_changed()
+
     def record_failure(self, instance_id: str, request_id: str, ejection: Ejection) -> None:
         """Apply the table of failures to an instance on which this request failed."""
         if ejection is Ejection.REPEATED:

@@ -23,6 +23,7 @@ class _Entry:
     record: InstanceRecord
     heard_at: float
     expired: bool = False  # whether its lease has expired
+    reached: bool = False  # whether it has answered at the address of its record
 
 
 class MeshView:
@@ -104,7 +105,7 @@ class MeshView:
         elif entry is not None and entry.record.version > record.version:
             return False
         for other in self.expired() if self._expired else ():
-            if other.address == record.address:
+            if other.address == record.address and other.instance_id != record.instance_id:
                 self.forget(other.instance_id)
         self.version += 1
         entry = self._entries.get(record.instance_id)
@@ -114,6 +115,7 @@ class MeshView:
             self._in_order = self._in_order and record.instance_id > next(reversed(self._entries), "")
             self._entries[record.instance_id] = _Entry(record, now)
         else:
+            entry.reached &= entry.record.epoch == record.epoch
             entry.record, entry.heard_at = record, now
             self._renew(entry)
         return True
@@ -125,6 +127,18 @@ class MeshView:
             self.version += 1
             self.members_version += 1
             self._expired -= entry.expired
+
+    def reach(self, record: InstanceRecord) -> None:
+        """Record that an instance has answered at its address, unless it has restarted since."""
+        if self.is_unreached(record):
+            self._entries[record.instance_id].reached = True
+            self.version += 1
+            self.members_version += 1
+
+    def is_unreached(self, record: InstanceRecord) -> bool:
+        """Whether an instance, as started then, has a lease, and has not answered at its address yet."""
+        entry = self._entries.get(record.instance_id)
+        return entry is not None and entry.record.epoch == record.epoch and not (entry.reached or entry.expired)
 
     def _renew(self, entry: _Entry) -> None:
         """It has a lease again, if it had none."""
@@ -191,6 +205,10 @@ class MeshView:
     def workers(self, tier: str) -> list[InstanceRecord]:
         """Workers of a tier that accept new requests and have a valid lease, sorted by instance id."""
         return _taking(self.instances(Role.WORKER), tier)
+
+    def reached_workers(self, tier: str) -> list[InstanceRecord]:
+        """Those of `workers` that have answered at their address."""
+        return [record for record in self.workers(tier) if not self.is_unreached(record)]
 
     def expired_workers(self, tier: str) -> list[InstanceRecord]:
         """The same for workers with an expired lease: the last resort."""

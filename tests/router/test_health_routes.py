@@ -39,6 +39,8 @@ def test_a_router_is_ready_with_a_plan_and_an_instance_until_it_drains() -> None
     assert state.problem == "no tier has an instance"
     assert state.tiers == {"small": TierState(0, 0, 2), "large": TierState(0, 0, 1)}
     view.hear(WORKER, 1.0)
+    assert readiness(view, draining=False).problem == "no tier has an instance; w does not answer at host:1"
+    view.reach(WORKER)
     assert readiness(view, draining=False).problem == ""  # one tier is enough
     assert readiness(view, draining=True).problem == "draining"
     view.disconnect(2.0)
@@ -122,6 +124,7 @@ async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, m
             "state_connected": True,
             "unreadable": "",
             "loading": {},
+            "unreached": {},
             "tiers": {
                 "small": {"live": 1, "without_lease": 0, "planned": 1},
                 "large": {"live": 0, "without_lease": 0, "planned": 1},

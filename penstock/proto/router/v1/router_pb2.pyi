@@ -84,6 +84,8 @@ class _InstanceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Instanc
     """A call to it failed recently, or its lease has expired: others are tried first."""
     INSTANCE_STATE_LOADING: _InstanceState.ValueType  # 4
     """It loads its model, and takes no requests yet."""
+    INSTANCE_STATE_UNREACHED: _InstanceState.ValueType  # 5
+    """A worker or judge that has not answered this router yet at the address that it advertises."""
 
 class InstanceState(_InstanceState, metaclass=_InstanceStateEnumTypeWrapper): ...
 
@@ -94,6 +96,8 @@ INSTANCE_STATE_EJECTED: InstanceState.ValueType  # 3
 """A call to it failed recently, or its lease has expired: others are tried first."""
 INSTANCE_STATE_LOADING: InstanceState.ValueType  # 4
 """It loads its model, and takes no requests yet."""
+INSTANCE_STATE_UNREACHED: InstanceState.ValueType  # 5
+"""A worker or judge that has not answered this router yet at the address that it advertises."""
 Global___InstanceState: _TypeAlias = InstanceState  # noqa: Y015
 
 class _BurstReason:
