@@ -39,6 +39,7 @@ BENCHMARKS = (
     "parallelism",
     "table1",
     "table2",
+    "step_times",
     "cascade",
     "rivals",
     "promises",

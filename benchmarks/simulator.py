@@ -235,8 +235,7 @@ def at_speed_of(samples: list[Sample], shape: StepLatencyModel) -> StepLatencyMo
     pairs = [(seconds, shape.step_s(load)) for load, seconds in samples]
     without_stalls = [(seconds, model_s) for seconds, model_s in pairs if seconds < STALL * model_s]
     factor = sum(seconds for seconds, _ in without_stalls) / sum(model_s for _, model_s in without_stalls)
-    rates = {name: factor * getattr(shape, name) for name in ("context_token_s", "pair_s", "gap_s")}
-    return StepLatencyModel(shape.knot_tokens, tuple(factor * s for s in shape.knot_s), **rates)
+    return shape.scaled(factor)
 
 
 def row_of(cell: Cell, shape: StepLatencyModel) -> dict[str, Any]:

@@ -89,4 +89,5 @@ def load_of(plan: StepPlan) -> StepLoad:
             ends.append(end)
         else:
             pairs += chunk.count * (chunk.start + 0.5 * (chunk.count + 1))
-    return StepLoad(plan.tokens, context, pairs, max(ends, default=0) * len(ends) - sum(ends))
+    gap, starts = max(ends, default=0) * len(ends) - sum(ends), sum(chunk.start == 0 for chunk in plan.chunks)
+    return StepLoad(plan.tokens, context, pairs, gap, requests=len(plan.chunks), prompts=starts)

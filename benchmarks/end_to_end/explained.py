@@ -21,7 +21,6 @@ from penstock.cli.replay import Run
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.simulator import Workload, serve
 from penstock.planner_service.simulator.workload import Floats, Ints
-from penstock.services.domain.latency import StepLatencyModel
 
 MOST_FACTOR, FACTOR_TOLERANCE = 8.0, 0.01  # of step times
 
@@ -154,18 +153,7 @@ def explained(
 def slower(site: Site, factors: Sequence[float | None]) -> Site:
     """A site whose measured steps take `factors` times as long, by tier; None leaves a tier as it is."""
     measured = tuple(
-        tuple(replace(one, latency=_times(one.latency, factor or 1.0)) for one in tier)
+        tuple(replace(one, latency=one.latency.scaled(factor or 1.0)) for one in tier)
         for tier, factor in zip(site.measured, factors, strict=True)
     )
     return replace(site, measured=measured)
-
-
-def _times(model: StepLatencyModel, factor: float) -> StepLatencyModel:
-    return StepLatencyModel(
-        model.knot_tokens,
-        tuple(factor * knot_s for knot_s in model.knot_s),
-        factor * model.context_token_s,
-        factor * model.pair_s,
-        factor * model.gap_s,
-        factor * model.draft_step_s,
-    )

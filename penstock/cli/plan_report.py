@@ -55,6 +55,7 @@ def show(plan: CascadePlan, rules: RuleOptions, written: list[Path]) -> None:
         *_interval_lines(plan),
         f"{plan.binds}; dispatch by {plan.dispatch.value}",
         f"step times: {'; '.join(f'{tier.name} {tier.step_times}' for tier in plan.tiers if tier.used)}",
+        *_band_lines(plan),
         *([cached_line(plan.cached_share)] if plan.cached_share > 0 else []),
         f"{_proof(plan)}; {plan.evaluations} routings, {plan.simulations} simulations, {plan.seconds:.1f} s",
         *_promise_lines(plan),
@@ -192,6 +193,18 @@ def _interval_lines(plan: CascadePlan) -> list[str]:
         return [made_for]
     spread = f"{plan.latency.words} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
     return [f"{made_for}; on {interval.runs} other stretches of the trace {spread}"]
+
+
+def _band_lines(plan: CascadePlan) -> list[str]:
+    if plan.latency is None or (band := plan.latency.band) is None:
+        return []
+    line = f"{plan.latency.words} over these times {seconds(band.fast_s)} to {seconds(band.slow_s)}"
+    if not band.missed:
+        return [line]
+    if (cost := band.kept_for) is None:
+        return [f"{line}; no plan was found that keeps the target up to there"]
+    dollars = "" if cost.dollars_per_hour is None else f", {cost.dollars_per_hour:,.2f} dollars per hour"
+    return [f"{line}; the target is kept up to there with {cost.gpus} GPUs{dollars}"]
 
 
 def _promise_lines(plan: CascadePlan) -> list[str]:

@@ -74,7 +74,7 @@ class Gpu:
 
     tflops: dense, 16 bit. link_gb_per_s: between two GPUs of a node, one way. compute_efficiency, memory_efficiency: the
     shares of the sheet's figures that kernels reach. fp8_tflops to int4_tops: dense, in narrower numbers; None where engines
-    compute in 16 bit instead.
+    compute in 16 bit instead. host_speed: of a core of the machines that have it, over those that have A100.
     """
 
     name: str = ""
@@ -88,6 +88,7 @@ class Gpu:
     int8_tops: Annotated[float | None, POSITIVE] = None
     fp4_tflops: Annotated[float | None, POSITIVE] = None
     int4_tops: Annotated[float | None, POSITIVE] = None
+    host_speed: Annotated[float, POSITIVE] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +153,15 @@ class EngineBatch:
 
 @dataclass(frozen=True, slots=True)
 class EngineRuntime:
-    """memory_share: of a GPU's memory, what may be used. activation_gb: of each GPU, in addition to weights and KV."""
+    """memory_share: of a GPU's memory, what may be used. activation_gb: of each GPU, in addition to weights and KV.
+
+    engine: of the planner's catalogue, by which step times count the CPU; step_overhead_ms: in addition.
+    """
 
     step_overhead_ms: Annotated[float, NOT_NEGATIVE] = 2.0
     memory_share: Annotated[float, Within(0, 1, above=True)] = 0.92
     activation_gb: Annotated[float, NOT_NEGATIVE] = 1.0
+    engine: str = "sglang"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from penstock.planner_service.manifests.node_layout import NodeLayout, node_layo
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.frontiers import Points, frontiers
 from penstock.planner_service.planning.horizon import plan_over_horizon
+from penstock.planner_service.planning.latency_band import latency_band, over_band
 from penstock.planner_service.planning.plan_cascade import chosen_of, plan_cascade
 from penstock.planner_service.planning.plan_report import plan_report
 from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_sweep, sweep_values
@@ -38,7 +39,7 @@ class Planned:
     """A plan and what it is for.
 
     site, demand: of the tiers that were chosen; the demand is what routing without the plan's rules gets. candidates,
-    offered: the same of all tiers. options: that were asked for.
+    offered: the same of all tiers. options: that were asked for. band: where step times are estimated.
     """
 
     plan: CascadePlan
@@ -48,10 +49,11 @@ class Planned:
     offered: Demand
     options: Options
     took_s: float
+    band: types.LatencyBand | None = None
 
     def report(self) -> types.CascadePlan:
         """The plan as it is reported."""
-        return plan_report(self.plan, self.site, self.demand, self.options, self.took_s)
+        return plan_report(self.plan, self.site, self.demand, self.options, self.took_s, band=self.band)
 
     def compared(self, classes: Sequence[WorkloadClass] = ()) -> types.CascadePlan:
         """The report with what more quality takes. classes: of requests, whose SLO attainment is reported."""
@@ -61,7 +63,7 @@ class Planned:
             self.options,
             lambda demand, options: plan_cascade(self.candidates, demand, options),
         )
-        report = plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step)
+        report = plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step, band=self.band)
         strategies = [tier.strategy for tier in self.plan.tiers]
         demand, seed = self.demand.under(self.plan.rules), self.options.seed
         slo = attainments(self.site, demand, self.plan.thresholds, strategies, classes, seed)
@@ -122,19 +124,23 @@ def plan_for(
         InvalidRequest, Unreachable: As `plan`.
     """
     began = time.monotonic()
-    result, offered = plan_over_horizon(
-        lambda demand, runs: plan_cascade(
-            site, demand.under(under), options, runs=[run.under(under) for run in runs], on_evaluation=on_evaluation
-        ),
-        site,
-        trace,
-        judged,
-        options,
-    )
-    took_s, offered = time.monotonic() - began, offered.under(under)
+
+    def planned(options: Options) -> tuple[CascadePlan, Demand]:
+        def plan(demand: Demand, runs: Sequence[Demand]) -> CascadePlan:
+            runs = [run.under(under) for run in runs]
+            return plan_cascade(site, demand.under(under), options, runs=runs, on_evaluation=on_evaluation)
+
+        result, offered = plan_over_horizon(plan, site, trace, judged, options)
+        return result, offered.under(under)
+
+    def band_of(plan: CascadePlan, demand: Demand) -> types.LatencyBand | None:
+        return latency_band(site, plan, demand)
+
+    (result, offered), band = over_band(planned(options), options, planned, band_of)
+    took_s = time.monotonic() - began
     if result.largest_alone is not None:
         options = dataclasses.replace(options, goal=Goal.COST, max_latency_s=result.largest_alone.limit_s)
-    return Planned(result, *chosen_of(result, site, offered), site, offered, options, took_s)
+    return Planned(result, *chosen_of(result, site, offered), site, offered, options, took_s, band)
 
 
 def sweep(

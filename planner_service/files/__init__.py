@@ -1,7 +1,7 @@
 """The data of a planning question, checked, as the planner computes with it; and files that hold such data."""
 
 from penstock.planner_service.files.catalogue import catalogue
-from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.files.measured import measured_of, replica_of, trace_of, workload_of
 from penstock.planner_service.files.quality import judged_of, read_quality
 from penstock.planner_service.files.site import read_site, site_of
@@ -13,6 +13,7 @@ __all__ = [
     "FileError",
     "StageReplica",
     "catalogue",
+    "engine_of_catalogue",
     "gpu_of_catalogue",
     "judged_of",
     "measured_of",

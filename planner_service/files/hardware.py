@@ -6,7 +6,8 @@ from typing import Any
 
 from penstock.planner_service.files.catalogue import catalogue
 from penstock.services.domain.errors import InvalidRequest, invalid
-from penstock.services.domain.hardware import Arithmetic, GpuSpec, ModelSpec
+from penstock.services.domain.hardware import Arithmetic, EngineSpec, GpuSpec, ModelSpec
+from penstock.services.domain.latency import EngineCpu
 from penstock.types.planning import Gpu, Model
 from penstock.types.problems import FieldProblem
 
@@ -47,6 +48,19 @@ def gpu_of_catalogue(name: str) -> GpuSpec:
 def model_of_catalogue(name: str) -> ModelSpec:
     """InvalidRequest lists what there is."""
     return model_spec(Model(name), "model")
+
+
+def engine_spec(name: str, at: str) -> EngineSpec:
+    """InvalidRequest at a field where the catalogue has no such engine."""
+    entry = dict(_entry("engines", name, at))
+    fast, slow, overlapped = (entry.pop(key) for key in ("fast", "slow", "overlapped"))
+    seconds = {f"{key.removesuffix('_ms')}_s": ms / 1e3 for key, ms in entry.items()}
+    return EngineSpec(name, EngineCpu(**seconds, overlapped=overlapped), fast, slow)
+
+
+def engine_of_catalogue(name: str) -> EngineSpec:
+    """InvalidRequest lists what there is."""
+    return engine_spec(name, "engine")
 
 
 def _entry(kind: str, name: str, at: str) -> dict[str, Any]:
@@ -118,6 +132,7 @@ def _gpu_spec(gpu: Gpu) -> GpuSpec:
         gpu.compute_efficiency,
         gpu.memory_efficiency,
         tuple((arithmetic, peak * 1e12) for arithmetic, peak in narrow if peak is not None),
+        gpu.host_speed,
     )
 
 

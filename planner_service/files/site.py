@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.planner_service.files.hardware import gpu_spec, model_spec
+from penstock.planner_service.files.hardware import engine_spec, gpu_spec, model_spec
 from penstock.planner_service.files.measured import replica_of
 from penstock.planner_service.question.site import Site, TierSpeculation
 from penstock.planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Grading
@@ -47,7 +47,10 @@ def site_of(cluster: Cluster, cascade: Cascade) -> Site:
     _check(_cascade_problems(cascade, types))
     tiers = cascade.tiers
     runtime = Runtime(
-        cascade.runtime.step_overhead_ms / 1e3, cascade.runtime.memory_share, cascade.runtime.activation_gb * 1e9
+        cascade.runtime.step_overhead_ms / 1e3,
+        cascade.runtime.memory_share,
+        cascade.runtime.activation_gb * 1e9,
+        engine=engine_spec(cascade.runtime.engine, "models.runtime.engine"),
     )
     speculation = tuple(_speculation(tier, f"models.tiers[{i}].speculation") for i, tier in enumerate(tiers))
     remotes = tuple(None if tier.remote is None else _remote(tier.remote) for tier in tiers)

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.planner_service.files.catalogue import catalogue
-from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.files.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.stages.profile import batches_of
 from penstock.question_files import FileError
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, fit, roofline
+from penstock.types.planning import EngineRuntime
 from penstock.types.plans import QoeModel
 
 
@@ -42,7 +43,7 @@ def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> 
         if name not in (known := catalogue(kind)):
             raise FileError(f"no '{name}' among the catalogue's {kind}: {', '.join(sorted(known))}")
     spec, cluster = model_of_catalogue(model), ClusterSpec(gpu_of_catalogue(gpu), 1, 1, 1.0)
-    shape, runtime = ReplicaShape(1, 1), Runtime()
+    shape, runtime = ReplicaShape(1, 1), Runtime(engine=engine_of_catalogue(EngineRuntime().engine))
     room = fit(spec, shape, cluster, runtime, work.longest_tokens)
     if not room.ok:
         raise FileError(room.reason)

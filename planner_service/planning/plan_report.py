@@ -20,8 +20,10 @@ def plan_report(
     options: Options,
     took_s: float,
     step: types.NextStep | None = None,
+    *,
+    band: types.LatencyBand | None,
 ) -> types.CascadePlan:
-    """site, demand: of the tiers that the plan has. step: where it was computed."""
+    """site, demand: of the tiers that the plan has. step: where it was computed. band: of estimated step times."""
     load, solution = plan.load, plan.solution
     return types.CascadePlan(
         tuple(_tier(plan, site, i) for i in range(len(plan.tiers))),
@@ -37,7 +39,9 @@ def plan_report(
         plan.burst,
         plan.burst_reason,
         plan.early_reason,
-        types.PlannedLatency(plan.objective, plan.percentile, plan.felt_s, plan.latency_words, plan.felt_interval),
+        types.PlannedLatency(
+            plan.objective, plan.percentile, plan.felt_s, plan.latency_words, plan.felt_interval, band
+        ),
         plan.felt,
         plan.latency_interval,
         plan.end_to_end_interval,

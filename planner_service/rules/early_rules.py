@@ -48,7 +48,10 @@ def checking(sample: JudgedSample, rules: Sequence[PlannedEarlyChecks], fitted_t
 def meanwhile_tokens(site: Site, tier: int, sample: JudgedSample) -> int:
     """How many tokens a reply gets while a part of it is scored, at most: alone on the tier's fastest replica."""
     context = round(float((sample.input_tokens + sample.output_tokens[:, tier] / 2).mean()))
-    steps_s = [kind.latency.step_s(StepLoad(1, context)) for kind in replica_kinds(site, tier, site.gpus, context)[0]]
+    steps_s = [
+        kind.latency.step_s(StepLoad(1, context, requests=1))
+        for kind in replica_kinds(site, tier, site.gpus, context)[0]
+    ]
     longest = int(sample.output_tokens[:, tier].max())
     return math.floor(min(longest, site.judge_s / min(steps_s))) if steps_s and min(steps_s) > 0 else 0
 

@@ -52,7 +52,7 @@ class Requests(NamedTuple):
 
 class Load(NamedTuple):
     """What one step computes, as StepLoad: tokens; context: that its requests attend to, new tokens included, summed;
-    pairs: of prompts; decodes, with their context and the longest of it."""
+    pairs: of prompts; decodes, with their context and the longest of it; chunks: of prompts; starts: requests that start."""
 
     tokens: int
     context: int
@@ -60,12 +60,18 @@ class Load(NamedTuple):
     decodes: int
     decode_context: int
     longest: int
+    chunks: int
+    starts: int
+
+
+NO_LOAD = Load(0, 0, 0.0, 0, 0, 0, 0, 0)
 
 
 class Engine(NamedTuple):
     """What limits and times the steps of a replica. stages: its lanes; blocks: of KV, that each of them has.
 
-    policy: of its batches. knot_tokens, knot_s and all rates: of StepLatencyModel. mixed: see cluster.Moves.
+    policy: of its batches. knot_tokens, knot_s and all rates: of StepLatencyModel. mixed: see cluster.Moves. overlapped,
+    cpu_s, cpu_request_s, cpu_prompt_s: of EngineCpu.
     """
 
     stages: int
@@ -74,10 +80,14 @@ class Engine(NamedTuple):
     max_running: int
     max_step_tokens: int
     policy: int
+    overlapped: bool
     context_token_s: float
     pair_s: float
     gap_s: float
     mixed: float
+    cpu_s: float
+    cpu_request_s: float
+    cpu_prompt_s: float
     knot_tokens: F
     knot_s: F
 
@@ -119,7 +129,7 @@ def plan_step(batch: Batch, requests: Requests, engine: Engine) -> tuple[Load, i
     DECODE_FIRST: decodes, then running prompts, then prompts that wait. PREFILL_FIRST: prompts, those that wait included;
     decodes only in a step without a prompt. Returns what the step computes, and how many were preempted for room.
     """
-    load, preemptions = Load(0, 0, 0.0, 0, 0, 0), 0
+    load, preemptions = NO_LOAD, 0
     prompts_first = engine.policy == PREFILL_FIRST
     decodes, prompts = np.bool_(True), np.bool_(False)  # numba would compile the callee for each constant
     if not prompts_first:
@@ -146,7 +156,7 @@ def _continue_running(
     length, computed, blocks, chunk = requests.length, requests.computed, requests.blocks, requests.chunk
     counts, running = batch.counts, batch.rows[RUNNING]
     block, budget = engine.block_tokens, engine.max_step_tokens - load.tokens
-    context, pairs, decoding = load.context, load.pairs, load.decodes
+    context, pairs, decoding, chunks = load.context, load.pairs, load.decodes, load.chunks
     decode_context, longest = load.decode_context, load.longest
     i = 0
     while i < counts[RUNNING] and budget > 0:
@@ -175,9 +185,11 @@ def _continue_running(
             decode_context += end
             longest = max(longest, end)
         else:
+            chunks += 1
             pairs += want * (computed[r] + 0.5 * (want + 1))
         i += 1
-    return Load(engine.max_step_tokens - budget, context, pairs, decoding, decode_context, longest), preemptions
+    tokens = engine.max_step_tokens - budget
+    return Load(tokens, context, pairs, decoding, decode_context, longest, chunks, load.starts), preemptions
 
 
 @compiled(allocates=False)
@@ -206,10 +218,10 @@ def _start_waiting(load: Load, batch: Batch, requests: Requests, engine: Engine)
     counts, waiting = batch.counts, batch.rows[WAITING]
     budget = engine.max_step_tokens - load.tokens
     context, pairs, decodes = load.context, load.pairs, load.decodes
-    decode_context, longest = load.decode_context, load.longest
+    decode_context, longest, chunks, starts = load.decode_context, load.longest, load.chunks, load.starts
     while budget > 0 and counts[WAITING] > 0:
         r = waiting[0]
-        if not _can_start(r, counts, requests, engine):
+        if not can_start(r, counts, requests, engine):
             break
         drop(batch, WAITING, r)
         insert(batch, RUNNING, r, requests.rank)
@@ -220,17 +232,19 @@ def _start_waiting(load: Load, batch: Batch, requests: Requests, engine: Engine)
         requests.chunk[r] = want
         budget -= want
         context += start + want
+        starts += 1
         if length[r] - start == 1:
             decodes += 1
             decode_context += start + 1
             longest = max(longest, start + 1)
         else:
+            chunks += 1
             pairs += want * (start + 0.5 * (want + 1))
-    return Load(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest)
+    return Load(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
 
 
 @compiled(allocates=False)
-def _can_start(r: int, counts: N, requests: Requests, engine: Engine) -> bool:
+def can_start(r: int, counts: N, requests: Requests, engine: Engine) -> bool:
     fits: bool = blocks_for(requests.length[r], engine.block_tokens) <= counts[FREE]
     return fits and counts[RUNNING] < engine.max_running
 
@@ -243,7 +257,15 @@ def step_s(load: Load, engine: Engine) -> float:
     gap = load.longest * load.decodes - load.decode_context
     unlike = gap / (load.decodes * load.longest) if load.decodes > 0 else 0.0
     attention = engine.context_token_s * (load.context + load.decode_context * engine.mixed * unlike)
-    return base_s(load.tokens, engine) + attention + engine.pair_s * load.pairs + engine.gap_s * gap
+    gpu_s = base_s(load.tokens, engine) + attention + engine.pair_s * load.pairs + engine.gap_s * gap
+    return with_cpu_s(gpu_s, load.decodes + load.chunks, load.starts, engine)
+
+
+@compiled(allocates=False)
+def with_cpu_s(gpu_s: float, requests: int, starts: int, engine: Engine) -> float:
+    """See EngineCpu.step_with."""
+    cpu_s = engine.cpu_s + engine.cpu_request_s * requests + engine.cpu_prompt_s * starts
+    return max(gpu_s, cpu_s) if engine.overlapped else gpu_s + cpu_s
 
 
 @compiled(allocates=False)
@@ -275,62 +297,6 @@ def commit(batch: Batch, requests: Requests, end_s: float, ended: N) -> int:
             remaining += 1
     counts[RUNNING] = remaining
     return n_ended
-
-
-@compiled(allocates=False)
-def quiet_steps(batch: Batch, requests: Requests, engine: Engine) -> tuple[int, int, int]:
-    """(steps that may follow in which only contexts grow, total context of their first, how much longer its longest is).
-
-    Quiet: all running requests decode, none ends, none waits that could start, and no block is missing.
-    """
-    counts, running = batch.counts, batch.rows[RUNNING]
-    n = counts[RUNNING]
-    if n == 0 or n > engine.max_step_tokens:
-        return 0, 0, 0
-    starts = n < engine.max_step_tokens or engine.policy == PREFILL_FIRST
-    if counts[WAITING] > 0 and starts and _can_start(batch.rows[WAITING, 0], counts, requests, engine):
-        return 0, 0, 0
-    shortest, context, longest = np.int64(1 << 60), 0, 0
-    length, prompt, output, computed = requests.length, requests.prompt, requests.output, requests.computed
-    for i in range(n):
-        r = running[i]
-        produced = length[r] - prompt[r]
-        if length[r] - computed[r] != 1 or produced == 0:
-            return 0, 0, 0
-        shortest = min(shortest, output[r] - produced)
-        context += computed[r] + 1
-        longest = max(longest, computed[r] + 1)
-    by_blocks = (counts[FREE] - n) * engine.block_tokens // n
-    return max(0, min(shortest - 1, by_blocks)), context, longest * n - context
-
-
-@compiled(allocates=False)
-def quiet_s(
-    start_s: float, next_s: float, most: int, first_step_s: float, more_s: float, stages: int
-) -> tuple[int, float]:
-    """(how many quiet steps follow each other from start_s on, `most` at most; the seconds they take).
-
-    Step i takes first_step_s + i more_s, so that k of them take k first_step_s + more_s k (k - 1) / 2. They end with the
-    first that ends at next_s, when a request comes, or later. With several stages steps of lanes interleave: one.
-    """
-    if stages > 1:
-        return 1, first_step_s
-    steps = most
-    if next_s < np.inf and _run_s(most, first_step_s, more_s) > next_s - start_s:
-        low, high = 1, most
-        while low < high:
-            middle = (low + high) // 2
-            if _run_s(middle, first_step_s, more_s) >= next_s - start_s:
-                high = middle
-            else:
-                low = middle + 1
-        steps = low
-    return steps, _run_s(steps, first_step_s, more_s)
-
-
-@compiled(allocates=False)
-def _run_s(steps: int, first_step_s: float, more_s: float) -> float:
-    return steps * first_step_s + more_s * (0.5 * steps * (steps - 1))
 
 
 @compiled(allocates=False)

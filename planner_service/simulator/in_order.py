@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.planner_service.simulator.batch_step import (
     BUSY_S,
+    NO_LOAD,
     STEPS,
     TOKENS,
     Engine,
@@ -26,9 +27,9 @@ from penstock.planner_service.simulator.batch_step import (
     Outcome,
     blocks_for,
     measured_s,
-    quiet_s,
     step_s,
 )
+from penstock.planner_service.simulator.quiet import quiet_s
 from penstock.planner_service.simulator.workload import Arrivals
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.compiled.layout import base_s
@@ -114,11 +115,11 @@ def _serve(arrivals: Arrivals, engine: Engine, lanes: Lanes, lateness: Lateness,
         if quiet:
             context, gap = counts[CONTEXT] + n, (counts[LONGEST] + counts[COUNT]) * n - counts[CONTEXT]
             took = lanes.base_s[lane] + engine.context_token_s * context + engine.gap_s * gap
-            steps, took = quiet_s(start, next_s, counts[LEFT], took, engine.context_token_s * n, stages)
+            steps, took = quiet_s(start, next_s, counts[LEFT], took, n, engine)
             counts[COUNT] += steps
             counts[CONTEXT] += steps * n
             counts[LEFT] -= steps
-            tokens, plan = steps * n, Prompts(Load(0, 0, 0.0, 0, 0, 0), 0, 0, False)
+            tokens, plan = steps * n, Prompts(NO_LOAD, 0, 0, False)
         else:
             while upcoming < count and arrival_s[upcoming] <= start:
                 upcoming += stages
@@ -160,7 +161,7 @@ def _plan(arrivals: Arrivals, engine: Engine, lanes: Lanes, lane: int) -> Prompt
     longest = counts[LONGEST] + counts[COUNT] + 1 if n > 0 else 0
     decodes, pairs, budget, running = n, 0.0, engine.max_step_tokens - n, n + (done > 0)
     held, exact = (counts[CONTEXT] + n * block) // block, False  # blocks, at most: with a new one for each
-    preempts = False
+    chunks, starts, preempts = 0, 0, False
     if held + blocks_for(done, block) > blocks:
         held, exact = _held(lanes, lane, n, counts[COUNT] + 1, block), True
         preempts = held + blocks_for(done, block) > blocks
@@ -179,6 +180,7 @@ def _plan(arrivals: Arrivals, engine: Engine, lanes: Lanes, lane: int) -> Prompt
             break
         if done == 0:
             running += 1
+            starts += 1
             done = arrivals.cached[head]
         want = min(budget, prompt[head] - done)
         held += blocks_for(done + want, block)
@@ -189,12 +191,13 @@ def _plan(arrivals: Arrivals, engine: Engine, lanes: Lanes, lane: int) -> Prompt
             decode_context += done + 1
             longest = max(longest, done + 1)
         else:
+            chunks += 1
             pairs += want * (done + 0.5 * (want + 1))
         done += want
         if done < prompt[head]:
             break
         head, done = head + engine.stages, 0
-    load = Load(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest)
+    load = Load(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
     return Prompts(load, head, done, preempts)
 
 
@@ -268,7 +271,7 @@ def _held(lanes: Lanes, lane: int, n: int, count: int, block: int) -> int:
 
 @compiled(allocates=False)
 def _quiet_steps(lanes: Lanes, lane: int, prompt: N, engine: Engine) -> int:
-    """See batch_step.quiet_steps."""
+    """See quiet.quiet_steps."""
     counts, block, blocks = lanes.counts[lane], engine.block_tokens, engine.blocks
     n = counts[DECODING]
     if n == 0 or counts[DONE] > 0:

@@ -2,7 +2,7 @@
 
 Its steps are those of `batch_step`. What makes it fast: while nothing can change but contexts that grow (all decode,
 no request ends, none can start), steps are *quiet*, and a whole run of them up to the next arrival is one jump
-(`batch_step.quiet_s`).
+(`quiet.quiet_s`).
 
 Pipeline stages: a replica of S stages runs as many batches at once, its lanes. Requests go to the lanes in turn and each
 lane has its share of the KV. A step enters the first stage when that is free, takes step_s in all, and leaves no sooner than
@@ -46,11 +46,11 @@ from penstock.planner_service.simulator.batch_step import (
     insert,
     measured_s,
     plan_step,
-    quiet_s,
-    quiet_steps,
     step_s,
+    with_cpu_s,
 )
 from penstock.planner_service.simulator.in_order import PREEMPTED, serve_in_order
+from penstock.planner_service.simulator.quiet import decodes_s, quiet_s, quiet_steps
 from penstock.planner_service.simulator.workload import Arrivals
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.compiled.layout import base_s
@@ -85,7 +85,7 @@ class Lanes(NamedTuple):
 class Tier(NamedTuple):
     """R replicas of K kinds. owner (N): the replica of each request. kind (R): of each replica.
 
-    Of each kind, as in Engine: whole (K, 6), its whole numbers; rates (K, 4); knot_tokens and knot_s (K, knots), rows
+    Of each kind, as in Engine: whole (K, 7), its whole numbers; rates (K, 7); knot_tokens and knot_s (K, knots), rows
     filled up with their last piece continued.
     """
 
@@ -167,7 +167,7 @@ def _serve(
         if is_quiet:
             n = batch.counts[RUNNING]
             first_s = lanes.base_s[lane] + engine.context_token_s * quiet[CONTEXT] + engine.gap_s * quiet[GAP]
-            steps, took = quiet_s(start, next_s, quiet[LEFT], first_s, engine.context_token_s * n, stages)
+            steps, took = quiet_s(start, next_s, quiet[LEFT], first_s, n, engine)
             tokens = steps * n
             quiet[CONTEXT] += tokens
             quiet[LEFT] -= steps
@@ -275,10 +275,14 @@ def _engine(tier: Tier, kind: int) -> Engine:
         whole[3],
         whole[4],
         whole[5],
+        whole[6] > 0,
         rates[0],
         rates[1],
         rates[2],
         rates[3],
+        rates[4],
+        rates[5],
+        rates[6],
         tier.knot_tokens[kind],
         tier.knot_s[kind],
     )
@@ -342,8 +346,8 @@ def alone_s(arrivals: Arrivals, engine: Engine, first_s: F, finish_s: F) -> None
             c = min(engine.max_step_tokens, prompt[r] - done)
             done += c
             pairs = 0.0 if prompt[r] - (done - c) == 1 else c * (done - c + 0.5 * (c + 1))
-            total += base_s(c, engine) + engine.context_token_s * done + engine.pair_s * pairs
-        k = arrivals.output[r] - 1
+            gpu_s = base_s(c, engine) + engine.context_token_s * done + engine.pair_s * pairs
+            total += with_cpu_s(gpu_s, 1, done == arrivals.cached[r] + c, engine)
         first_s[r] = total
         first_decode_s = one + engine.context_token_s * (prompt[r] + 1)
-        finish_s[r] = total + quiet_s(0.0, np.inf, k, first_decode_s, engine.context_token_s, 1)[1]
+        finish_s[r] = total + decodes_s(arrivals.output[r] - 1, first_decode_s, engine)

@@ -52,7 +52,7 @@ class Dispatch:
         self._sent = [NOTHING_SENT] * cluster.instances
         replica = cluster.replica
         chunk = replica.limits.max_step_tokens
-        step_s = replica.latency.step_s(StepLoad(chunk, chunk, chunk * (chunk + 1) / 2))
+        step_s = replica.latency.step_s(StepLoad(chunk, chunk, chunk * (chunk + 1) / 2, requests=1))
         self._prompt_tokens_per_s = chunk / step_s if step_s > 0 else 0.0
 
     def publish(self) -> None:

@@ -67,7 +67,11 @@ def known_models(
 def _passes(latency: StepLatencyModel, replies: int, context_tokens: int, max_window: int) -> PassCost:
     widths = range(1, max_window + 2)
     return PassCost(
-        {(n, w): latency.step_s(StepLoad(n * w, n * (context_tokens + w))) for n in {1, replies} for w in widths}
+        {
+            (n, w): latency.step_s(StepLoad(n * w, n * (context_tokens + w), requests=n))
+            for n in {1, replies}
+            for w in widths
+        }
     )
 
 
@@ -129,9 +133,10 @@ def speculating_latency(
     knots, least_s = dict[float, float](), 0.0
     for replies, total_s in totals_s.items():  # a step never gets faster by one more token
         least_s = knots[float(replies)] = max(least_s, total_s - context_token_s * replies * (context_tokens + 1))
-    knots |= {x: y for x, y in zip(target.knot_tokens, target.knot_s, strict=True) if x > max_running}
+    plain = target.by_tokens(max_running)
+    knots |= {x: y for x, y in zip(plain.knot_tokens, plain.knot_s, strict=True) if x > max_running}
     if len(knots) < 2 or max(knots) <= max_running:  # prompts continue as without drafts
         for tokens in (max_running + 1.0, 2.0 * max_running + 1):
-            knots[tokens] = target.base_s(tokens)
+            knots[tokens] = plain.base_s(tokens)
     xs = tuple(sorted(knots))
     return StepLatencyModel(xs, tuple(knots[x] for x in xs), context_token_s, target.pair_s, target.gap_s)

@@ -57,7 +57,7 @@ class Replica:
 
     def engine(self, policy: int = DECODE_FIRST, mixed: float = 0.0) -> Engine:
         """As compiled code reads it. policy: of batches, see batch_step. mixed: see cluster.Moves."""
-        limits, latency = self.limits, self.latency
+        limits, latency, cpu = self.limits, self.latency, self.latency.cpu
         return Engine(
             self.shape.pp,
             self.lane_blocks,
@@ -65,10 +65,14 @@ class Replica:
             limits.max_running,
             limits.max_step_tokens,
             policy,
+            cpu.overlapped,
             float(latency.context_token_s),
             float(latency.pair_s),
             float(latency.gap_s),
             float(mixed),
+            float(cpu.step_s),
+            float(cpu.request_s),
+            float(cpu.prompt_s),
             np.array(latency.knot_tokens, np.float64),
             np.array(latency.knot_s, np.float64),
         )
@@ -95,7 +99,8 @@ class Replica:
         tokens = batch * per_request / passes
         context = batch * (input_tokens + output_tokens / 2)
         pairs = batch / passes * (input_tokens**2 - cached_tokens**2) / 2 + window * context
-        step_s = self.latency.step_s(StepLoad(max(1, round(tokens)), round(context), pairs))
+        load = StepLoad(max(1, round(tokens)), round(context), pairs, requests=batch, prompts=batch / passes)
+        step_s = self.latency.step_s(load)
         return batch / passes / (step_s / self.shape.pp)
 
 
@@ -175,8 +180,8 @@ class KindTable:
     def __init__(self, kinds: Sequence[Replica]) -> None:
         self.kinds = list(kinds)
         engines = [kind.engine() for kind in kinds]
-        self._whole = np.array([engine[:6] for engine in engines], np.int64).reshape(-1, 6)
-        self._rates = np.array([engine[6:10] for engine in engines], np.float64).reshape(-1, 4)
+        self._whole = np.array([engine[:7] for engine in engines], np.int64).reshape(-1, 7)
+        self._rates = np.array([engine[7:14] for engine in engines], np.float64).reshape(-1, 7)
         self.room = np.array([kind.request_tokens for kind in kinds], np.int64)
         width = max((len(engine.knot_s) for engine in engines), default=2)
         self._knots = np.empty((2, len(engines), width))

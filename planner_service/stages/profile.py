@@ -31,7 +31,7 @@ def batches_of(replica: Replica, work: Workload) -> list[tuple[BatchLoad, float]
                 1,
             )
             while n <= replica.limits.max_running and n * (inputs + outputs) <= replica.lane_tokens:
-                decode = replica.latency.step_s(StepLoad(n, round(n * length)))
+                decode = replica.latency.step_s(StepLoad(n, round(n * length), requests=n))
                 load = BatchLoad(n, n * inputs, n * inputs**2, n * length)
                 batches.append((load, decode + n * prompt / outputs))
                 n *= 2
@@ -43,7 +43,8 @@ def prompt_s(latency: StepLatencyModel, tokens: int, max_step_tokens: int) -> fl
     """Seconds to compute a prompt by itself, chunk by chunk."""
     total, done = 0.0, 0
     while done < tokens:
-        chunk = min(max_step_tokens, tokens - done)
+        chunk, starts = min(max_step_tokens, tokens - done), done == 0
         done += chunk
-        total += latency.step_s(StepLoad(chunk, done, chunk * (done - chunk + 0.5 * (chunk + 1))))
+        pairs = chunk * (done - chunk + 0.5 * (chunk + 1))
+        total += latency.step_s(StepLoad(chunk, done, pairs, requests=1, prompts=starts))
     return total

@@ -72,7 +72,7 @@ def stage_seconds(layout: StageLayout, work: Workload, replica: Replica) -> Floa
     A token takes its part of a step of a full chunk, and the reading of its context.
     """
     latency, chunk = replica.latency, replica.limits.max_step_tokens
-    token_s = latency.step_s(StepLoad(chunk, 0)) / chunk
+    token_s = latency.step_s(StepLoad(chunk, 0, requests=1)) / chunk
     seconds = np.zeros(len(layout.stages))
     first = np.searchsorted(layout.cuts, work.input_tokens, side="right")
     prompts = {int(n): prompt_s(latency, int(n), chunk) for n in np.unique(work.input_tokens)}

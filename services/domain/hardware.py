@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.latency import NO_CPU, EngineCpu, StepLatencyModel
 from penstock.types.deployments import ReplicaGroup
 
 _SIZE = "[1-9][0-9]{0,4}"
@@ -40,7 +40,8 @@ class GpuSpec:
 
     memory_bytes, memory_bytes_per_s, flops_per_s (dense 16 bit), link_bytes_per_s (between two GPUs of a node, one way).
     compute_efficiency, memory_efficiency: fraction of the sheet's figures that kernels reach, in all arithmetic.
-    narrow_flops_per_s: dense, of each narrower arithmetic that its tensor cores have.
+    narrow_flops_per_s: dense, of each narrower arithmetic that its tensor cores have. host_speed: of one core of the machines
+    that it is sold in, over one of those that have A100.
     """
 
     name: str
@@ -51,6 +52,7 @@ class GpuSpec:
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.8
     narrow_flops_per_s: tuple[tuple[Arithmetic, float], ...] = ()
+    host_speed: float = 1.0
 
     def computes(self, arithmetic: Arithmetic) -> bool:
         """Whether the GPU has this arithmetic."""
@@ -202,13 +204,26 @@ class ClusterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """An engine by its version. cpu: what a step costs the CPU of a machine with A100.
+
+    fast, slow: between these times what a roofline says, measured step times lie (9 of 10 in published tables).
+    """
+
+    name: str = ""
+    cpu: EngineCpu = NO_CPU
+    fast: float = 1.0
+    slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
     """Properties of the engine.
 
-    step_overhead_s: CPU time per step. memory_share: fraction of a GPU's memory that may be used. activation_bytes: memory
-    per GPU in addition to weights and KV. tp_efficiency: K(N) of CASCADIA's appendix B, the fraction of the ideal 1/N
-    speed-up that kernels reach with N shards, by N; for other N, the value of the next smaller one. link_latency_s: of one
-    collective or transfer.
+    step_overhead_s: of each step, what is neither a kernel's nor the `engine`'s: launches, sampling. memory_share: fraction
+    of a GPU's memory that may be used. activation_bytes: memory per GPU in addition to weights and KV. tp_efficiency: K(N)
+    of CASCADIA's appendix B, the fraction of the ideal 1/N speed-up that kernels reach with N shards, by N; for other N, the
+    value of the next smaller one. link_latency_s: of one collective or transfer.
     """
 
     step_overhead_s: float = 0.002
@@ -216,6 +231,7 @@ class Runtime:
     activation_bytes: float = 1e9
     tp_efficiency: tuple[tuple[int, float], ...] = ((1, 1.0), (2, 0.95), (4, 0.9), (8, 0.82), (16, 0.7))
     link_latency_s: float = 12e-6
+    engine: EngineSpec = EngineSpec()
 
     def efficiency(self, tp: int) -> float:
         return max((n, k) for n, k in self.tp_efficiency if n <= tp)[1]
@@ -321,6 +337,8 @@ def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtim
     most the active parameters of each token. What is not sliced loses nothing to slicing (`Runtime.efficiency`): attention
     with attn_dp, experts with ep. With attn_dp, each group reads all of attention's weights and the KV of its own requests,
     which are taken to be spread evenly. With ep, the busiest GPU decides (`busiest_gpu_load`).
+
+    The engine's CPU is as fast as machines with this GPU have it.
     """
     gpu, tp, attn_tp, ep = cluster.gpu, shape.tp, shape.attn_tp, shape.ep
     sliced, attention_sliced = runtime.efficiency(tp), runtime.efficiency(attn_tp)
@@ -376,4 +394,5 @@ def roofline(model: ModelSpec, shape: ReplicaShape, cluster: ClusterSpec, runtim
         tuple(base(float(k)) for k in _KNOTS),
         context_token_s=model.kv_bytes_per_token * copies / attention_bandwidth,
         pair_s=pair_flops / attention_speed,
+        cpu=runtime.engine.cpu.scaled(1.0 / gpu.host_speed),
     )

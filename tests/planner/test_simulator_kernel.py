@@ -25,7 +25,7 @@ from penstock.planner_service.simulator.batch_step import (
 from penstock.planner_service.simulator.in_order import PREEMPTED, serve_in_order
 from penstock.planner_service.simulator.tier import KindTable, alone_latency, alone_times, assign, serve_kinds
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency import EngineCpu, StepLatencyModel, StepLoad
 from penstock.types.replies import FinishReason
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
@@ -40,6 +40,9 @@ LATENCIES = [
     StepLatencyModel.linear(0.01, 1e-4, 1e-6),
     StepLatencyModel((1.0, 64.0, 256.0, 1024.0), (0.02, 0.021, 0.05, 0.3), 3e-7, 2e-8, 1e-7),
     StepLatencyModel.linear(0.0, 1e-3, 0.0),
+    StepLatencyModel((0.0, 1.0), (0.004, 0.005), 1e-5, 1e-6, cpu=EngineCpu(0.003, 0.002, 0.01)),
+    # contexts grow until the GPU takes longer than the CPU
+    StepLatencyModel((0.0, 1.0), (0.004, 0.005), 1e-4, 1e-6, cpu=EngineCpu(0.008, 0.001, 0.01, overlapped=True)),
 ]
 
 
@@ -101,6 +104,7 @@ def replay(
         while upcoming[i] and work.arrivals[upcoming[i][0]] <= start:
             r = upcoming[i].pop(0)
             scheduler.add(sequence_of(work, r))
+        running = {sequence.request_id for sequence in scheduler.running}
         plan = scheduler.plan_step()
         context, pairs, ends = 0, 0.0, []
         for chunk in plan.chunks:
@@ -110,7 +114,8 @@ def replay(
             else:
                 pairs += chunk.count * (chunk.start + 0.5 * (chunk.count + 1))
         gap = max(ends, default=0) * len(ends) - sum(ends)
-        took = latency.step_s(StepLoad(plan.tokens, context, pairs, gap))
+        starts = sum(chunk.sequence.request_id not in running for chunk in plan.chunks)
+        took = latency.step_s(StepLoad(plan.tokens, context, pairs, gap, requests=len(plan.chunks), prompts=starts))
         end = max(start + took, last_exit + took / stages)
         entry_free, last_exit, ready[i] = start + took / stages, end, end
         out.steps += 1

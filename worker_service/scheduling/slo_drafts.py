@@ -56,7 +56,7 @@ def allowed_windows(
     windows = longest_windows(
         [PacedDecode(float(after.times[TPOT_S, columns[name]]), step.ends_s - step.due_s[name]) for name in able],
         pace,
-        corrected(latency, correction),
+        latency.scaled(correction),
         context_tokens=int(after.counts[CONTEXT][[columns[name] for name in able]].sum()),
         max_step_tokens=model.max_step_tokens,
         max_window=max(step.limits[name] for name in able),
@@ -76,14 +76,3 @@ def allowed_windows(
 def verifying_s(latency: StepLatencyModel, correction: float, tokens: int, rows: int) -> float:
     """By how much a step of so many tokens takes longer with `rows` drafted ones."""
     return correction * (latency.base_s(tokens + rows) - latency.base_s(tokens))
-
-
-def corrected(latency: StepLatencyModel, factor: float) -> StepLatencyModel:
-    """The model with all its seconds times `factor`."""
-    return StepLatencyModel(
-        latency.knot_tokens,
-        tuple(seconds * factor for seconds in latency.knot_s),
-        latency.context_token_s * factor,
-        latency.pair_s * factor,
-        latency.gap_s * factor,
-    )

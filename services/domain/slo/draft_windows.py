@@ -5,7 +5,7 @@ prompts. And a step may take no longer than the promises allow, drafts included,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS
@@ -64,14 +64,7 @@ def longest_windows(
     paces = [tightened_pace(decode.tpot_s, decode.late_s) for decode in decodes]
     tiers = sorted(set(paces))
     requested = [SpeculationTier(paces.count(tpot_s), tpot_s, pace.acceptance) for tpot_s in tiers]
-    with_drafts = StepLatencyModel(
-        latency.knot_tokens,
-        latency.knot_s,
-        latency.context_token_s,
-        latency.pair_s,
-        latency.gap_s,
-        draft_step_s=pace.step_s,
-    )
+    with_drafts = replace(latency, draft_step_s=pace.step_s)
     plan = speculation_lengths(
         requested,
         with_drafts,

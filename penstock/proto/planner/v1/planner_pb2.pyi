@@ -1063,6 +1063,7 @@ class Gpu(_message.Message):
     INT8_TOPS_FIELD_NUMBER: _builtins.int
     FP4_TFLOPS_FIELD_NUMBER: _builtins.int
     INT4_TOPS_FIELD_NUMBER: _builtins.int
+    HOST_SPEED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     memory_gb: _builtins.float
     memory_gb_per_s: _builtins.float
@@ -1078,6 +1079,8 @@ class Gpu(_message.Message):
     int8_tops: _builtins.float
     fp4_tflops: _builtins.float
     int4_tops: _builtins.float
+    host_speed: _builtins.float
+    """Of a core of the machines that have it, over those that have A100. [1]"""
     def __init__(
         self,
         *,
@@ -1092,10 +1095,11 @@ class Gpu(_message.Message):
         int8_tops: _builtins.float | None = ...,
         fp4_tflops: _builtins.float | None = ...,
         int4_tops: _builtins.float | None = ...,
+        host_speed: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "memory_efficiency", b"memory_efficiency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_host_speed", b"_host_speed", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "host_speed", b"host_speed", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "memory_efficiency", b"memory_efficiency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "link_gb_per_s", b"link_gb_per_s", "memory_efficiency", b"memory_efficiency", "memory_gb", b"memory_gb", "memory_gb_per_s", b"memory_gb_per_s", "name", b"name", "tflops", b"tflops"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency", "_fp4_tflops", b"_fp4_tflops", "_fp8_tflops", b"_fp8_tflops", "_host_speed", b"_host_speed", "_int4_tops", b"_int4_tops", "_int8_tops", b"_int8_tops", "_memory_efficiency", b"_memory_efficiency", "compute_efficiency", b"compute_efficiency", "fp4_tflops", b"fp4_tflops", "fp8_tflops", b"fp8_tflops", "host_speed", b"host_speed", "int4_tops", b"int4_tops", "int8_tops", b"int8_tops", "link_gb_per_s", b"link_gb_per_s", "memory_efficiency", b"memory_efficiency", "memory_gb", b"memory_gb", "memory_gb_per_s", b"memory_gb_per_s", "name", b"name", "tflops", b"tflops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__compute_efficiency: _TypeAlias = _typing.Literal["compute_efficiency"]  # noqa: Y015
     _WhichOneofArgType__compute_efficiency: _TypeAlias = _typing.Literal["_compute_efficiency", b"_compute_efficiency"]  # noqa: Y015
@@ -1103,6 +1107,8 @@ class Gpu(_message.Message):
     _WhichOneofArgType__fp4_tflops: _TypeAlias = _typing.Literal["_fp4_tflops", b"_fp4_tflops"]  # noqa: Y015
     _WhichOneofReturnType__fp8_tflops: _TypeAlias = _typing.Literal["fp8_tflops"]  # noqa: Y015
     _WhichOneofArgType__fp8_tflops: _TypeAlias = _typing.Literal["_fp8_tflops", b"_fp8_tflops"]  # noqa: Y015
+    _WhichOneofReturnType__host_speed: _TypeAlias = _typing.Literal["host_speed"]  # noqa: Y015
+    _WhichOneofArgType__host_speed: _TypeAlias = _typing.Literal["_host_speed", b"_host_speed"]  # noqa: Y015
     _WhichOneofReturnType__int4_tops: _TypeAlias = _typing.Literal["int4_tops"]  # noqa: Y015
     _WhichOneofArgType__int4_tops: _TypeAlias = _typing.Literal["_int4_tops", b"_int4_tops"]  # noqa: Y015
     _WhichOneofReturnType__int8_tops: _TypeAlias = _typing.Literal["int8_tops"]  # noqa: Y015
@@ -1115,6 +1121,8 @@ class Gpu(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fp4_tflops) -> _WhichOneofReturnType__fp4_tflops | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fp8_tflops) -> _WhichOneofReturnType__fp8_tflops | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_speed) -> _WhichOneofReturnType__host_speed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__int4_tops) -> _WhichOneofReturnType__int4_tops | None: ...
     @_typing.overload
@@ -1596,31 +1604,39 @@ class EngineRuntime(_message.Message):
     STEP_OVERHEAD_MS_FIELD_NUMBER: _builtins.int
     MEMORY_SHARE_FIELD_NUMBER: _builtins.int
     ACTIVATION_GB_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     step_overhead_ms: _builtins.float
     """[2]"""
     memory_share: _builtins.float
     """Fraction of a GPU's memory that may be used. [0.92]"""
     activation_gb: _builtins.float
     """Memory per GPU in addition to weights and KV. [1]"""
+    engine: _builtins.str
+    """Of the planner's catalogue, by which estimated step times count the CPU. [sglang]"""
     def __init__(
         self,
         *,
         step_overhead_ms: _builtins.float | None = ...,
         memory_share: _builtins.float | None = ...,
         activation_gb: _builtins.float | None = ...,
+        engine: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb", "_memory_share", b"_memory_share", "_step_overhead_ms", b"_step_overhead_ms", "activation_gb", b"activation_gb", "memory_share", b"memory_share", "step_overhead_ms", b"step_overhead_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb", "_engine", b"_engine", "_memory_share", b"_memory_share", "_step_overhead_ms", b"_step_overhead_ms", "activation_gb", b"activation_gb", "engine", b"engine", "memory_share", b"memory_share", "step_overhead_ms", b"step_overhead_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb", "_memory_share", b"_memory_share", "_step_overhead_ms", b"_step_overhead_ms", "activation_gb", b"activation_gb", "memory_share", b"memory_share", "step_overhead_ms", b"step_overhead_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb", "_engine", b"_engine", "_memory_share", b"_memory_share", "_step_overhead_ms", b"_step_overhead_ms", "activation_gb", b"activation_gb", "engine", b"engine", "memory_share", b"memory_share", "step_overhead_ms", b"step_overhead_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__activation_gb: _TypeAlias = _typing.Literal["activation_gb"]  # noqa: Y015
     _WhichOneofArgType__activation_gb: _TypeAlias = _typing.Literal["_activation_gb", b"_activation_gb"]  # noqa: Y015
+    _WhichOneofReturnType__engine: _TypeAlias = _typing.Literal["engine"]  # noqa: Y015
+    _WhichOneofArgType__engine: _TypeAlias = _typing.Literal["_engine", b"_engine"]  # noqa: Y015
     _WhichOneofReturnType__memory_share: _TypeAlias = _typing.Literal["memory_share"]  # noqa: Y015
     _WhichOneofArgType__memory_share: _TypeAlias = _typing.Literal["_memory_share", b"_memory_share"]  # noqa: Y015
     _WhichOneofReturnType__step_overhead_ms: _TypeAlias = _typing.Literal["step_overhead_ms"]  # noqa: Y015
     _WhichOneofArgType__step_overhead_ms: _TypeAlias = _typing.Literal["_step_overhead_ms", b"_step_overhead_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__activation_gb) -> _WhichOneofReturnType__activation_gb | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__engine) -> _WhichOneofReturnType__engine | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_share) -> _WhichOneofReturnType__memory_share | None: ...
     @_typing.overload
@@ -2257,6 +2273,7 @@ class PlannedLatency(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     WORDS_FIELD_NUMBER: _builtins.int
     INTERVAL_S_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
     objective: Global___Objective.ValueType
     percentile: _builtins.float
     seconds: _builtins.float
@@ -2266,6 +2283,10 @@ class PlannedLatency(_message.Message):
     def interval_s(self) -> Global___Interval:
         """Unset without runs."""
 
+    @_builtins.property
+    def band(self) -> Global___LatencyBand:
+        """Unset where no step times are estimated."""
+
     def __init__(
         self,
         *,
@@ -2274,14 +2295,49 @@ class PlannedLatency(_message.Message):
         seconds: _builtins.float = ...,
         words: _builtins.str = ...,
         interval_s: Global___Interval | None = ...,
+        band: Global___LatencyBand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["interval_s", b"interval_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "interval_s", b"interval_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_s", b"interval_s", "objective", b"objective", "percentile", b"percentile", "seconds", b"seconds", "words", b"words"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "interval_s", b"interval_s", "objective", b"objective", "percentile", b"percentile", "seconds", b"seconds", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlannedLatency: _TypeAlias = PlannedLatency  # noqa: Y015
+
+@_typing.final
+class LatencyBand(_message.Message):
+    """The latency where all estimated step times are as short, or as long, as published ones have been."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAST_S_FIELD_NUMBER: _builtins.int
+    SLOW_S_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    KEPT_FOR_FIELD_NUMBER: _builtins.int
+    fast_s: _builtins.float
+    slow_s: _builtins.float
+    missed: _builtins.bool
+    """Whether the latency target that was stated is missed at the slow end."""
+    @_builtins.property
+    def kept_for(self) -> Global___Cost:
+        """What a plan takes that keeps it there. Unset where none was found."""
+
+    def __init__(
+        self,
+        *,
+        fast_s: _builtins.float = ...,
+        slow_s: _builtins.float = ...,
+        missed: _builtins.bool = ...,
+        kept_for: Global___Cost | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept_for", b"kept_for"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fast_s", b"fast_s", "kept_for", b"kept_for", "missed", b"missed", "slow_s", b"slow_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyBand: _TypeAlias = LatencyBand  # noqa: Y015
 
 @_typing.final
 class Interval(_message.Message):
@@ -3030,10 +3086,17 @@ class StepTimes(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
     WIDENED_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    FAST_FIELD_NUMBER: _builtins.int
+    SLOW_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """estimated (data sheets), profiled (measured) or stated (of a remote tier)."""
     arithmetic: _builtins.str
     """Of an estimate, the model's."""
+    engine: _builtins.str
+    """Of an estimate: by whose CPU it is, and between which times the estimate 9 of 10 published step times lie. [1 and 1]"""
+    fast: _builtins.float
+    slow: _builtins.float
     @_builtins.property
     def widened(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Types of GPU in use that do not have it, and are taken to compute in 16 bits."""
@@ -3044,12 +3107,22 @@ class StepTimes(_message.Message):
         source: _builtins.str = ...,
         arithmetic: _builtins.str = ...,
         widened: _abc.Iterable[_builtins.str] | None = ...,
+        engine: _builtins.str = ...,
+        fast: _builtins.float | None = ...,
+        slow: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fast", b"_fast", "_slow", b"_slow", "fast", b"fast", "slow", b"slow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "source", b"source", "widened", b"widened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fast", b"_fast", "_slow", b"_slow", "arithmetic", b"arithmetic", "engine", b"engine", "fast", b"fast", "slow", b"slow", "source", b"source", "widened", b"widened"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__fast: _TypeAlias = _typing.Literal["fast"]  # noqa: Y015
+    _WhichOneofArgType__fast: _TypeAlias = _typing.Literal["_fast", b"_fast"]  # noqa: Y015
+    _WhichOneofReturnType__slow: _TypeAlias = _typing.Literal["slow"]  # noqa: Y015
+    _WhichOneofArgType__slow: _TypeAlias = _typing.Literal["_slow", b"_slow"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fast) -> _WhichOneofReturnType__fast | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slow) -> _WhichOneofReturnType__slow | None: ...
 
 Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
 

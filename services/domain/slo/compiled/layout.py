@@ -89,6 +89,7 @@ def step_model(
     places: int = UNLIMITED_PLACES,
 ) -> StepModel:
     """The model of an engine's steps, all its seconds times `correction`."""
+    latency = latency.by_tokens(places)
     return StepModel(
         np.array(latency.knot_tokens, np.float64),
         np.array(latency.knot_s, np.float64) * correction,
