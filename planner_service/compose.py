@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from opentelemetry.metrics import Meter, Observation
 
+from penstock.planner_service.live.load_scaler import LoadScaler
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.planner_service.live.replanner import Replanner, job_maker
 from penstock.planner_service.live.rescheduling import DriftRule
@@ -46,8 +47,10 @@ async def compose(chassis: Chassis) -> None:
     publisher = PlanPublisher(store, leadership, feed, seed, clock, most, scorers, shapes=shapes)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(publisher)
-    chassis.load = lambda: Load(leads=publisher.leads)
-    _observe(chassis.telemetry.meter, publisher)
+    scaler = await chassis.stack.enter_async_context(LoadScaler(chassis.mesh, publisher, clock))
+    scales = chassis.mesh.planner.scaling.enabled
+    chassis.load = lambda: Load(leads=publisher.leads, desired=scaler.desired if scales else None)
+    _observe(chassis.telemetry.meter, publisher, scaler)
     solvers = SolverPool()
     replan = chassis.mesh.planner.replan
     if replan.enabled:
@@ -57,12 +60,12 @@ async def compose(chassis: Chassis) -> None:
     chassis.health.offer(SERVICE)
 
 
-def _observe(meter: Meter, publisher: PlanPublisher) -> None:
+def _observe(meter: Meter, publisher: PlanPublisher, scaler: LoadScaler) -> None:
     """Export who leads, and what only the leader says: an autoscaler may add up what several planners export."""
 
     def desired_replicas() -> Iterable[Observation]:
-        plan = publisher.current if publisher.leads else None
-        return [Observation(t.instances, {"penstock.tier": t.name}) for t in plan.tiers] if plan is not None else []
+        counts = () if (desired := scaler.desired) is None else desired.counts
+        return [Observation(count, {"penstock.tier": tier}) for tier, count in counts]
 
     meter.create_observable_gauge(
         "penstock.planner.leads",
@@ -73,7 +76,7 @@ def _observe(meter: Meter, publisher: PlanPublisher) -> None:
         "penstock.desired_replicas",
         callbacks=[lambda _: desired_replicas()],
         unit="{instance}",
-        description="Workers of a tier in the plan: what an autoscaler follows.",
+        description="Workers that a tier should have: what an autoscaler follows.",
     )
 
 

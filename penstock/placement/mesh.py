@@ -17,11 +17,12 @@ from penstock.placement.processes import (
 )
 from penstock.placement.start import Progress
 from penstock.placement.workers import Workers
-from penstock.services.domain.instances import InstanceRecord, Role
+from penstock.services.domain.instances import DesiredWorkers, InstanceRecord, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.rolling import Roll, next_moves, roll_steps, step_text
 from penstock.services.mesh_schema import MeshFile
 from penstock.types.mesh_status import Loading
+from penstock.types.plans import Plan
 
 PROGRESS_S = 5.0  # longest time between two reports of progress
 
@@ -99,6 +100,7 @@ class PlacedMesh:
         self._mesh, self._processes, self._placer, self._view = mesh, processes, placer, view
         self._expected = expected_instances(processes, router_processes)
         self._workers = Workers(mesh, placer.pool_of)
+        self._asked: DesiredWorkers | None = None
         self.changed = asyncio.Event()
 
     def progress(self) -> Progress:
@@ -154,7 +156,7 @@ class PlacedMesh:
                 await self.changed.wait()
                 continue
             names, workers = self._placer.names, self._workers
-            target = workers.target(self._view.plan)
+            target = workers.target(self._view.plan, self._desired(self._view.plan))
             roll = Roll(workers.running(names), target, await self._placer.rooms())
             if roll.running != target and (logged is None or logged.target != target):
                 for number, step in enumerate(roll_steps(roll), 1):
@@ -168,6 +170,13 @@ class PlacedMesh:
                 await self._placer.stop(workers.stopped(stops, names))
             if not (starts or stops):
                 await self.changed.wait()
+
+    def _desired(self, plan: Plan) -> dict[str, int]:
+        """What the leading planner asks for instead of the plan's counts; while none leads, as the last one did."""
+        for record in self._view.instances(Role.PLANNER):
+            if record.load is not None and record.load.leads:
+                self._asked = record.load.desired
+        return dict(self._asked.counts) if self._asked is not None and self._asked.revision == plan.revision else {}
 
 
 def _service(record: InstanceRecord) -> str:

@@ -1,7 +1,7 @@
 """The workers of a mesh by their kind: what the plan wants, what runs, which start and which stop. No I/O."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.placement.processes import MeshProcess, index_of, of_tier, process_named, tier_of, worker
 from penstock.services.domain.hardware import ReplicaShape
@@ -23,12 +23,17 @@ class Workers:
         self.tiers = [tier.name for tier in mesh.tiers]
         self._own = {tier.name: engine_of(mesh, tier).shape(tier) for tier in mesh.tiers}
 
-    def target(self, plan: Plan) -> Kinds:
-        """The plan's. Of a tier that the plan does not have, and where it does not say the shapes, the mesh file's."""
+    def target(self, plan: Plan, desired: Mapping[str, int]) -> Kinds:
+        """The plan's. Of a tier that the plan does not have, and where it does not say the shapes, the mesh file's.
+
+        desired: counts by tier instead of the plan's.
+        """
         kinds = Kinds()
         for tier in self._mesh.tiers:
             planned = plan.tier(tier.name)
             shapes = [(self._own[tier.name], tier.workers)] if planned is None else self._shapes(planned)
+            if len(shapes) == 1:
+                shapes = [(shapes[0][0], desired.get(tier.name, shapes[0][1]))]
             kinds.update({self._kind(tier.name, shape): count for shape, count in shapes if count})
         return kinds
 

@@ -41,6 +41,16 @@ class WorkerShapes:
         """Whether the tier's engine has workers of these shapes."""
         return self._own.get(tier) is not None and not any(True for g in groups for _ in self._group_problems(tier, g))
 
+    def gpus_of(self, tier: TierPlan) -> int:
+        """The GPUs of all workers that a plan has of a tier."""
+        if self._own.get(tier.name) is None:
+            return 0
+        shaped = [
+            (tier_in_shape(self._mesh, self._mesh.tier(tier.name), ReplicaShape.of(group)), group.count)
+            for group in tier.replicas
+        ]
+        return sum(engine_of(self._mesh, each).gpu_count(each) * count for each, count in shaped)
+
     def _group_problems(self, name: str, group: ReplicaGroup) -> Iterator[str]:
         shape, tier = ReplicaShape.of(group), self._mesh.tier(name)
         if shape == self._own[name]:

@@ -63,6 +63,14 @@ class SloHeadroom:
 
 
 @dataclass(frozen=True, slots=True)
+class DesiredWorkers:
+    """The counts of workers by tier that the leading planner asks for, as long as the plan of `revision` is in force."""
+
+    revision: int
+    counts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """An instance's load: of a worker, but for the last field. Lengths are tokens per request, prompt and output so far.
 
@@ -74,7 +82,7 @@ class Load:
     kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
     arrivals_per_s: requests of the cascade that arrive at a router; 0 where the plan has no burst ladder.
     loading: of a worker that has not loaded its model yet; it has no model card and takes no requests.
-    leads: of the planner that leads.
+    leads: of the planner that leads. desired: its, where counts follow the load.
     """
 
     running_tokens: tuple[int, ...] = ()
@@ -91,6 +99,7 @@ class Load:
     arrivals_per_s: float = 0.0
     loading: Loading | None = None
     leads: bool = False
+    desired: DesiredWorkers | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -4,7 +4,7 @@ from penstock.services.mesh_schema.access import MeshAccess, MeshTenant, MeshTls
 from penstock.services.mesh_schema.common import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MAX_PORT, MAX_PROCESSES, Device
 from penstock.services.mesh_schema.judge import WITHOUT_LOGPROBS, MeshJudge, MeshScorer
 from penstock.services.mesh_schema.mesh import MeshFile
-from penstock.services.mesh_schema.planner import MeshPlanner, MeshReplan
+from penstock.services.mesh_schema.planner import MeshPlanner, MeshReplan, MeshScaling
 from penstock.services.mesh_schema.router import MAX_ROUTER_PROCESSES, MeshPromptSamples, MeshRouter, processes_problem
 from penstock.services.mesh_schema.slo import MeshSlo, MeshSloClass, MeshSloPhase
 from penstock.services.mesh_schema.stages import MeshStages
@@ -30,6 +30,7 @@ __all__ = [
     "MeshPromptSamples",
     "MeshReplan",
     "MeshRouter",
+    "MeshScaling",
     "MeshScorer",
     "MeshSlo",
     "MeshSloClass",

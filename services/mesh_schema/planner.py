@@ -36,6 +36,26 @@ class MeshReplan(BaseModel):
     """Windows after planning again in which nothing counts as drift."""
 
 
+class MeshScaling(BaseModel):
+    """Counts of workers between plans, by live load."""
+
+    model_config = FROZEN
+
+    enabled: bool = False
+    """Whether tiers have more or fewer workers than their plan says, as their load needs: `penstock up` starts and stops
+    them, autoscalers follow `penstock_desired_replicas`. Not for tiers with length stages, or workers of several shapes."""
+    busy: float = Field(default=0.8, gt=0, le=1)
+    """The share of its `max_running` places that a worker should use, and of the tightest time to the first token of
+    `slo.classes` that requests should wait."""
+    rise_s: float = Field(default=15.0, ge=1, le=3600)
+    """A tier gets more workers once it has needed them for so long."""
+    hold_s: float = Field(default=300.0, ge=1, le=3600)
+    """It gets fewer once it has needed no more for so long."""
+    gpus: int | None = Field(default=None, ge=0)
+    """GPUs that the workers of all tiers may have together. None: as many as the plan gives them, so that they move to the
+    tiers that need them."""
+
+
 class MeshPlanner(BaseModel, PlanRules, frozen=True):
     """The planner."""
 
@@ -49,3 +69,5 @@ class MeshPlanner(BaseModel, PlanRules, frozen=True):
     """Largest number of instances of a tier in a plan, unless this file itself has more."""
     replan: MeshReplan = MeshReplan()
     """Planning again when the workload drifts: see below."""
+    scaling: MeshScaling = MeshScaling()
+    """More or fewer workers than the plan has, by live load: see below."""

@@ -82,6 +82,12 @@ class MeshSlo(BaseModel):
     """No further instance of a tier is tried later than this after the first one."""
 
     @property
+    def tightest_ttft_s(self) -> float | None:
+        """Seconds to the first token of the tightest class; None where no class has such a limit."""
+        limits = [each.time_to_first_token_s for each in self.classes.values()]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
     def tightest_tpot_s(self) -> float | None:
         """Seconds per output token of the tightest class; None where no class has a pace."""
         paces = [phase.time_per_output_token_s for one in self.classes.values() for phase in one.slo().phases]

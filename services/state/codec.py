@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 import penstock
 from penstock.mapper import from_message, to_message
 from penstock.proto.planner.v1 import planner_pb2
-from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
+from penstock.services.domain.instances import DesiredWorkers, InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from penstock.services.field_problems import from_json
 from penstock.types.mesh_status import Drafting, Loading, StagePlace
 from penstock.types.plans import Plan
@@ -169,11 +169,12 @@ class _Load(BaseModel):
     drafting: tuple[tuple[Text, ...], Count, Number | None] | None = None
     loading: tuple[Number, Number | None] | None = None
     leads: bool = False
+    desired: tuple[Count, tuple[tuple[Text, Count], ...]] | None = None
 
 
 _DIGITS = {"output_tokens_per_s": 5, "prompt_tokens_per_s": 5, "kv_bytes_per_s": 2, "arrivals_per_s": 3}
 """Of rates: what follows is noise, and would be written again and again."""
-_OF_LOADS = _Load.model_fields.keys() - {"slo", "drafting", "loading"}
+_OF_LOADS = _Load.model_fields.keys() - {"slo", "drafting", "loading", "desired"}
 
 
 def load_to_json(load: Load) -> bytes:
@@ -187,6 +188,8 @@ def load_to_json(load: Load) -> bytes:
         values["drafting"] = (drafting.chain, drafting.window, None if share is None else round(share, 3))
     if load.loading is not None:
         values["loading"] = dataclasses.astuple(load.loading)
+    if load.desired is not None:
+        values["desired"] = (load.desired.revision, load.desired.counts)
     return _Load.model_construct(**values).model_dump_json(by_alias=True, exclude_defaults=True).encode()
 
 
@@ -199,6 +202,7 @@ def load_from_json(data: bytes) -> Load:
         slo=None if load.slo is None else SloHeadroom(*load.slo),
         drafting=None if load.drafting is None else Drafting(*load.drafting),
         loading=None if load.loading is None else Loading(*load.loading),
+        desired=None if load.desired is None else DesiredWorkers(*load.desired),
         **{name: getattr(load, name) for name in _OF_LOADS},
     )
 

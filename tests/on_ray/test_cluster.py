@@ -83,6 +83,20 @@ async def test_workers_follow_the_plan_and_its_rollback(folder: Path) -> None:
     await until(folder, lambda status: live(status, "large") == 2)
 
 
+async def test_workers_of_another_shape_replace_the_old_ones_and_cost_no_token(folder: Path) -> None:
+    """The old ones drain while they stream; a rollback restores them."""
+
+    def shapes(status: MeshStatus) -> list[str]:
+        return [i.shape for i in status.instances if i.tier == "large" and i.state == "ready"]
+
+    await until(folder, whole)
+    async with client_of(folder) as client:
+        await check_streams_amid(client, lambda: plan(folder, "set", "--shape", "large=tp2pp1"))
+    await until(folder, lambda status: shapes(status) == ["tp2pp1"] * 2)
+    plan(folder, "rollback")
+    await until(folder, lambda status: shapes(status) == ["tp1pp1"] * 2 and whole(status))
+
+
 KILLS = ("worker", "supervisor", "controller", "router", "judge", "node", "raylet")
 
 

@@ -47,12 +47,12 @@ def test_workers_are_those_of_the_plan(tmp_path: Path) -> None:
     names = [process.name for process in described]
     assert names == ["planner-0", "worker-small-0", "worker-large-0", "worker-large-1", "judge-0", "router-0"]
     workers = Workers(mesh, lambda process: process.gpu_type)
-    assert {workers.tiers[kind.tier]: n for kind, n in workers.target(plan_of(small=0)).items()} == {"large": 2}
+    assert {workers.tiers[kind.tier]: n for kind, n in workers.target(plan_of(small=0), {}).items()} == {"large": 2}
     running = [*names, "worker-large-3"]
-    more = Roll(workers.running(running), workers.target(plan_of(small=2, large=4)), {})
+    more = Roll(workers.running(running), workers.target(plan_of(small=2, large=4), {}), {})
     assert [p.name for p in workers.started(more.missing, running)] == ["worker-small-1", "worker-large-2"]
     assert not more.surplus
-    fewer = Roll(workers.running(running), workers.target(plan_of(small=0, large=2)), {})
+    fewer = Roll(workers.running(running), workers.target(plan_of(small=0, large=2), {}), {})
     assert sorted(workers.stopped(fewer.surplus, running)) == ["worker-large-3", "worker-small-0"]
     added = process_named("worker-large-3", mesh, described)
     assert (added.env["PENSTOCK_TIER"], added.gpus, added.gpu_type) == ("large", 4, "H100")
@@ -69,16 +69,16 @@ def test_workers_of_another_shape_have_it_in_their_name_and_gpus_of_their_own(tm
     mesh = load_mesh_file(write_mesh_file(tmp_path, [SMALL, LARGE]))
     workers, described = Workers(mesh, lambda process: process.gpu_type), mesh_processes(mesh, 1)
     running = [process.name for process in described]
-    roll = Roll(workers.running(running), workers.target(shaped(3, 2)), {})
+    roll = Roll(workers.running(running), workers.target(shaped(3, 2), {}), {})
     made = [*workers.started(roll.missing, running)]
     assert [process.name for process in made] == [f"worker-large-{i}@tp2pp1-H100" for i in (4, 5, 6)]
     assert {process.gpus for process in made} == {2}
     assert made[0].env["PENSTOCK_WORKER_SHAPE"] == "tp2pp1-H100"
     assert [process_named(process.name, mesh, described) for process in made] == made
     assert workers.running([*running, *(process.name for process in made)]) == roll.running + roll.missing
-    wide = Roll(workers.running(running), workers.target(shaped(1, 8, 2)), {})
+    wide = Roll(workers.running(running), workers.target(shaped(1, 8, 2), {}), {})
     assert [process.name for process in workers.started(wide.missing, running)] == ["worker-large-1@tp8pp2-H100"]
-    own = Roll(workers.running(running), workers.target(shaped(2, 4)), {})
+    own = Roll(workers.running(running), workers.target(shaped(2, 4), {}), {})
     assert own.running == own.target, "a plan that says the mesh file's shape changes nothing"
 
 
@@ -98,7 +98,7 @@ def test_a_roll_on_full_gpus_goes_worker_by_worker(tmp_path: Path) -> None:
 
     def move(ready: list[InstanceRecord]) -> list[str]:
         """Do what is next; return it."""
-        roll = Roll(workers.running(names), workers.target(shaped(4, 2)), {"H100": 8})
+        roll = Roll(workers.running(names), workers.target(shaped(4, 2), {}), {"H100": 8})
         starts, stops = next_moves(roll, workers.ready(ready, roll.running))
         started, stopped = [p.name for p in workers.started(starts, names)], workers.stopped(stops, names)
         names[:] = [name for name in (*names, *started) if name not in stopped]
@@ -113,7 +113,7 @@ def test_a_roll_on_full_gpus_goes_worker_by_worker(tmp_path: Path) -> None:
     assert move(records()) == ["-0"]
     assert move(records()) == [f"+{new[0]}", f"+{new[1]}"]
     assert move(records()) == []
-    assert workers.running(names) == Kinds({**workers.target(shaped(4, 2))})
+    assert workers.running(names) == Kinds({**workers.target(shaped(4, 2), {})})
 
 
 def test_gpus_of_ray_are_those_of_nodes_that_live() -> None:
