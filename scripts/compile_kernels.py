@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-import numpy as np
-
 
 def slo_scheduler() -> None:
     """The SLO scheduler, as workers and as the fleet simulator call it."""
+    import numpy as np
+
     from penstock.planner_service.simulator import EngineLimits, Replica, Workload
     from penstock.planner_service.simulator.judged import Promises, SloReplicas
     from penstock.services.domain.hardware import ReplicaShape
@@ -30,6 +30,8 @@ def slo_scheduler() -> None:
 
 def simulators() -> None:
     """A tier's replicas, the cluster whose requests move, and the search for stages."""
+    import numpy as np
+
     from penstock.planner_service.deployment.search import LatencyTable
     from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, kernel
     from penstock.planner_service.simulator.batch_step import COUNTERS, LATENCY, Lateness, Outcome

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,11 @@ def test_images_have_one_name_and_this_version_everywhere() -> None:
         named = {*re.findall(r"penstock-mesh-\w+:[\w.]+", (ROOT / file).read_text())}
         assert named, file
         assert named <= images, file
+
+
+def test_kernels_are_compiled_for_what_an_image_holds_also_if_it_has_no_numba() -> None:
+    """Each image runs the script, the router's too, which holds neither numba nor numpy."""
+    subprocess.run([sys.executable, "-S", "scripts/compile_kernels.py"], cwd=ROOT, check=True)
 
 
 def test_the_compose_servers_serve_the_mesh_files_models_and_may_trace() -> None:

@@ -188,6 +188,13 @@ def test_only_the_worker_image_holds_torch(engine: Engine, images: dict[str, dic
         assert printed == str("worker" in arguments["EXTRAS"]), image
 
 
+async def test_no_service_compiles_kernels_at_its_start(project: ComposeProject) -> None:
+    """The image holds those that its services run."""
+    logs = await asyncio.to_thread(project.logs, "all")
+    assert "listens on" in logs
+    assert "compiling" not in logs
+
+
 async def test_a_request_climbs_the_cascade_through_the_published_ports(
     project: ComposeProject, client: AsyncClient
 ) -> None:

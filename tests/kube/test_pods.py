@@ -20,13 +20,12 @@ from tests.compose.test_compose import BASES, Reader, check_streams, until
 from tests.conftest import ROOT
 from tests.kube.chart import RELEASE, Manifest, merged, rendered, value_file
 from tests.kube.podman import Pods
-from tests.support.containers import Engine, NoEngineError, run, succeeds
+from tests.support.containers import ComposeProject, Engine, NoEngineError, run, succeeds
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(3000)]
 
 ROUTER, SMALL, LARGE, REDIS = (f"{RELEASE}-{name}" for name in ("router", "small", "large", "redis"))
 OTHERS = tuple(f"{RELEASE}-{name}" for name in ("planner", "judge", "admin"))
-TAG = "kube-test"
 
 
 def mesh_file(threshold: int) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def objects_for(folder: Path, threshold: int) -> list[Manifest]:
     """The objects of the chart. Random passwords are those of the first rendering, as an upgrade keeps them."""
     path = folder / "mesh.yaml"
     path.write_text(yaml.safe_dump(mesh_file(threshold)))
-    own = {"image": {"registry": "localhost/", "tag": TAG}, "redis": {"image": BASES[1]}}
+    own = {"image": {"registry": "localhost/"}, "redis": {"image": BASES[1]}}  # by the names of the compose file
     return rendered(merged(values_of(path), value_file("certificates"), own))
 
 
@@ -92,10 +91,8 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
             engine.require(base)
     except NoEngineError as error:
         pytest.skip(f"no containers here: {error}")
-    image = f"localhost/penstock-mesh-worker:{TAG}"
-    engine.build(image, ROOT, {"EXTRAS": "gateway,planner,worker,judge"})
-    for role in ("router", "planner"):
-        run("podman", "tag", image, f"localhost/penstock-mesh-{role}:{TAG}")
+    for image, arguments in ComposeProject(engine, ROOT, "unused", 0, 0).images().items():
+        engine.build(image, ROOT, arguments)
     made = Mesh(tmp_path_factory.mktemp("kube"))
     try:
         await asyncio.to_thread(made.start)

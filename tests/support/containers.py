@@ -122,12 +122,15 @@ class ComposeProject:
             if i["role"] == role and i["state"] == "ready" and (not tier or i["tier"] == tier)
         ]
 
-    def logs(self) -> str:
-        """The last lines of every container's log, for a failed test's message."""
+    def logs(self, lines: str = "20") -> str:
+        """The last lines of every container's log, `all` for all."""
         tails = []
         for name in self.containers():
             done = subprocess.run(
-                [self.engine.name, "logs", "--tail", "20", name], capture_output=True, text=True, check=False
+                [self.engine.name, "logs", *(("--tail", lines) if lines != "all" else ()), name],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             tails.append(f"== {name}\n{done.stdout}{done.stderr}")
         return "\n".join(tails)
