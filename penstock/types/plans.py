@@ -1,7 +1,7 @@
 """Published plans: the tiers, their instances and the rules by which answers are accepted."""
 
 import enum
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 from penstock.types.deployments import ReplicaGroup
@@ -37,7 +37,8 @@ class QoeModel:
     @property
     def coefficients(self) -> tuple[float, float, float, float, float]:
         """(D0, D1, D2, D3, D4)."""
-        return astuple(self)
+        own = self.batch_s, self.request_s, self.input_token_s
+        return *own, self.input_token_squared_s, self.context_token_s
 
 
 class JudgeUnavailable(enum.StrEnum):

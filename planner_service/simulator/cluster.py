@@ -171,9 +171,10 @@ class Cluster:
         for i in range(self.instances):
             part, engine = self.parts[i], self._engines[i]
             count = kernel.advance(until_s, part, engine, self.work.priority, self._requests, self._ended)
-            finished = self._ended[:count]
-            ended += finished.tolist()
-            self.produced[i] += self.work.output_tokens[finished].sum()
+            if count:
+                finished = self._ended[:count]
+                ended += finished.tolist()
+                self.produced[i] += self.work.output_tokens[finished].sum()
         self.now_s = until_s
         return ended
 

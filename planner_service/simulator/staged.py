@@ -50,6 +50,7 @@ class Staged(Policy):
         for i, name in enumerate(self._names):
             stage = layout.stage_of_instance(i)
             self._places[name] = StagePlace(stage, layout.stages[stage].from_tokens, layout.stages[stage].to_tokens)
+        self._look_around()
         self._boundary = [float(self._place_of(i).to_tokens) for i in range(cluster.instances)]
         slots = [TransferSlots() for _ in self._names]
         self._senders = [Sender(slot) for slot in slots]
@@ -120,21 +121,25 @@ class Staged(Policy):
         self._boundary = boundary
         for i, name in enumerate(self._names):
             self._places[name] = replace(self._place_of(i), to_tokens=round(boundary[i]))
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """Of each instance, the others' places and the others of its stage: asked for at every tick, changed by few."""
+        self._others = [{n: p for n, p in self._places.items() if n != name} for name in self._names]
+        self._beside = [peers(others, self._place_of(i).stage) for i, others in enumerate(self._others)]
 
     def _ask_for(self, source: int) -> None:
         """Ask for every request that has outgrown this instance, and for one if it is its stage's outlier."""
-        cluster, name = self.cluster, self._names[source]
-        place, sender = self._place_of(source), self._senders[source]
-        others = {n: p for n, p in self._places.items() if n != name}
+        cluster, place, sender = self.cluster, self._place_of(source), self._senders[source]
         movable = [r for r in cluster.decoding(source).tolist() if r not in self._target]
         for r in movable:
             tokens = int(cluster.length[r])
-            able = outgrown_to(others, place.stage, tokens) if tokens >= place.to_tokens else []
+            able = outgrown_to(self._others[source], place.stage, tokens) if tokens >= place.to_tokens else []
             if able and self._worth(r, source, able):
                 self._ask(r, source, able)
-        if not self._within:
+        if not self._within or not movable:
             return
-        beside = peers(others, place.stage)
+        beside = self._beside[source]
         excess = excess_tokens(self._load[source] - sender.tokens, [self._load[self._number[n]] for n in beside])
         left = {str(r): int(cluster.length[r]) for r in movable if r not in self._target}
         chosen = to_hand_over(left, excess)
