@@ -2,8 +2,9 @@
 
 Two real models in llama.cpp's own servers, one thread each, and the mesh of a file that names them and a threshold.
 Prompts with known answers (two of three HumanEval, the others GSM8K) are sent one by one, to the cascade and to the large
-tier alone, in two passes, so that no prompt is in a server's cache. For hours on two cores: what is answered is kept, a line
-each, and not asked again; the servers' and the judge's CPU seconds are counted for each request.
+tier alone, by tens in two passes, so that no prompt is in a server's cache and both find the machine alike. For hours on two
+cores: what is answered is kept in `results/endpoints.jsonl`, a line each without texts, and not asked again. The servers' and
+the judge's CPU seconds are counted for each request.
 """
 
 import asyncio
@@ -30,8 +31,8 @@ from penstock.local.cpu_time import group_cpu_s
 from penstock.types.replies import FinishReason
 
 MODELS = {"small": "qwen2.5-coder-0.5b", "large": "qwen2.5-coder-1.5b"}
-ANSWERS = Path.home() / ".cache" / "penstock-real-answers" / "endpoints.jsonl"
-PROMPTS, THRESHOLD, QUICK = 100, 70.0, 3
+ANSWERS = Path(__file__).with_name("results") / "endpoints.jsonl"
+PROMPTS, PASS, THRESHOLD, QUICK = 100, 10, 70.0, 3
 RESAMPLES, TIMEOUT_S = 2000, 3600.0
 WARM_UP = "Write a Python function f that doubles a number, so that f(2) == 4, in one block of code."
 """Not counted: the judge imports what runs programs when it first does."""
@@ -67,11 +68,12 @@ def answered() -> dict[tuple[str, str], Answered]:
 async def ask(count: int) -> None:
     """Ask what has not been asked yet, of the first `count` prompts."""
     known, sandbox = answered(), Sandbox(SandboxLimits(RUN_S))
-    left = [(m, task) for m in ("cascade", "large") for task in [*prompts()][:count] if (m, task.id) not in known]
+    every = [*prompts()][:count]
+    passes = [every[at : at + PASS] for at in range(0, len(every), PASS)]
+    left = [(m, task) for one in passes for m in ("cascade", "large") for task in one if (m, task.id) not in known]
     if not left:
         return
     await sandbox.start()
-    ANSWERS.parent.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         servers = {
             tier: await stack.enter_async_context(llama_server(FOLDER / f"{model}.gguf", parallel=1))
