@@ -17,9 +17,9 @@ from penstock.planner_service.simulator.batch_step import (
     WAITING,
     Batch,
     Engine,
-    Load,
     Outcome,
     Requests,
+    StepWork,
     blocks_for,
     commit,
     drop,
@@ -113,7 +113,7 @@ def _drop_late(now_s: float, which: int, batch: Batch, requests: Requests, slos:
 
 
 @compiled()
-def _window(took_s: float, load: Load, engine: Engine, drafts: Drafts) -> tuple[int, float]:
+def _window(took_s: float, load: StepWork, engine: Engine, drafts: Drafts) -> tuple[int, float]:
     """The window of most tokens per second, and by how much the step takes longer. Drafts come on top of a step's tokens."""
     decodes, context = load.decodes, float(load.decode_context)
     window = best_window(took_s, load.tokens, decodes, context, drafts.max_window * decodes, engine, drafts)

@@ -50,7 +50,7 @@ class Requests(NamedTuple):
     finish_s: F
 
 
-class Load(NamedTuple):
+class StepWork(NamedTuple):
     """What one step computes, as StepLoad: tokens; context: that its requests attend to, new tokens included, summed;
     pairs: of prompts; decodes, with their context and the longest of it; chunks: of prompts; starts: requests that start."""
 
@@ -64,7 +64,7 @@ class Load(NamedTuple):
     starts: int
 
 
-NO_LOAD = Load(0, 0, 0.0, 0, 0, 0, 0, 0)
+NO_LOAD = StepWork(0, 0, 0.0, 0, 0, 0, 0, 0)
 
 
 class Engine(NamedTuple):
@@ -123,7 +123,7 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 @compiled(allocates=False)
-def plan_step(batch: Batch, requests: Requests, engine: Engine) -> tuple[Load, int]:
+def plan_step(batch: Batch, requests: Requests, engine: Engine) -> tuple[StepWork, int]:
     """Set the chunk of each request of the next step, by the engine's policy.
 
     DECODE_FIRST: decodes, then running prompts, then prompts that wait. PREFILL_FIRST: prompts, those that wait included;
@@ -146,12 +146,12 @@ def plan_step(batch: Batch, requests: Requests, engine: Engine) -> tuple[Load, i
 @compiled(allocates=False)
 def _continue_running(
     decodes: bool | np.bool_,  # their turn; else the prompts'
-    load: Load,
+    load: StepWork,
     preemptions: int,
     batch: Batch,
     requests: Requests,
     engine: Engine,
-) -> tuple[Load, int]:
+) -> tuple[StepWork, int]:
     """Set the chunks of the running requests whose turn it is; the load and the preemptions with theirs."""
     length, computed, blocks, chunk = requests.length, requests.computed, requests.blocks, requests.chunk
     counts, running = batch.counts, batch.rows[RUNNING]
@@ -189,7 +189,7 @@ def _continue_running(
             pairs += want * (computed[r] + 0.5 * (want + 1))
         i += 1
     tokens = engine.max_step_tokens - budget
-    return Load(tokens, context, pairs, decoding, decode_context, longest, chunks, load.starts), preemptions
+    return StepWork(tokens, context, pairs, decoding, decode_context, longest, chunks, load.starts), preemptions
 
 
 @compiled(allocates=False)
@@ -208,7 +208,7 @@ def _preempt_last(batch: Batch, requests: Requests) -> int:
 
 
 @compiled(allocates=False)
-def _start_waiting(load: Load, batch: Batch, requests: Requests, engine: Engine) -> Load:
+def _start_waiting(load: StepWork, batch: Batch, requests: Requests, engine: Engine) -> StepWork:
     """Start those that wait, by rank, while there is room; the load with their chunks.
 
     A request may bring the KV of its first tokens (`computed`), as one does whose prompt was computed elsewhere, or begins
@@ -240,7 +240,7 @@ def _start_waiting(load: Load, batch: Batch, requests: Requests, engine: Engine)
         else:
             chunks += 1
             pairs += want * (start + 0.5 * (want + 1))
-    return Load(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
+    return StepWork(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
 
 
 @compiled(allocates=False)
@@ -250,7 +250,7 @@ def can_start(r: int, counts: N, requests: Requests, engine: Engine) -> bool:
 
 
 @compiled(allocates=False)
-def step_s(load: Load, engine: Engine) -> float:
+def step_s(load: StepWork, engine: Engine) -> float:
     """Seconds that a step takes; 0 for an empty one. See StepLatencyModel.step_s."""
     if load.tokens == 0:
         return 0.0

@@ -23,7 +23,7 @@ from penstock.planner_service.simulator.batch_step import (
     TOKENS,
     Engine,
     Lateness,
-    Load,
+    StepWork,
     Outcome,
     blocks_for,
     measured_s,
@@ -68,7 +68,7 @@ class Prompts(NamedTuple):
     """A step with prompts. head, done: HEAD and DONE of its lane afterwards. preempts: one would be preempted, so that the
     step is void."""
 
-    load: Load
+    load: StepWork
     head: int
     done: int
     preempts: bool
@@ -197,7 +197,7 @@ def _plan(arrivals: Arrivals, engine: Engine, lanes: Lanes, lane: int) -> Prompt
         if done < prompt[head]:
             break
         head, done = head + engine.stages, 0
-    load = Load(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
+    load = StepWork(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
     return Prompts(load, head, done, preempts)
 
 

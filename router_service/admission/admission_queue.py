@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from penstock.router_service.admission.rules import Admission, Ticket, TicketState
+from penstock.router_service.admission.rules import AdmissionPlaces, Ticket, TicketState
 from penstock.services.domain.errors import DeadlineExceeded, Overloaded, invalid
 
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
@@ -29,7 +29,7 @@ class AdmissionQueue:
     """Admits requests for `max_active` places; `max_waiting` wait, by priority, then in order of arrival."""
 
     def __init__(self, max_active: int, max_waiting: int, jitter: random.Random | None = None) -> None:
-        self._admission = Admission(max_active, max_waiting)
+        self._admission = AdmissionPlaces(max_active, max_waiting)
         self._turns: dict[int, asyncio.Future[None]] = {}  # by ticket
         self._jitter = jitter or random.Random()
 

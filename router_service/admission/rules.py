@@ -55,7 +55,7 @@ class HoldTime:
         return max(age_s, sum(self._held_s) / len(self._held_s))
 
 
-class Admission:
+class AdmissionPlaces:
     """At most `max_active` places are held and `max_waiting` waited for.
 
     Invariant: `active` and `waiting` are the sums of places of admitted and waiting tickets; the first waiting does not fit.

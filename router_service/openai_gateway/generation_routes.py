@@ -25,7 +25,7 @@ from penstock.router_service.openai_gateway.replies import ChatFormat, Choice, C
 from penstock.router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse
 from penstock.router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
 from penstock.router_service.openai_gateway.tools import ToolDeltas
-from penstock.router_service.tenancy.tenancy import Admission, Tenancy
+from penstock.router_service.tenancy.tenancy import Tenancy, TenantAdmission
 from penstock.services.background import gathered
 from penstock.services.domain.errors import InvalidRequest, PeerNotReading, PenstockError, invalid
 from penstock.services.domain.instances import ModelCard
@@ -185,7 +185,7 @@ class GenerationRoutes:
         shape: AnyFormat,
         request_id: str,
         choices: list[Choice],
-        admission: Admission,
+        admission: TenantAdmission,
     ) -> web.StreamResponse:
         """Server-sent events.
 

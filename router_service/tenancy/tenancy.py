@@ -37,7 +37,7 @@ caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 @dataclass(slots=True)
-class Admission:
+class TenantAdmission:
     """Requests that were admitted together. headers: OpenAI's rate-limit headers for their response.
 
     requests: as they may be served: with the tenant's limit of tokens.
@@ -57,7 +57,7 @@ class Admission:
 
 @dataclass(slots=True)
 class TextAdmission:
-    """A call about a text that was admitted. headers: as of Admission. counted: to be called with its number of tokens."""
+    """A call about a text that was admitted. headers: as of TenantAdmission. counted: is called with its number of tokens."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     counted: Callable[[int], None] = lambda _: None
@@ -198,7 +198,7 @@ class Tenancy(BackgroundWork):
         current = caller.get()
         return current is None or current.tenant.allows_model(model)
 
-    def admitted(self, requests: Sequence[RouterRequest]) -> AbstractAsyncContextManager[Admission]:
+    def admitted(self, requests: Sequence[RouterRequest]) -> AbstractAsyncContextManager[TenantAdmission]:
         """Admit requests of one call as long as the context lasts: all of them, or none.
 
         Entering it raises:
@@ -209,11 +209,11 @@ class Tenancy(BackgroundWork):
         current = caller.get()
         if current is None:
             sampled = self._keys is None
-            return nullcontext(Admission(tuple(replace(each, may_be_sampled=sampled) for each in requests)))
+            return nullcontext(TenantAdmission(tuple(replace(each, may_be_sampled=sampled) for each in requests)))
         return self._admitted(current, requests)
 
     @asynccontextmanager
-    async def _admitted(self, current: Caller, requests: Sequence[RouterRequest]) -> AsyncIterator[Admission]:
+    async def _admitted(self, current: Caller, requests: Sequence[RouterRequest]) -> AsyncIterator[TenantAdmission]:
         """As `admitted`, within the limits of the caller's tenant."""
         tenant, state = current.tenant, self._states[current.tenant.name]
         for request in requests:
@@ -241,7 +241,7 @@ class Tenancy(BackgroundWork):
             def failed() -> None:
                 use.known = True
 
-            yield Admission(allowed, _headers(state), finished, failed)
+            yield TenantAdmission(allowed, _headers(state), finished, failed)
 
     @asynccontextmanager
     async def admitted_text(self, model: str, tokens: int) -> AsyncIterator[TextAdmission]:

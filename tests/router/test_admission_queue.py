@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.router_service.admission.admission_queue import MAX_RETRY_S, RETRY_JITTER, AdmissionQueue
-from penstock.router_service.admission.rules import INITIAL_HOLD_S, Admission, Ticket, TicketState
+from penstock.router_service.admission.rules import INITIAL_HOLD_S, AdmissionPlaces, Ticket, TicketState
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.request_driver import RequestDriver
@@ -232,7 +232,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @initialize(max_active=st.integers(1, 5), max_waiting=st.integers(0, 8))
     def begin(self, max_active: int, max_waiting: int) -> None:
-        self.admission = Admission(max_active, max_waiting)
+        self.admission = AdmissionPlaces(max_active, max_waiting)
         self.now_s = 0.0
         self.waiting: dict[int, _Expected] = {}
         self.active: dict[int, _Expected] = {}
@@ -314,7 +314,7 @@ TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadl
 
 @pytest.mark.parametrize("places", [-1, 0, 3])
 def test_a_request_needs_one_to_all_of_the_places(places: int) -> None:
-    admission = Admission(2, 2)
+    admission = AdmissionPlaces(2, 2)
     with pytest.raises(ValueError, match="places of 2"):
         admission.enter(0, places, 0.0)
     assert (admission.active, admission.waiting) == (0, 0)
@@ -322,7 +322,7 @@ def test_a_request_needs_one_to_all_of_the_places(places: int) -> None:
 
 @pytest.mark.parametrize("places", [-1, 0, 3])
 def test_one_to_all_of_the_places_held_can_be_given_back(places: int) -> None:
-    admission = Admission(5, 0)
+    admission = AdmissionPlaces(5, 0)
     ticket, _ = admission.enter(0, 2, 0.0)
     with pytest.raises(ValueError, match="given back"):
         admission.leave(ticket, places, 1.0)
@@ -330,7 +330,7 @@ def test_one_to_all_of_the_places_held_can_be_given_back(places: int) -> None:
 
 
 def test_a_place_cannot_be_given_back_twice() -> None:
-    admission = Admission(2, 0)
+    admission = AdmissionPlaces(2, 0)
     ticket, _ = admission.enter(0, 1, 0.0)
     admission.leave(ticket, 1, 1.0)
     with pytest.raises(ValueError, match="given back"):
@@ -338,7 +338,7 @@ def test_a_place_cannot_be_given_back_twice() -> None:
     assert admission.active == 0
 
 
-def serve(admission: Admission, start_s: float, rounds: int, hold_s: float) -> float:
+def serve(admission: AdmissionPlaces, start_s: float, rounds: int, hold_s: float) -> float:
     """Hold all places for `hold_s`, several rounds; return the time at the end."""
     for _ in range(rounds):
         tickets = [admission.enter(0, 1, start_s)[0] for _ in range(admission.max_active)]
@@ -348,7 +348,7 @@ def serve(admission: Admission, start_s: float, rounds: int, hold_s: float) -> f
     return start_s
 
 
-def fill(admission: Admission, now_s: float) -> None:
+def fill(admission: AdmissionPlaces, now_s: float) -> None:
     for _ in range(admission.max_active + admission.max_waiting):
         admission.enter(0, 1, now_s)
 
@@ -356,14 +356,14 @@ def fill(admission: Admission, now_s: float) -> None:
 @given(hold_s=st.floats(0.05, 20), idle_s=st.floats(0, 1e5))
 def test_the_hint_is_the_queue_over_the_rate_also_after_idle_times(hold_s: float, idle_s: float) -> None:
     """max_active places held for hold_s each give a rate of max_active / hold_s, however long nothing happened."""
-    admission = Admission(max_active=50, max_waiting=100)
+    admission = AdmissionPlaces(max_active=50, max_waiting=100)
     now_s = serve(admission, 0.0, rounds=4, hold_s=hold_s) + idle_s
     fill(admission, now_s)
     assert admission.retry_after_s(now_s) == pytest.approx(101 * hold_s / 50, rel=0.02)
 
 
 def test_before_anything_is_known_the_hint_rests_on_a_guess_and_grows_while_nothing_leaves() -> None:
-    admission = Admission(max_active=10, max_waiting=10)
+    admission = AdmissionPlaces(max_active=10, max_waiting=10)
     fill(admission, 0.0)
     assert admission.retry_after_s(0.0) == pytest.approx(11 * INITIAL_HOLD_S / 10)
     assert admission.retry_after_s(30.0) > 10 * admission.retry_after_s(0.0)
@@ -371,7 +371,7 @@ def test_before_anything_is_known_the_hint_rests_on_a_guess_and_grows_while_noth
 
 def test_a_thousand_departed_waiters_cost_no_walk() -> None:
     """Removal is O(1) on average: the heap is rebuilt only when half of it is gone."""
-    admission = Admission(1, 100_000)
+    admission = AdmissionPlaces(1, 100_000)
     admission.enter(0, 1, 0.0)
     tickets = [admission.enter(i % 3, 1, 0.0)[0] for i in range(1000)]
     rebuilt = 0
@@ -386,7 +386,7 @@ def test_a_thousand_departed_waiters_cost_no_walk() -> None:
 def test_those_that_still_wait_keep_their_order_when_most_have_gone() -> None:
     """Also after the heap was rebuilt without the tickets that are gone."""
     draw = random.Random(7)
-    admission = Admission(1, 1000)
+    admission = AdmissionPlaces(1, 1000)
     (active,) = admission.enter(0, 1, 0.0)[1]
     waiting = [admission.enter(draw.randrange(50), 1, 0.0)[0] for _ in range(200)]
     draw.shuffle(waiting)
@@ -401,7 +401,7 @@ def test_those_that_still_wait_keep_their_order_when_most_have_gone() -> None:
 
 
 def test_waiters_that_leave_take_no_memory_however_many_were_admitted_before() -> None:
-    admission = Admission(1, 1000)
+    admission = AdmissionPlaces(1, 1000)
     (active,) = admission.enter(0, 1, 0.0)[1]
     for _ in range(100):
         admission.enter(0, 1, 0.0)

@@ -51,7 +51,7 @@ class PromiseCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmittedCandidates:
     """accepted: indices of candidates, ascending; value and count of them."""
 
     accepted: tuple[int, ...]
@@ -98,7 +98,7 @@ def admit(
     committed: Sequence[Committed],
     budget: BudgetModel,
     free_memory: int = 0,
-) -> Admission | None:
+) -> AdmittedCandidates | None:
     """The best set of candidates that can be admitted. None if those committed do not fit even by themselves.
 
     free_memory: tokens of KV that are not reserved.
@@ -148,7 +148,7 @@ def admit(
     if not ends:
         return None
     value, _, accepted = max(ends, key=lambda label: (label[0], len(label[2]), label[1]))
-    return Admission(tuple(sorted(accepted)), value)
+    return AdmittedCandidates(tuple(sorted(accepted)), value)
 
 
 def _keep(front: list[tuple[float, float, tuple[int, ...]]], label: tuple[float, float, tuple[int, ...]]) -> None:

@@ -79,7 +79,7 @@ class Sums(NamedTuple):
     longest: float
 
 
-class Load(NamedTuple):
+class DueStep(NamedTuple):
     """What a step computes, as StepLoad; `decodes` of it with their context and the longest of it. earliest_s: when the
     first token of a decode is due. cap_s: how long the step may take, infinite without limit."""
 
@@ -94,7 +94,7 @@ class Load(NamedTuple):
 
 
 @compiled(error_model="numpy")
-def load_s(load: Load, model: StepModel) -> float:
+def load_s(load: DueStep, model: StepModel) -> float:
     """Seconds that the step takes; 0 for an empty one."""
     gap = load.longest * load.decodes - load.decode_context
     return float(step_s(load.tokens, load.context, load.pairs, gap, model))
@@ -208,7 +208,7 @@ def form_promised(
     model: StepModel,
     best_effort: int,  # NONE, PRESENT, or ASSUMED by a certificate
     hold: bool | np.bool_,  # prompts complete as late as they can, whatever their release times
-) -> Load:
+) -> DueStep:
     """Decide which promised tokens the step has that begins now: parts 1 to 3."""
     longest_step_s = min(sums.tightest_s, base_s(model.max_step_tokens, model))
     step = _Step(now_s, longest_step_s, 2.0 * longest_step_s - EPSILON_S, best_effort, hold)
@@ -217,7 +217,7 @@ def form_promised(
         may_begin = prompts.placed[0] or _free_places(sums, prompts, waiting, model) > 0
         later_s = _alone_first_s(now_s, sums, prompts, load, model) if may_begin else np.inf
         if later_s < np.inf:
-            load = Load(0, 0.0, 0.0, 0, 0.0, 0.0, load.earliest_s, load.cap_s - later_s)
+            load = DueStep(0, 0.0, 0.0, 0, 0.0, 0.0, load.earliest_s, load.cap_s - later_s)
     if load.decodes == 0:
         decodes.granted[: sums.requests] = False
     if waiting > 0:
@@ -238,13 +238,13 @@ class _Step(NamedTuple):
 
 
 @compiled(error_model="numpy")
-def _urgent_decodes(step: _Step, decodes: Decodes, sums: Sums, model: StepModel) -> Load:
+def _urgent_decodes(step: _Step, decodes: Decodes, sums: Sums, model: StepModel) -> DueStep:
     """Part 1: decodes that cannot wait, and the share of all that their paces ask for.
 
     quota = max(urgent, ceil(min(limit, longest step) * sum over decodes of 1 / tpot))
     """
     if sums.requests == 0:
-        return Load(0, 0.0, 0.0, 0, 0.0, 0.0, np.inf, np.inf)
+        return DueStep(0, 0.0, 0.0, 0, 0.0, 0.0, np.inf, np.inf)
     earliest_s, urgent = _earliest(decodes.due_s, sums.requests, step.now_s, step.cannot_wait_s)
     limit_s = earliest_s - step.now_s
     quota = int(np.ceil(sums.demand_per_s * max(0.0, min(limit_s, step.longest_step_s)) - EPSILON_S))
@@ -255,7 +255,7 @@ def _urgent_decodes(step: _Step, decodes: Decodes, sums: Sums, model: StepModel)
         decodes.granted[: sums.requests] = True
     elif quota > 0:
         context, longest = _take_earliest(decodes, sums.requests, quota, earliest_s)
-    return Load(quota, context, 0.0, quota, context, longest, earliest_s, limit_s)
+    return DueStep(quota, context, 0.0, quota, context, longest, earliest_s, limit_s)
 
 
 @compiled(error_model="numpy")
@@ -267,7 +267,7 @@ def _free_places(sums: Sums, prompts: Prompts, waiting: int, model: StepModel) -
 
 
 @compiled(error_model="numpy")
-def _with_prompts(step: _Step, load: Load, sums: Sums, prompts: Prompts, waiting: int, model: StepModel) -> Load:
+def _with_prompts(step: _Step, load: DueStep, sums: Sums, prompts: Prompts, waiting: int, model: StepModel) -> DueStep:
     """Part 2: prompts by deadline, as far as they have places."""
     tokens, context, pairs, cap_s, room = load.tokens, load.context, load.pairs, load.cap_s, model.max_step_tokens
     gap = load.longest * load.decodes - load.decode_context
@@ -312,11 +312,11 @@ def _with_prompts(step: _Step, load: Load, sums: Sums, prompts: Prompts, waiting
         if prompts.granted[p] < prompts.pending[p]:
             cap_s = min(cap_s, max(step.longest_step_s, step_s(tokens, context, pairs, gap, model)))
             break
-    return Load(tokens, context, pairs, load.decodes, load.decode_context, load.longest, load.earliest_s, cap_s)
+    return DueStep(tokens, context, pairs, load.decodes, load.decode_context, load.longest, load.earliest_s, cap_s)
 
 
 @compiled(error_model="numpy")
-def _with_other_decodes(load: Load, decodes: Decodes, sums: Sums, model: StepModel) -> Load:
+def _with_other_decodes(load: DueStep, decodes: Decodes, sums: Sums, model: StepModel) -> DueStep:
     """Part 3: decodes that could have waited."""
     tokens, context, taken = load.tokens, load.context, load.decodes
     decode_context, longest = load.decode_context, load.longest
@@ -335,11 +335,11 @@ def _with_other_decodes(load: Load, decodes: Decodes, sums: Sums, model: StepMod
         context += ends
         decode_context += ends
         longest = max(longest, ends)
-    return Load(tokens, context, load.pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
+    return DueStep(tokens, context, load.pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
 
 
 @compiled(error_model="numpy")
-def _alone_first_s(now_s: float, sums: Sums, prompts: Prompts, load: Load, model: StepModel) -> float:
+def _alone_first_s(now_s: float, sums: Sums, prompts: Prompts, load: DueStep, model: StepModel) -> float:
     """Seconds of a step with all decodes, where the first prompt goes before it alone; infinite where it does not.
 
     It does where it would be late in a step with the decodes of `load` and is not without them, and they can all wait for the

@@ -50,7 +50,7 @@ from penstock.services.domain.slo.compiled.layout import (
 )
 from penstock.services.domain.slo.compiled.promised import (
     PRESENT,
-    Load,
+    DueStep,
     form_promised,
     load_s,
     new_decodes,
@@ -112,7 +112,7 @@ def form_batch(
 
 
 @compiled(error_model="numpy")
-def _add_best_effort(load: Load, counts: N, requests: int, model: StepModel, grants: N) -> Load:
+def _add_best_effort(load: DueStep, counts: N, requests: int, model: StepModel, grants: N) -> DueStep:
     """Part 4: what fits in addition to the promised tokens."""
     tokens, context, pairs, room = load.tokens, load.context, load.pairs, model.max_step_tokens
     taken, decode_context, longest = load.decodes, load.decode_context, load.longest
@@ -146,7 +146,7 @@ def _add_best_effort(load: Load, counts: N, requests: int, model: StepModel, gra
         tokens += c
         context += start + c
         pairs += c * (start + 0.5 * (c + 1))
-    return Load(tokens, context, pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
+    return DueStep(tokens, context, pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
 
 
 @compiled(error_model="numpy")
