@@ -9,6 +9,8 @@ also takes its skip limits and the shipped predictor, which have seen none of th
 
 CPU time is computed from tokens and the costs on the family's card: steps of batch 8, prompts and judged answers read once.
 An answer that is rejected early costs LAG_TOKENS more than the check says: what is generated while it is scored.
+Then `skipping_under_load`: limits that move with the load, in virtual time.
+
 Answers and scores are kept in `build/skipping_tiers`; delete them to have them generated again (about 15 CPU minutes).
 """
 
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks import report
+from benchmarks import report, skipping_under_load
 from benchmarks.skip_rule import cheapest_rule
 from models.training import answers, tasks
 from models.training.measure import CONFIDENCE, Calibrations, Costs, Verdicts, heldout_problems, verdicts
@@ -92,10 +94,12 @@ class Outcome:
 
 def run(_rounds: int) -> None:
     _measured(_data(), SPLITS)
+    skipping_under_load.run()
 
 
 def run_quick(_rounds: int) -> None:
     _measured(_data(), QUICK_SPLITS)
+    skipping_under_load.run(quick=True)
 
 
 def _measured(data: Data, splits: int) -> None:

@@ -26,6 +26,7 @@ from penstock.router_service.routing.burst_steps import BurstSteps
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.routing.lease_probe import LeaseProbe
 from penstock.router_service.routing.readiness import readiness
+from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer, move_reply
 from penstock.router_service.siblings.client import Siblings
 from penstock.router_service.siblings.servicer import RouterProcessServicer, start_server
@@ -124,6 +125,7 @@ async def compose(chassis: Chassis) -> None:
         predictor=_predictor(chassis),
         early_checks=EarlyCheckCounter(chassis.telemetry.meter),
         bursts=bursts,
+        waiting=WaitingPrice(options.waiting_price, pool.delay_s) if options.waiting_price else None,
     )
     driver = RequestDriver(
         cascade, queue, stats, late_traces, bursts=bursts, sampler=sampler, recorder=recorder, prompts=prompts

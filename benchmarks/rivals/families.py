@@ -129,6 +129,13 @@ def families() -> list[Family]:
     return [_family(path) for path in paths]
 
 
+def family(name: str) -> Family:
+    """Raises:
+    DataMissing: There is no such table.
+    """
+    return _family(public(f"quality/{name}"))
+
+
 @cache
 def _site() -> Site:
     return read_site(CLUSTER, MODELS)

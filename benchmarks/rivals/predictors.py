@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import OneHotEncoder
 
 from benchmarks.rivals.families import Family
+from penstock.planner_service.question.score_predictor import calibration_error
 from penstock.planner_service.simulator.workload import Floats, Ints
 
 FOLDS = 4
@@ -62,7 +63,7 @@ def predict(family: Family, training: Ints, unseen: Ints, seed: int) -> Predicte
         columns.append((expected, other))
         methods.append(name)
         errors.append(error)
-        calibration.append(_calibration_error(other, scores[unseen]))
+        calibration.append(calibration_error(other, scores[unseen]))
     known, others = (np.stack(side, axis=1) for side in zip(*columns, strict=True))
     return Predicted(known, others, tuple(methods), tuple(errors), tuple(calibration))
 
@@ -111,9 +112,3 @@ def _boosting(features: Any, scores: Floats, seed: int) -> Callable[[Any], Float
     model = HistGradientBoostingRegressor(max_iter=60, learning_rate=0.08, max_leaf_nodes=15, random_state=seed)
     model.fit(features, scores)
     return lambda rows: np.asarray(model.predict(rows))
-
-
-def _calibration_error(expected: Floats, scores: Floats) -> float:
-    """Expected calibration error in points, over ten equal parts of the prompts by what is expected."""
-    parts = np.array_split(np.argsort(expected, kind="stable"), 10)
-    return float(sum(len(part) * abs(expected[part].mean() - scores[part].mean()) for part in parts) / len(scores))

@@ -81,16 +81,18 @@ def predictor(
     figures = [
         {"tier": tier, "mean_score": float(scores[:, t].mean()), "auc": trained.predictor.auc[t]}
         | {"log_loss": trained.log_loss[t], "log_loss_of_the_mean": trained.constant_loss[t]}
+        | {"calibration_error": trained.calibration_error[t]}
         for t, tier in enumerate(tiers)
     ]
     if json:
         print_json({"prompts": len(texts), "out": str(out), "tiers": figures})
         return
     title = f"{len(texts)} prompts, predictions of those held out"
-    table = table_of("tier", "mean score", "AUC", "log loss", "of the mean", title=title)
+    table = table_of("tier", "mean score", "AUC", "log loss", "of the mean", "ECE", title=title)
     for row in figures:
         losses = f"{row['log_loss']:.3f}", f"{row['log_loss_of_the_mean']:.3f}"
-        table.add_row(str(row["tier"]), f"{row['mean_score']:.1f}", f"{row['auc']:.3f}", *losses)
+        errors = f"{row['calibration_error']:.1f}"
+        table.add_row(str(row["tier"]), f"{row['mean_score']:.1f}", f"{row['auc']:.3f}", *losses, errors)
     console.print(table)
     print_written(out, quality_out)
 

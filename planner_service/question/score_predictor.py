@@ -19,17 +19,19 @@ BUCKETS = 2**14
 FOLDS = 5
 PENALTIES = (10.0, 3.0, 1.0, 0.3)  # descending: each fit begins where the one before it ended
 LEAST_PROMPTS = 100
+PARTS = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
     """predicted (N, C): scores of the training prompts, cross-fitted. log_loss, constant_loss (C): of the cross-fitted
-    predictions, and of the mean score as the prediction for every prompt."""
+    predictions, and of the mean score as the prediction for every prompt. calibration_error (C): of the former, in points."""
 
     predictor: ScorePredictor
     predicted: Floats
     log_loss: tuple[float, ...]
     constant_loss: tuple[float, ...]
+    calibration_error: tuple[float, ...]
 
 
 def train(
@@ -69,7 +71,15 @@ def train(
     table = np.stack(columns, axis=1)
     rows = {int(known[i]): tuple(map(float, table[i])) for i in np.flatnonzero(np.abs(table).max(axis=1) > 0)}
     predictor = ScorePredictor(tuple(tiers), BUCKETS, tuple(intercepts), rows, len(texts), tuple(aucs))
-    return Trained(predictor, predicted, tuple(losses), tuple(constants))
+    errors = tuple(calibration_error(predicted[:, tier], scores[:, tier]) for tier in range(len(tiers)))
+    return Trained(predictor, predicted, tuple(losses), tuple(constants), errors)
+
+
+def calibration_error(predicted: Floats, scores: Floats) -> float:
+    """Expected calibration error in points, over PARTS equal parts of N prompts by what is predicted."""
+    parts = np.array_split(np.argsort(predicted, kind="stable"), PARTS)
+    gaps = (len(part) * abs(predicted[part].mean() - scores[part].mean()) for part in parts if len(part))
+    return float(sum(gaps) / len(scores))
 
 
 def _matrix(texts: Sequence[str]) -> tuple[sparse.csr_matrix, Ints]:

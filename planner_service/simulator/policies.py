@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.planner_service.simulator.cluster import Cluster, Transfer
-from penstock.services.domain.dispatch import NOTHING_SENT, Sent, sent_tokens, stage_for, wait_s, work_tokens
+from penstock.services.domain.dispatch import NOTHING_SENT, Sent, delay_s, sent_tokens, stage_for, wait_s, work_tokens
 from penstock.services.domain.latency import StepLoad
 
 
@@ -74,6 +74,14 @@ class Dispatch:
         tokens, sent = int(self._cluster.work.input_tokens[request]), self._sent[best]
         self._sent[best] = Sent(sent.requests + 1, sent.tokens + tokens)
         return best
+
+    def delay_s(self, answer_tokens: float) -> float:
+        """By which the pending work of the least busy instance delays an answer of so many tokens."""
+        return min(self._delay_s(i, answer_tokens) for i in range(self._cluster.instances))
+
+    def _delay_s(self, i: int, answer_tokens: float) -> float:
+        prompts = self._work[i].prompt_tokens + self._sent[i].tokens
+        return delay_s(answer_tokens, prompts, self._pending(i), self._prompt_tokens_per_s)
 
     def _pending(self, i: int) -> float:
         work = self._work[i]

@@ -68,7 +68,7 @@ class AnswerJudging:
         if loop.time() >= run.request.deadline_s:
             raise DeadlineExceeded("the deadline passed while the answer was judged")
         answer.score_reason = reason
-        threshold = pipeline.lowest_accepted(answer.tier, tokens)
+        threshold = pipeline.lowest_accepted(run.tier, tokens)
         if escalation is None:
             answer.better = run.rejected.better_than(answer)
         if not run.is_judged:

@@ -23,6 +23,7 @@ from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_promises import TierPromises
 from penstock.router_service.generation.tier_times import TierTimes
 from penstock.router_service.routing.burst_steps import BurstSteps, TakenStep
+from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services import telemetry
 from penstock.services.acceptance.pipeline import compares_answers
 from penstock.services.background import end
@@ -64,19 +65,21 @@ class CascadeGeneration:
         predictor: ScorePredictor | None = None,
         early_checks: EarlyCheckCounter | None = None,
         bursts: BurstSteps | None = None,
+        waiting: WaitingPrice | None = None,
     ) -> None:
         """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score.
 
         undrafted: tiers that are not given rejected answers as drafts. predictor: of the scores for which tiers are passed
         over; None: none is. early_checks: counts them; None: no answer is scored before it is finished. bursts: chooses the
-        thresholds of requests where the plan has a burst ladder; None: they are always the plan's own.
+        thresholds of requests where the plan has a burst ladder; None: they are always the plan's own. waiting: moves the
+        limits of tiers with the load; None: load does not matter.
         """
         self._view, self._tiers, self._tracer = view, tiers, tracer
         self._times = TierTimes()
         self._promises = TierPromises(self._times)
         self._judging = AnswerJudging(judge, self._times, flag_below, early_checks)
         self._flags, self._undrafted = flag_below is not None, undrafted
-        self._predictor, self._bursts = predictor, bursts
+        self._predictor, self._bursts, self._waiting = predictor, bursts, waiting
         self._unpredicted_revision = -1  # of the last plan that asks for predictions which this router cannot make
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
@@ -125,7 +128,7 @@ class CascadeGeneration:
             route = cascade.at_step(route, taken.step)
         output.event(Accepted(request.request_id, plan.revision, sampling.seed, None if taken is None else taken.index))
         predicted, rejected = self._predicted(plan, route, request), RejectedAnswers(keeps_best=compares_answers(plan))
-        return CascadeRequest(request, plan, output, route, at, sampling, taken, predicted, rejected)
+        return CascadeRequest(request, plan, output, route, at, sampling, taken, predicted, rejected, self._waiting)
 
     def _begin(self, run: CascadeRequest) -> TierAnswer | Escalate:
         """The tier's answer, of which there is nothing yet; or to which tier instead, if this one is not asked."""
@@ -237,10 +240,11 @@ class CascadeGeneration:
 
     def _predicted(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> dict[str, float]:
         """The predicted score of each tier's answer; empty if no tier could be passed over for it."""
-        if all(tier.skip_below is None for tier in route[:-1]):
+        has_limits = any(tier.skip_below is not None for tier in route[:-1])
+        if not has_limits and (self._waiting is None or len(route) == 1):
             return {}
         if self._predictor is None:
-            if plan.revision != self._unpredicted_revision:
+            if has_limits and plan.revision != self._unpredicted_revision:
                 self._unpredicted_revision = plan.revision
                 _log.warning("plan %d has skip_below, but router.score_predictor is not set", plan.revision)
             return {}

@@ -10,6 +10,7 @@ from penstock.router_service.generation.cascade import Escalate
 from penstock.router_service.generation.rejected_answers import RejectedAnswers
 from penstock.router_service.generation.tier_answer import resumed_ids
 from penstock.router_service.routing.burst_steps import TakenStep
+from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services.domain.errors import NotFound, invalid
 from penstock.types.events import Escalated, EscalationReason
 from penstock.types.plans import Plan, TierPlan
@@ -20,7 +21,8 @@ from penstock.types.sampling import SamplingParams
 class CascadeRequest:
     """at: index of the tier of `route` that is asked. sampling: the request's, with a seed. taken: the step of the burst
     ladder that it takes, whose thresholds `route` has; None without one. predicted: the score of each tier's answer; empty if
-    no tier could be passed over for it. rejected: keeps the answers that are not accepted. history: failures in all tiers.
+    no tier could be passed over for it. rejected: keeps the answers that are not accepted. waiting: moves the limits of
+    `route` with the load; None: load does not matter. history: failures in all tiers.
     """
 
     request: RouterRequest
@@ -32,6 +34,7 @@ class CascadeRequest:
     taken: TakenStep | None
     predicted: Mapping[str, float]
     rejected: RejectedAnswers
+    waiting: WaitingPrice | None = None
     history: FailureHistory = field(default_factory=FailureHistory)
 
     @property
@@ -56,14 +59,20 @@ class CascadeRequest:
 
     def passed_over(self) -> Escalate | None:
         """To the next tier, if the score predicted for this one's answer is too low."""
-        return cascade.passed_over(self.route, self.at, self.predicted) if self.may_escalate else None
+        if not self.may_escalate:
+            return None
+        if self.waiting is not None:
+            self.route = self.waiting.to_ask(self.route, self.at, self.predicted)
+        return cascade.passed_over(self.route, self.at, self.predicted)
 
     def unable(self, reason: EscalationReason) -> Escalate | None:
         """The tier cannot answer: to the next one, if that may be asked."""
         return Escalate(self.at + 1, reason) if self.may_escalate else None
 
     def decide(self, score: float | None, counted_tokens: int) -> Escalate | None:
-        """None if the tier's answer is accepted; see `cascade.decide`."""
+        """None if the tier's answer is accepted; see `cascade.decide`. What the judge refuses has no tokens, and no price."""
+        if self.waiting is not None and self.may_escalate and counted_tokens:
+            self.route = self.waiting.to_accept(self.route, self.at, counted_tokens)
         decision = cascade.decide(
             self.plan, self.route, self.at, score, accepts_tie=self._accepts_tie, counted_tokens=counted_tokens
         )

@@ -13,7 +13,7 @@ from penstock.router_service.domain.failures import FAILURES_TO_EJECT, Ejection
 from penstock.router_service.routing.place_queue import PlaceQueue
 from penstock.router_service.routing.placement import NotPlaced, Placed, PlacementCandidate, SloNeed, free_places, place
 from penstock.router_service.routing.prefix_affinity import PrefixAffinity
-from penstock.services.domain.dispatch import Sent
+from penstock.services.domain.dispatch import NOTHING_SENT, Sent, delay_s, sent_tokens
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.mesh_view import MeshView
 
@@ -166,6 +166,21 @@ class InstancePool:
             return result
         last_resort = self._place(self._workers(tier, expired=True), request_id, tokens, avoid, prefix_holder, slo)
         return last_resort if isinstance(last_resort, Placed) else NotPlaced(full=result.full or last_resort.full)
+
+    def delay_s(self, tier: str, answer_tokens: float) -> float:
+        """By which the work that is pending at the least busy instance of a tier delays an answer of so many tokens.
+
+        0 where no instance can be tried. Of a large tier, some instances are compared.
+        """
+        ejected = self._current(self._ejected_until, asyncio.get_running_loop().time())
+        workers = [c for c in self._workers(tier) if c.instance_id not in ejected][:SAMPLE_OF_STAGE]
+        in_flight = self._in_flight(c.instance_id for c in workers)
+        delays = []
+        for candidate in workers:
+            sent = in_flight.get(candidate.instance_id, NOTHING_SENT)
+            prompts, work = candidate.prompt_tokens + sent.tokens, candidate.work + sent_tokens(sent)
+            delays.append(delay_s(answer_tokens, prompts, work, candidate.prompt_tokens_per_s))
+        return min(delays, default=0.0)
 
     def _place(
         self,

@@ -46,9 +46,18 @@ def saved_tokens(tokens: int) -> float:
     return max(float(REQUEST_TOKENS), KNOWN_SHARE * tokens)
 
 
-def wait_s(prompt_tokens: int, prompt_tokens_per_s: float) -> float:
+def wait_s(prompt_tokens: float, prompt_tokens_per_s: float) -> float:
     """Seconds until the pending prompts of an instance are computed; 0 where its throughput is not known."""
     return prompt_tokens / prompt_tokens_per_s if prompt_tokens_per_s > 0 else 0.0
+
+
+def delay_s(answer_tokens: float, prompt_tokens: float, work: float, prompt_tokens_per_s: float) -> float:
+    """Seconds by which an instance's pending work delays an answer of so many tokens; 0 where its throughput is not known.
+
+    prompt_tokens: of prompts still to be computed, which delay an answer once. work: theirs and that of the requests, as
+    `work_tokens` says; a request delays others with each of their tokens, so all of its work delays one of REQUEST_TOKENS.
+    """
+    return wait_s(prompt_tokens + (work - prompt_tokens) * answer_tokens / REQUEST_TOKENS, prompt_tokens_per_s)
 
 
 def stage_for(waits_s: Seq[float]) -> int:

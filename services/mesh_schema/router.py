@@ -71,6 +71,9 @@ class MeshRouter(BaseModel):
     score_predictor: str = ""
     """File of `penstock predictor`, which predicts from a prompt the score of each tier's answer, for skip_below of tiers.
     A relative path is resolved against the mesh file's folder. Empty: no tier is passed over by prediction."""
+    waiting_price: float = Field(default=0.0, ge=0, le=1000)
+    """Points of score that a second of waiting costs. Under load, a tier that would delay a request is passed over sooner; an
+    answer is accepted with a lower score where the next tier would delay it. 0: load does not matter."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that sends nothing on a stream for this long counts as failed for that request."""
     heartbeat_s: float = Field(default=5.0, ge=0.05)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.skip_rule import cheapest_rule, mean_cost
 from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.files import read_quality
-from penstock.planner_service.question.score_predictor import LEAST_PROMPTS, train
+from penstock.planner_service.question.score_predictor import LEAST_PROMPTS, calibration_error, train
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
 from penstock.services.acceptance.early_checks import checked_answers, fit_early_checks
 from penstock.services.acceptance.skip_prediction import passes_over
@@ -97,6 +97,7 @@ def test_training_finds_what_the_prompts_tell_and_is_calibrated() -> None:
     trained = train(texts, TIERS, scores)
     assert trained.predictor.auc[0] > 0.85
     assert trained.log_loss[0] < 0.6 * trained.constant_loss[0]
+    assert max(trained.calibration_error) < 4
     fresh, fresh_scores = prompts(1200, seed=2)
     predicted = np.array([[trained.predictor.predict(text)[t] for t in TIERS] for text in fresh])
     hard = np.array([text.split()[0] in HARD for text in fresh])
@@ -105,6 +106,14 @@ def test_training_finds_what_the_prompts_tell_and_is_calibrated() -> None:
             fresh_scores[group].mean(axis=0), abs=9
         )  # 3 standard errors
     assert predicted[hard, 0].max() < predicted[~hard, 0].min()
+
+
+def test_the_calibration_error_is_by_how_many_points_predictions_are_wrong_on_average() -> None:
+    scores = np.tile([0.0, 100.0], 100)
+    assert calibration_error(np.full(200, 50.0), scores) == 0.0
+    assert calibration_error(np.full(200, 80.0), scores) == pytest.approx(30.0)
+    half_right = np.where(np.arange(200) < 100, 20.0, 50.0)
+    assert calibration_error(half_right, scores) == pytest.approx(15.0)
 
 
 def test_a_prompt_is_not_predicted_by_a_model_that_has_seen_it() -> None:
