@@ -27,18 +27,17 @@ class AddressProbe:
 
     def __init__(self, pool: InstancePool, channels: ChannelPool) -> None:
         self._pool, self._view, self._channels = pool, pool.view, channels
-        self._checked: set[tuple[str, float]] = set()
-        """(instance id, epoch) of those that are being checked."""
+        self._checks: dict[tuple[str, float], asyncio.Task[None]] = {}
+        """By instance id and epoch."""
 
     async def run(self) -> NoReturn:
         """Check all of them at once, and each one that is new; forever."""
-        async with asyncio.TaskGroup() as checks:
+        async with asyncio.TaskGroup() as group:
             while True:
                 for record in (record for role in CALLED for record in self._view.instances(role)):
                     key = record.instance_id, record.epoch
-                    if key not in self._checked and self._view.is_unreached(record):
-                        self._checked.add(key)
-                        checks.create_task(self._until_reached(record))
+                    if key not in self._checks and self._view.is_unreached(record):
+                        self._checks[key] = group.create_task(self._until_reached(record))
                 await self._pool.change(INTERVAL_S)
 
     async def _until_reached(self, record: InstanceRecord) -> None:
@@ -58,4 +57,4 @@ class AddressProbe:
                     reported = True
                 await tick(INTERVAL_S)
         finally:
-            self._checked.discard((instance_id, record.epoch))
+            self._checks.pop((instance_id, record.epoch), None)

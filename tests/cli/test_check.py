@@ -77,7 +77,7 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         ({"tiers": [LARGE, SMALL]}, {"tiers[0].threshold": "missing", "tiers[1].threshold": "must not be set"}),
         (mesh({"engine": "torhc"}), {"tiers[0].engine": "there are llamacpp, openai, sglang, simulated, torch"}),
         (mesh({"sglang": {"tp": 2}}), {"tiers[0].sglang": "no such field"}),
-        (mesh({"simulated": {"tp": 2}}), {"tiers[0].simulated.tp": "no such field"}),
+        (mesh({"simulated": {"kv_dtype": "int8"}}), {"tiers[0].simulated.kv_dtype": "no such field"}),
         (mesh({"simulated": 3}), {"tiers[0].simulated": "no such field"}),
         (mesh({"dtype": "float16"}), {"tiers[0].dtype": "the simulated engine does not use it"}),
         (mesh({"best_effort_reserve": 0.1}), {"tiers[0].best_effort_reserve": "only batch_policy"}),
