@@ -24,6 +24,8 @@ from penstock.services.acceptance.pipeline import asked_of_plans
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective
 
+NEARER = 3  # times that the most that can be promised is computed, each from the one before
+
 
 def plan_cascade(
     site: Site,
@@ -113,7 +115,7 @@ def _not_promised(
     """Why a quality cannot be promised, with what can."""
     assert options.confidence is not None
     most = error.best
-    for _ in range(TIGHTENED):  # a promise needs a little more or less for another quality
+    for _ in range(NEARER):  # a promise needs a little more or less for another quality
         new = on_new_prompts(judged, most, options.confidence, options.seed)
         most = error.best - (new.needed(most) - most)
     return Unreachable(

@@ -25,7 +25,7 @@ RESAMPLES = 100
 class NewPrompts:
     """What the quality of a routing is on as many new prompts as were judged. optimism: of a plan for `min_quality`, points.
 
-    qualities (R), errors (R): means and standard errors of the difference, of the routings that were tried.
+    Of the routings that were tried: qualities (R), errors (R), the standard error of the difference, and costs (R), relative.
     """
 
     confidence: float
