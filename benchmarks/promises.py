@@ -9,7 +9,6 @@ of a normal distribution at the confidence times the standard error of the diffe
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from statistics import NormalDist
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import public
-from benchmarks.rivals.families import Family, families
+from benchmarks.rivals.families import Family, measured
 from benchmarks.spread import interval
 from penstock.planner_service.api.plans import Planned, plan_for
 from penstock.planner_service.files import read_trace
@@ -130,9 +129,7 @@ def run_quick(_: int) -> None:
 
 
 def _run(splits: Sequence[int]) -> None:
-    with ProcessPoolExecutor() as pool:
-        jobs = [pool.submit(measure, family, split) for family in families() for split in splits]
-        rows = [row for job in jobs for row in job.result()]
+    rows = [row for part in measured(measure, splits) for row in part]
     names = list(dict.fromkeys(row["family"] for row in rows))
     by_family = {name: summarised([row for row in rows if row["family"] == name]) for name in names}
     whole = summarised(rows)

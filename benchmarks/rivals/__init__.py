@@ -17,7 +17,6 @@ Figures are means over splits with intervals (Student's t), of ratios on a logar
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import combinations
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.rivals.families import Family, Prompts, Setting, dollars_per_gpu_hour, families
+from benchmarks.rivals.families import Family, Prompts, Setting, dollars_per_gpu_hour, measured
 from benchmarks.rivals.systems import Tuned, alone, cascades, load_based, mixtures, routings
 from benchmarks.spread import interval
 
@@ -156,9 +155,7 @@ def run_quick(_: int) -> None:
 
 
 def _run(splits: Sequence[int]) -> None:
-    with ProcessPoolExecutor() as pool:
-        jobs = [pool.submit(measure, family, split) for family in families() for split in splits]
-        results = [job.result() for job in jobs]
+    results = measured(measure, splits)
     summaries = {}
     for setting in SETTINGS:
         cells = [cell for result in results for cell in result["cells"][setting.name]]

@@ -8,11 +8,12 @@ import csv
 import gzip
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.simulator import Replica
 from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.services.domain.hardware import ModelSpec
+
+T = TypeVar("T")
 
 TIERS = ("small", "medium", "large")
 SIZES = {"small": 7.0, "medium": 13.0, "large": 70.0}  # billions
@@ -117,6 +120,17 @@ def dollars_per_gpu_hour() -> float:
     price = _site().cluster.dollars_per_gpu_hour
     assert price is not None
     return price
+
+
+def measured(measure: Callable[[Family, int], T], splits: Sequence[int]) -> list[T]:
+    """Of every family and split, on all cores.
+
+    Raises:
+        DataMissing: As `families`.
+    """
+    with ProcessPoolExecutor() as pool:
+        jobs = [pool.submit(measure, family, split) for family in families() for split in splits]
+        return [job.result() for job in jobs]
 
 
 def families() -> list[Family]:

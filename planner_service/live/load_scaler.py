@@ -9,6 +9,7 @@ from penstock.planner_service.live.load_scaling import ScalingRule, TierLoad, Ti
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.services.background import BackgroundWork, Works
 from penstock.services.clock import Clock
+from penstock.services.domain.dispatch import wait_s
 from penstock.services.domain.instances import DesiredWorkers, InstanceRecord
 from penstock.services.mesh_schema import MeshFile
 from penstock.types.plans import Plan, TierPlan
@@ -83,8 +84,8 @@ class LoadScaler(BackgroundWork):
         tier = self._mesh.tier(name)
         cards = [worker.model for worker in workers if worker.model is not None]
         places = max((card.max_requests - tier.max_queued for card in cards), default=tier.max_running)
-        wait_s = sum(map(_wait_s, workers)) / max(1, len(workers))
-        return TierLoad(self._clock.now(), len(workers), requests, max(1, places), wait_s)
+        waits_s = sum(map(_wait_s, workers)) / max(1, len(workers))
+        return TierLoad(self._clock.now(), len(workers), requests, max(1, places), waits_s)
 
 
 def _scaled(tier: TierPlan) -> bool:
@@ -99,4 +100,4 @@ def _wait_s(worker: InstanceRecord) -> float:
         return 0.0
     if load.slo is not None:
         return load.slo.backlog_s
-    return load.prompt_tokens / load.prompt_tokens_per_s if load.prompt_tokens_per_s else 0.0
+    return wait_s(load.prompt_tokens, load.prompt_tokens_per_s)

@@ -14,10 +14,10 @@ from penstock.planner_service.planning.rule_search import RuleSearch
 from penstock.planner_service.question.exclusions import names_of_files
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.routing.confidence import on_new_prompts
+from penstock.planner_service.routing.confidence import NewPrompts
 from penstock.planner_service.routing.goals import rounded_down, rounded_up
 from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
-from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, answered_quality
+from penstock.planner_service.routing.quality import SKIPPED, answered_quality
 from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable
 from penstock.planner_service.rules.burst_ladder import NoLadder, burst_ladder
 from penstock.services.acceptance.pipeline import asked_of_plans
@@ -91,7 +91,7 @@ def _with_promise(
     """
     assert options.confidence is not None
     judged, requested = demand.judged.under(asked_of_plans(options.rules)), options.min_quality
-    new = on_new_prompts(judged, requested, options.confidence, options.seed)
+    new = NewPrompts(judged, options.confidence, options.seed)
     needed = None if requested is None else min(100.0, new.needed(requested))
     for _ in range(TIGHTENED):
         within = dataclasses.replace(options, confidence=None, min_quality=needed)
@@ -99,10 +99,10 @@ def _with_promise(
             plan = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
         except Unreachable as error:
             if error.binds is Binds.MIN_QUALITY and requested is not None and needed is not None:
-                raise _not_promised(judged, options, requested, needed, error) from None
+                raise _not_promised(new, options, requested, needed, error, len(judged)) from None
             raise
         served = chosen_of(plan, site, demand)[1].judged.under(plan.rules)
-        promise = new.promise(answered_quality(served, plan.thresholds))
+        promise = new.promise(answered_quality(served, plan.thresholds), requested)
         if requested is None or needed is None or promise.least_quality >= requested - EPSILON:
             break
         needed = min(100.0, needed + requested - promise.least_quality)
@@ -110,17 +110,15 @@ def _with_promise(
 
 
 def _not_promised(
-    judged: JudgedSample, options: Options, requested: float, needed: float, error: Unreachable
+    new: NewPrompts, options: Options, requested: float, needed: float, error: Unreachable, prompts: int
 ) -> Unreachable:
     """Why a quality cannot be promised, with what can."""
-    assert options.confidence is not None
     most = error.best
     for _ in range(NEARER):  # a promise needs a little more or less for another quality
-        new = on_new_prompts(judged, most, options.confidence, options.seed)
         most = error.best - (new.needed(most) - most)
     return Unreachable(
         f"{error} (quality {requested:g} on new prompts, with a confidence of {options.confidence:.0%}, is {needed:.2f} on "
-        f"{len(judged)} judged ones; {rounded_down(most)} can be had: ask for less of either, or judge more)",
+        f"{prompts} judged ones; {rounded_down(most)} can be had: ask for less of either, or judge more)",
         most,
         Binds.MIN_QUALITY,
     )

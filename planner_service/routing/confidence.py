@@ -8,7 +8,6 @@ means, which is normal. Neither knows how the plan was looked for, so both hold 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -21,51 +20,50 @@ ROUTINGS = 200  # that are chosen from; drawn, so that any number of tiers takes
 RESAMPLES = 100
 
 
-@dataclass(frozen=True, slots=True)
 class NewPrompts:
-    """What the quality of a routing is on as many new prompts as were judged. optimism: of a plan for `min_quality`, points.
+    """What the quality of routings is on as many new prompts as were judged, with a confidence, from 0.5 to under 1."""
 
-    Of the routings that were tried: qualities (R), errors (R), the standard error of the difference, and costs (R), relative.
-    """
-
-    confidence: float
-    prompts: int
-    optimism: float
-    qualities: Floats
-    errors: Floats
-    costs: Floats
-
-    @property
-    def _deviations(self) -> float:
-        return NormalDist().inv_cdf(self.confidence)
+    def __init__(self, judged: JudgedSample, confidence: float, seed: int) -> None:
+        rng, count = np.random.default_rng(seed), len(judged)
+        routings = _routings(judged, rng)
+        routed = [route(judged, thresholds) for thresholds in routings]
+        answered = np.array([judged.quality[np.arange(count), one.answered] for one in routed])
+        costs = np.array([_costs(one, thresholds) for one, thresholds in zip(routed, routings, strict=True)])
+        weights = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
+        self._confidence, self._prompts = confidence, count
+        self._deviations = NormalDist().inv_cdf(confidence)
+        # of R routings on the judged prompts, (R), and on each resample, (RESAMPLES, R)
+        self._qualities, self._costs = answered.mean(axis=1), costs.mean(axis=1)
+        self._qualities_there, self._costs_there = weights @ answered.T, weights @ costs.T
+        self._errors = np.array([_error(row) for row in answered])
 
     def needed(self, min_quality: float) -> float:
         """The mean of the judged prompts with which new ones have `min_quality`, for the cheapest routing that has it.
 
         Where none that was tried has it, for that which comes nearest.
         """
-        least = self.qualities - self.optimism - self._deviations * self.errors
+        optimism = self._optimism(min_quality)
+        least = self._qualities - optimism - self._deviations * self._errors
         able = least >= min_quality
-        at = int(np.where(able, self.costs, np.inf).argmin() if able.any() else least.argmax())
-        return min_quality + self.optimism + self._deviations * float(self.errors[at])
+        at = int(np.where(able, self._costs, np.inf).argmin() if able.any() else least.argmax())
+        return min_quality + optimism + self._deviations * float(self._errors[at])
 
-    def promise(self, answered: Floats) -> QualityPromise:
-        """Of a plan. answered (N): the quality of the reply to each judged prompt."""
-        expected = float(answered.mean()) - self.optimism
+    def promise(self, answered: Floats, min_quality: float | None) -> QualityPromise:
+        """Of a plan for `min_quality`; None: for the most that can be had, with no optimism that is known here.
+
+        answered (N): the quality of the reply to each judged prompt.
+        """
+        expected = float(answered.mean()) - (0.0 if min_quality is None else self._optimism(min_quality))
         least = expected - self._deviations * _error(answered)
-        return QualityPromise(self.confidence, expected, max(0.0, least), self.prompts)
+        return QualityPromise(self._confidence, expected, max(0.0, least), self._prompts)
 
-
-def on_new_prompts(judged: JudgedSample, min_quality: float | None, confidence: float, seed: int) -> NewPrompts:
-    """min_quality: that plans are for; None for the most that can be had, at a cost that is not known here: no optimism."""
-    rng, count = np.random.default_rng(seed), len(judged)
-    routings = _routings(judged, rng)
-    routed = [route(judged, thresholds) for thresholds in routings]
-    answered = np.array([judged.quality[np.arange(count), one.answered] for one in routed])
-    costs = np.array([_costs(one, thresholds) for one, thresholds in zip(routed, routings, strict=True)])
-    optimism = 0.0 if min_quality is None else _optimism(answered, costs, min_quality, rng)
-    errors = np.array([_error(row) for row in answered])
-    return NewPrompts(confidence, count, optimism, answered.mean(axis=1), errors, costs.mean(axis=1))
+    def _optimism(self, min_quality: float) -> float:
+        """Points, of the cheapest routing that has the quality; 0 where none has it."""
+        able = self._qualities_there >= min_quality
+        chosen = np.where(able, self._costs_there, np.inf).argmin(axis=1)
+        gained = self._qualities_there[np.arange(RESAMPLES), chosen] - self._qualities[chosen]
+        gained = gained[able.any(axis=1)]
+        return max(0.0, float(gained.mean())) if len(gained) else 0.0
 
 
 def _routings(judged: JudgedSample, rng: np.random.Generator) -> list[tuple[float, ...]]:
@@ -84,18 +82,6 @@ def _costs(routed: Routed, thresholds: Sequence[float]) -> Floats:
     """(N) of each prompt, if each tier costs twice the one below it: which routings are chosen hardly depends on it."""
     used = [limit <= 100 for limit in (*thresholds, 0.0)]
     return np.asarray((used * 2.0 ** np.arange(len(used))) @ routed.processed)
-
-
-def _optimism(answered: Floats, costs: Floats, min_quality: float, rng: np.random.Generator) -> float:
-    """Points; 0 where no routing has the quality. answered (R, N), costs (R, N): of each routing and judged prompt."""
-    count = answered.shape[1]
-    weights = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
-    there, whole = weights @ answered.T, answered.mean(axis=1)
-    able = there >= min_quality
-    chosen = np.where(able, weights @ costs.T, np.inf).argmin(axis=1)
-    gained = there[np.arange(RESAMPLES), chosen] - whole[chosen]
-    gained = gained[able.any(axis=1)]
-    return max(0.0, float(gained.mean())) if len(gained) else 0.0
 
 
 def _error(answered: Floats) -> float:

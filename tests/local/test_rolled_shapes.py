@@ -12,6 +12,7 @@ from penstock.local import LocalMesh, MeshOptions
 from penstock.services.domain.instances import Role
 from tests.conftest import FAST, write_mesh_file
 from tests.support.cli import penstock
+from tests.support.steady_requests import steady_requests
 
 STREAMS = 12
 PACE = FAST | {"overhead_ms": 10.0, "reply_tokens": 100}
@@ -54,18 +55,10 @@ async def test_workers_of_other_shapes_replace_the_old_ones_and_no_reply_is_lost
             assert done.returncode == 0, done.stderr
             return " ".join(done.stdout.split())
 
-        async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
-            stop, prompts = asyncio.Event(), [f"prompt {i}" for i in range(STREAMS)]
-            texts = [(await client.generate(prompt, temperature=0)).text for prompt in prompts]
-
-            async def ask(at: int) -> int:
-                answered = 0
-                while not stop.is_set():
-                    assert (await client.generate(prompts[at], temperature=0)).text == texts[at]
-                    answered += 1
-                return answered
-
-            asking = [asyncio.create_task(ask(at)) for at in range(STREAMS)]
+        async with (
+            AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+            steady_requests(client, STREAMS),
+        ):
             assert shapes() == own
             told = await asyncio.to_thread(plan, "set", "--shape", "large=tp2pp2")
             assert "1. start 2 x large (TP=2, PP=2) 2. stop 2 x large (TP=1)" in told
@@ -78,5 +71,3 @@ async def test_workers_of_other_shapes_replace_the_old_ones_and_no_reply_is_lost
             told = await asyncio.to_thread(plan, "rollback")
             assert "1. start 2 x large (TP=1) 2. stop 2 x large (TP=2, PP=2)" in told
             await until(own)
-            stop.set()
-            assert min(await asyncio.gather(*asking)) > 0

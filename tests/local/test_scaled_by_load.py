@@ -12,6 +12,7 @@ from penstock import AsyncClient
 from penstock.local import LocalMesh, MeshOptions
 from penstock.services.domain.instances import Role
 from tests.conftest import FAST, write_mesh_file
+from tests.support.steady_requests import steady_requests
 
 STREAMS, PLACES, MOST = 12, 2, 3
 WAIT_S = 300.0
@@ -47,19 +48,7 @@ async def test_a_tier_has_more_workers_while_its_requests_wait_and_no_reply_is_l
             assert await asyncio.to_thread(exported) == {"small": small, "large": 1}
 
         async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
-            stop, prompts = asyncio.Event(), [f"prompt {i}" for i in range(STREAMS)]
-            texts = [(await client.generate(prompt, temperature=0)).text for prompt in prompts]
-
-            async def ask(at: int) -> int:
-                answered = 0
-                while not stop.is_set():
-                    assert (await client.generate(prompts[at], temperature=0)).text == texts[at]
-                    answered += 1
-                return answered
-
-            asking = [asyncio.create_task(ask(at)) for at in range(STREAMS)]
-            await until(MOST)
-            stop.set()
-            assert min(await asyncio.gather(*asking)) > 0
+            async with steady_requests(client, STREAMS):
+                await until(MOST)
             await until(1)
             assert (await client.status()).plan_revision == 1

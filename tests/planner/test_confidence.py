@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.planner_service.routing.confidence import on_new_prompts
+from penstock.planner_service.routing.confidence import NewPrompts
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, answered_quality
 from penstock.planner_service.simulator.workload import Floats
 
@@ -34,7 +34,7 @@ def more_than_wanted(confidence: float, requested: float = 80.0) -> tuple[Floats
     more = np.zeros((2, SAMPLES))
     for seed in range(SAMPLES):
         judged, others = (everyone.subset(rng.integers(0, len(everyone), PROMPTS)) for _ in range(2))
-        needed = on_new_prompts(judged, requested, confidence, seed).needed(requested)
+        needed = NewPrompts(judged, confidence, seed).needed(requested)
         more[:, seed] = [answered_quality(others, cheapest(t, judged)).mean() - requested for t in (needed, requested)]
     return more[0], more[1]
 
@@ -57,11 +57,11 @@ def test_at_even_odds_the_mean_of_new_prompts_is_what_was_asked_for() -> None:
 def test_a_promise_says_what_is_expected_and_what_is_sure() -> None:
     judged = population(np.random.default_rng(4), PROMPTS)
     answered = answered_quality(judged, (80.0, 80.0))
-    sure, surer = (on_new_prompts(judged, 80.0, confidence, 1).promise(answered) for confidence in (0.9, 0.99))
+    sure, surer = (NewPrompts(judged, confidence, 1).promise(answered, 80.0) for confidence in (0.9, 0.99))
     assert sure.expected_quality == surer.expected_quality < answered.mean()
     assert surer.least_quality < sure.least_quality < sure.expected_quality
     assert (sure.confidence, sure.prompts) == (0.9, PROMPTS)
-    few = on_new_prompts(judged.subset(np.arange(60)), 80.0, 0.9, 1).promise(answered[:60])
+    few = NewPrompts(judged.subset(np.arange(60)), 0.9, 1).promise(answered[:60], 80.0)
     assert few.expected_quality - few.least_quality > 1.5 * (sure.expected_quality - sure.least_quality)
 
 
@@ -74,6 +74,6 @@ def test_any_number_of_tiers_has_a_promise(tiers: int) -> None:
         np.ones((PROMPTS, tiers), np.int64),
         np.sort(np.repeat(judged.scores, 2, axis=1)[:, :tiers], axis=1),
     )
-    new = on_new_prompts(wide, wide.best - 3, 0.9, 1)
+    new = NewPrompts(wide, 0.9, 1)
     assert wide.best - 3 < new.needed(wide.best - 3) < wide.best + 3
     assert new.needed(10.0) > 10.0
