@@ -199,7 +199,6 @@ NEEDS = {
     "plan --cluster c --models m --trace t --quality q --min-quality 80": "planner",
     "plan apply plan.json": "planner",
     "plan render plan.json --to compose": "planner",
-    "plan diff before.json after.json": "planner",
     "plan capacity --slo chat=2s,50ms --cluster c --models m --trace t": "planner",
     "simulate --plan plan.json --trace t": "planner",
     "stages --instances 2 --trace t": "planner",
@@ -236,7 +235,7 @@ NEED_NONE = {
 @pytest.mark.parametrize("command", NEEDS)
 def test_what_needs_an_extra_says_which_in_one_line(installed: Installed, command: str) -> None:
     done = installed.run("penstock", *command.split())
-    of_two_words = ("plan apply", "plan render", "plan diff", "plan capacity", "keys ", "certs ")
+    of_two_words = ("plan apply", "plan render", "plan capacity", "keys ", "certs ")
     words = command.split()[: 2 if command.startswith(of_two_words) else 1]
     extra = NEEDS[command]
     said = f'penstock: penstock {" ".join(words)} needs the {extra} extra: pip install "penstock-mesh[{extra}]"'

@@ -12,7 +12,6 @@ from penstock.cli import (
     new_question,
     options,
     plan_capacity,
-    plan_diff,
     plan_plots,
     plan_publishing,
     plan_report,
@@ -238,7 +237,6 @@ def render_(
 
 app.command("new")(new_question.new)
 app.command("apply")(plan_publishing.apply)
-app.command("diff")(plan_diff.diff)
 app.command("capacity")(plan_capacity.capacity)
 app.command("show")(plan_revisions.show)
 app.command("set")(plan_revisions.set_)

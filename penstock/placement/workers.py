@@ -79,7 +79,7 @@ class Workers:
 
     def _kind(self, tier: str, shape: ReplicaShape | None) -> ReplicaKind:
         process = worker(self._mesh, tier, 0, shape)
-        return ReplicaKind(self.tiers.index(tier), shape, "", process.gpus, self._pool_of(process))
+        return ReplicaKind(self.tiers.index(tier), shape, process.gpus, self._pool_of(process))
 
     def _meet(self, process: MeshProcess, names: Sequence[str]) -> bool:
         """Whether a worker would have GPUs of its tier that another one has: of its index, the next ones of its number."""

@@ -1,10 +1,9 @@
 """What commands, the service and planning again call: each thing is done in one way."""
 
-from penstock.planner_service.api.deployments import manifests, move, planned_values
+from penstock.planner_service.api.deployments import manifests, planned_values
 from penstock.planner_service.api.plans import Planned, plan, plan_for, sweep
 from penstock.planner_service.api.simulations import (
     deployment_of,
-    drafters_of,
     planned_site,
     shapes_of,
     simulate,
@@ -22,9 +21,7 @@ __all__ = [
     "at_rate",
     "capacity",
     "deployment_of",
-    "drafters_of",
     "manifests",
-    "move",
     "plan",
     "plan_for",
     "planned_site",

@@ -1,12 +1,11 @@
-"""What is done with plan files: manifests, moves from one to another, and what a mesh is told."""
+"""What is done with plan files: manifests, and the values of the chart."""
 
 from pathlib import Path
 from typing import Any
 
-from penstock.planner_service.api.simulations import Shapes, deployment_of, drafters_of, planned_site, shapes_of
+from penstock.planner_service.api.simulations import Shapes, deployment_of, planned_site, shapes_of
 from penstock.planner_service.codecs.plan_file import PlanFile
 from penstock.planner_service.manifests.render import compose, groups, mesh_file, planned_tiers, rules_in_mesh, tier_of
-from penstock.planner_service.planning.plan_move import MoveSpeed, PlanMove, Served, plan_move
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.routing.quality import SKIPPED
 from penstock.services.acceptance.pipeline import OF_PLANS
@@ -68,23 +67,3 @@ def _mesh(file: PlanFile, site: Site, shapes: Shapes, base: Path | None) -> dict
     if rules := rules_in_mesh(OF_PLANS, file.plan):
         mesh["planner"] = mesh.get("planner", {}) | rules
     return mesh
-
-
-def move(old: PlanFile, new: PlanFile, load_gb_per_s: float, start_s: float) -> PlanMove:
-    """What it takes to go from one plan to another, on the site of the new one. See MoveSpeed.
-
-    Raises:
-        FileError: An input file of the new plan cannot be used.
-        InvalidRequest: The plans have other tiers, or the models file of the new one has.
-    """
-    names, others = ([tier.name for tier in file.plan.tiers] for file in (old, new))
-    if names != others:
-        problem = f"one has {', '.join(names)}, the other {', '.join(others)}: they cannot be compared"
-        raise invalid("tiers", problem)
-    site = planned_site(new)
-    if list(site.tiers) != others:
-        problem = f"{new.inputs.models} has {', '.join(site.tiers)}, no longer those of the plan, {', '.join(others)}"
-        raise invalid("tiers", problem)
-    served = [Served(tier.model, each) for tier, each in zip(old.plan.tiers, drafters_of(old.plan), strict=True)]
-    before, after = (shapes_of(deployment_of(file.plan)) for file in (old, new))
-    return plan_move(site, before, after, served, MoveSpeed(load_gb_per_s * 1e9, start_s))

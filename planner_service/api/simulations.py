@@ -143,10 +143,10 @@ def planned_site(file: PlanFile) -> Site:
             chosen, there = ", ".join(names), ", ".join(site.tiers)
             raise invalid("tiers", f"the plan has {chosen}; the models file has {there}, not all of them in that order")
         site = site.only(tiers)
-    return with_planned_drafters(site, drafters_of(file.plan))
+    return with_planned_drafters(site, _drafters_of(file.plan))
 
 
-def drafters_of(plan: CascadePlan) -> list[PlannedDrafters]:
+def _drafters_of(plan: CascadePlan) -> list[PlannedDrafters]:
     """What drafts, by tier."""
     return [
         PlannedDrafters()

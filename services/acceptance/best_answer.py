@@ -17,7 +17,6 @@ class BestAnswer(AcceptanceRule):
 
     field = "best_answer"
     options = ("best_answer",)
-    title, subject = "delivered answer", "the answer that is delivered"
     question = "best_answer: false  # whether the best of a request's answers is delivered"
 
     def under(self, answers: "JudgedSample", value: bool) -> "JudgedSample":
@@ -32,9 +31,6 @@ class BestAnswer(AcceptanceRule):
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         text = "delivered: the answer with the highest score of those that a request has got"
         return [text] if plan.best_answer else []
-
-    def words(self, value: bool) -> str:
-        return "highest score" if value else "last"
 
 
 def best_of(scores: Sequence[float | None]) -> int:

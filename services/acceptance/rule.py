@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 class AcceptanceRule:
     """One rule. field: of TierRules or PlanRules, and of AcceptanceRules; empty for none.
 
-    options: of RuleOptions, the first asks for it. title, subject: of a rule for all tiers, in a comparison of plans.
-    question: what `penstock plan new` writes. chosen: whether planning tries choices of it, together with other rules.
+    options: of RuleOptions, the first asks for it. question: what `penstock plan new` writes. chosen: whether planning tries
+    choices of it, together with other rules.
     """
 
     field: ClassVar[str] = ""
     options: ClassVar[tuple[str, ...]]
-    title: ClassVar[str] = ""
-    subject: ClassVar[str] = ""
     question: ClassVar[str]
     chosen: ClassVar[bool] = True
 
@@ -71,10 +69,6 @@ class AcceptanceRule:
     def in_mesh_file(self, value: Any) -> Any:
         """What manifests say of it; None for nothing."""
         return value
-
-    def words(self, value: Any) -> str:
-        """The value of a rule for all tiers, in a comparison of plans."""
-        return str(value)
 
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         """What is said of it in a plan. question: its rules; None of a plan that is served."""

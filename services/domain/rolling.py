@@ -15,14 +15,11 @@ UNLIMITED = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaKind:
-    """What equal replicas have in common. tier: its place in the cascade. model: what they hold, in any words.
-
-    gpus: that one takes, of a pool that others take from, too.
-    """
+    """What equal replicas have in common. tier: its place in the cascade. gpus: that one takes, of a pool that others take
+    from, too."""
 
     tier: int
     shape: ReplicaShape | None
-    model: str = ""
     gpus: int = 0
     pool: str = ""
 
@@ -168,4 +165,4 @@ def _words(kinds: Kinds, tiers: Sequence[str]) -> str:
 
 
 def _key(kind: ReplicaKind) -> tuple[object, ...]:
-    return kind.tier, kind.gpus, str(kind.shape), kind.model
+    return kind.tier, kind.gpus, str(kind.shape)

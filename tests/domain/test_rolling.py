@@ -10,7 +10,7 @@ TIERS = ("small", "large")
 
 
 def kind(tier: int, tp: int) -> ReplicaKind:
-    return ReplicaKind(tier, ReplicaShape(tp, 1), "", tp)
+    return ReplicaKind(tier, ReplicaShape(tp, 1), tp)
 
 
 def texts(roll: Roll) -> list[str]:

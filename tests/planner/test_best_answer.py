@@ -348,35 +348,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return two_tier_files(tmp_path_factory.mktemp("files"), last_answers_are_often_worse(1)[1], 80, judge_s=0.05)
 
 
-def test_plan_files_are_compared_by_it_and_by_what_they_count_as_cached(files: dict[str, Path], tmp_path: Path) -> None:
-    last, best = tmp_path / "last.json", tmp_path / "best.json"
-    site = ("--cluster", ROOT / "examples/cluster-1x8-h100.yaml", "--models", files["models"], "--gpus", 4)
-    work = ("--trace", files["trace"], "--quality", files["judged"], *asked(requests=40, runs=0))
-    result = penstock("plan", *site, *work, "--min-quality", 40, "--no-plot", "--out", last)
-    assert result.returncode == 0, result.output
-    figures = json.loads(last.read_text())
-    best.write_text(json.dumps(figures | {"best_answer": True}))
-    compared = json.loads(penstock("plan", "diff", last, best, "--json").stdout)
-    assert (compared["best_answer"], compared["cached_share"]) == ([False, True], [0, 0])
-    shown = penstock("plan", "diff", last, best).output
-    assert "delivered answer" in shown
-    assert "highest score" in shown
-    assert "only the answer that is delivered changes, at once" in shown
-    assert "cached prompt tokens" not in shown
-    older = {name: value for name, value in figures.items() if name not in ("best_answer", "cached_share")}
-    last.write_text(json.dumps(older | {"thresholds": [present(figures["thresholds"][0]) + 1]}))
-    best.write_text(json.dumps(figures | {"best_answer": True, "cached_share": 0.255}))
-    compared = json.loads(penstock("plan", "diff", last, best, "--json").stdout)
-    assert (compared["best_answer"], compared["cached_share"]) == ([False, True], [0, 0.255])
-    shown = penstock("plan", "diff", last, best).output
-    assert "only thresholds and the answer that is delivered change, at once" in " ".join(shown.split())
-    assert "25.5%" in shown
-    assert "different shares of cached prompt tokens" in shown
-    shown = penstock("plan", "diff", last, last).output
-    assert "only thresholds change" in shown
-    assert "delivered" not in shown
-
-
 def test_a_plan_file_has_it_and_is_replayed_and_rendered_with_it(files: dict[str, Path], tmp_path: Path) -> None:
     out, cluster = tmp_path / "plan.json", ROOT / "examples/cluster-1x8-h100.yaml"
     site = ("--cluster", cluster, "--models", files["models"], "--gpus", 4)

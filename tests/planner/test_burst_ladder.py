@@ -277,12 +277,6 @@ def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladde
     assert burst["steps"][1] > 100, "the trace comes faster than the first step sustains"
     shown = run("simulate", "--plan", other, "--trace", trace, "--requests", 200)
     assert "requests by step" in shown.output
-    done = run("plan", "diff", one, other)
-    assert done.returncode == 0, done.output
-    assert "burst: mean quality that holds" in done.output
-    assert "quality 75.00 up to 2/s" in done.output
-    compared = json.loads(run("plan", "diff", one, other, "--json").stdout)
-    assert compared["burst"][1]["steps"][1]["rate_per_s"] == 2.0
     figures["burst"]["steps"][1]["rate_per_s"] = 0.5
     other.write_text(json.dumps(figures))
     with pytest.raises(FileError, match=r"burst\.steps\[1\]\.rate_per_s"):

@@ -527,9 +527,6 @@ def test_the_example_chooses_and_its_plan_is_an_ordinary_plan(tmp_path: Path) ->
     assert done.returncode == 0, done.output
     mesh = next(path for path in tmp_path.iterdir() if "mesh" in path.name)
     assert [tier["name"] for tier in yaml.safe_load(mesh.read_text())["tiers"]] == names
-    done = run("plan", "diff", out, out, "--json")
-    assert done.returncode == 0, done.output
-    assert [tier["name"] for tier in json.loads(done.stdout)["tiers"]] == names
     plan["tiers"][0]["name"] = "gone"
     out.write_text(json.dumps(plan))
     done = run("simulate", "--plan", out, "--trace", EXAMPLES / "trace.csv")

@@ -291,7 +291,7 @@ def test_measured_replicas_take_the_place_of_the_roofline(data: tuple[Path, Path
 
 
 @pytest.mark.slow
-def test_a_sweep_and_the_move_between_two_plans(data: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_sweep_of_gpus(data: tuple[Path, Path], tmp_path: Path) -> None:
     files = ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1])
     small = (*asked(requests=100, runs=0, **LARGEST_TIER), "--min-quality", 70)
     out = tmp_path / "sweep.json"
@@ -304,24 +304,6 @@ def test_a_sweep_and_the_move_between_two_plans(data: tuple[Path, Path], tmp_pat
     assert out.with_suffix(".png").stat().st_size > 10_000
     for text, problem in (("colour", "--sweep must be"), ("rate=a", "must be numbers"), ("gpus=0", "at least 1")):
         assert problem in run("plan", *files, *small, "--sweep", text).output
-    plans = []
-    for name, gpus in (("a", 8), ("b", 16)):
-        plans.append(tmp_path / f"{name}.json")
-        assert planned(data, plans[-1], "--min-quality", 70, "--gpus", gpus, **LARGEST_TIER).returncode == 0
-    shown = run("plan", "diff", *plans, "--json")
-    assert shown.returncode == 0, shown.output
-    move = json.loads(shown.output)["move"]
-    counts = [
-        sum(group["count"] for tier in json.loads(path.read_text())["tiers"] for group in tier["replicas"])
-        for path in plans
-    ]
-    started, stopped = (
-        sum(one["count"] for step in move["steps"] for one in step[kind]) for kind in ("starts", "stops")
-    )
-    assert move["replicas_kept"] + stopped == counts[0]
-    assert move["replicas_kept"] + started == counts[1]
-    assert run("plan", "diff", plans[0], plans[0], "--json").returncode == 0
-    assert "only thresholds change" in run("plan", "diff", plans[0], plans[0]).output
 
 
 def test_a_target_that_cannot_be_met_is_json_too(data: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Sweeps, the verdict, and the move from one plan to another."""
+"""Sweeps and the verdict."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,19 +8,16 @@ import pytest
 
 from penstock.planner_service import api
 from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
-from penstock.planner_service.planning.plan_move import MoveSpeed, PlanMove, Served, Shapes, plan_move
 from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_sweep, sweep_values
 from penstock.planner_service.planning.verdict import next_step, verdict
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Binds, Unreachable
 from penstock.services.domain.errors import InvalidRequest
-from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.services.domain.hardware import ClusterSpec
 from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present
 from tests.support.questions import question
-
-ONE, TWO, FOUR = (ReplicaShape(tp, 1) for tp in (1, 2, 4))
 
 
 @pytest.fixture(scope="module")
@@ -37,67 +33,6 @@ def demand(site: Site) -> Demand:
     scores = np.column_stack([rng.uniform(20, 90, 80), np.full(80, 90.0)])
     judged = JudgedSample(site.tiers, rng.integers(50, 400, 80), rng.integers(20, 200, (80, 2)), scores)
     return Demand(judged, judged, np.cumsum(rng.exponential(0.2, 80)))
-
-
-def replayed(site: Site, old: Shapes, move: PlanMove) -> tuple[Counter[tuple[str, ReplicaShape]], int]:
-    """(what runs after the steps, the most GPUs that are used at any time)."""
-    running: Counter[tuple[str, ReplicaShape]] = Counter()
-    for name, parts in zip(site.tiers, old, strict=True):
-        running.update({(name, shape): n for shape, n in parts})
-    most = 0
-    for step in move.steps:
-        for one in step.stops:
-            assert running[one.tier, one.shape] >= one.count
-            running[one.tier, one.shape] -= one.count
-        running.update({(one.tier, one.shape): one.count for one in step.starts})
-        most = max(most, sum(shape.gpus * n for (_, shape), n in running.items()))
-    return +running, most
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_move_ends_at_the_new_plan_within_the_gpus(seed: int, site: Site) -> None:
-    rng = np.random.default_rng(seed)
-
-    def drawn() -> Shapes:
-        while True:
-            shapes = [[(shape, int(n)) for shape in (ONE, TWO, FOUR) if (n := rng.integers(0, 3))] for _ in range(2)]
-            if sum(shape.gpus * n for parts in shapes for shape, n in parts) <= site.gpus:
-                return shapes
-
-    old, new = drawn(), drawn()
-    move = plan_move(site, old, new, [Served(model.name) for model in site.models])
-    after, most = replayed(site, old, move)
-    assert after == Counter({(t, s): n for t, parts in zip(site.tiers, new, strict=True) for s, n in parts})
-    assert most <= site.gpus
-    assert move.extra_gpus <= site.gpus
-
-
-def test_replicas_start_beside_the_old_ones_where_there_is_room(site: Site) -> None:
-    names, speed = [Served(model.name) for model in site.models], MoveSpeed(1e9, 10.0)
-    move = plan_move(site, [[(ONE, 1)], [(TWO, 1)]], [[(ONE, 1)], [(FOUR, 1)]], names, speed)
-    assert [(step.stops, [str(s) for s in step.starts]) for step in move.steps[:1]] == [((), ["1 x large (TP=4)"])]
-    assert [str(one) for one in move.steps[1].stops] == ["1 x large (TP=2)"]
-    weights = site.models[1].weight_bytes
-    assert move.seconds == pytest.approx(10 + weights / 1e9)
-    assert (move.unchanged, move.extra_gpus, move.extra_bytes) == (1, 4, weights)
-    full = plan_move(site, [[(FOUR, 1)], [(FOUR, 1)]], [[(FOUR, 1)], [(TWO, 2)]], names, speed)
-    assert full.steps[0].early == ("large",)
-    other = plan_move(site, [[(ONE, 1)], []], [[(ONE, 1)], []], [Served("another"), names[1]], speed)
-    assert other.unchanged == 0
-    assert other.loaded_bytes == site.models[0].weight_bytes
-
-
-def test_a_replica_loads_the_attention_weights_of_each_of_its_groups() -> None:
-    """Data-parallel attention: eight times the attention weights, as the memory check of a plan counts them."""
-    r1, divided = model_of_catalogue("deepseek-r1-671b"), ReplicaShape(8, 1, attn_dp=8)
-    site = Site(ClusterSpec(gpu_of_catalogue("h200"), 2, 8, 50e9), ("only",), (r1,))
-    move = plan_move(site, [[(ReplicaShape(8, 1), 1)]], [[(divided, 1)]], [Served(r1.name)], MoveSpeed(1e9, 10.0))
-    weights = r1.weight_bytes + 7 * r1.attention_parameters * r1.bytes_per_parameter
-    assert weights > 1.1 * r1.weight_bytes
-    assert move.loaded_bytes == move.extra_bytes == pytest.approx(weights)
-    assert move.seconds == pytest.approx(10 + weights / 1e9)
-    back = plan_move(site, [[(divided, 1)]], [[(ReplicaShape(8, 1), 1)]], [Served(r1.name)], MoveSpeed(1e9, 10.0))
-    assert (back.loaded_bytes, back.extra_bytes) == (r1.weight_bytes, r1.weight_bytes)
 
 
 def test_a_sweep_has_a_plan_or_a_reason_for_every_value() -> None:
