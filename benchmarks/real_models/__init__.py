@@ -2,19 +2,22 @@
 
 `python -m benchmarks.real_models answers` lets the models answer, for hours, at low priority; `records` in its place adds
 what they have answered to the records, without text. Each model answers each prompt once, alone, greedily, by the llamacpp
-engine with one thread, eight prompts at a time. Answers that were cut off count as wrong.
+engine with one thread, eight prompts at a time. Answers that were cut off count as wrong. CPU seconds are those of the tokens
+at the costs that `costs` has measured.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import DataMissing
+from benchmarks.real_models.costs import read_costs
 from benchmarks.real_models.prompts import MODELS, Set
 from benchmarks.real_models.records import Record, read
-from benchmarks.real_models.systems import Outcome, System, compared, cross_fitted, features, mixed, with_belief
+from benchmarks.real_models.systems import Model, Outcome, System, compared, cross_fitted, features, mixed, with_belief
 from penstock.judge_service.calibration.metrics import brier, reliability
 from penstock.judge_service.scorers.combined.combination import held_out_logits, probability
 from penstock.services.domain.auc import auc
@@ -38,16 +41,16 @@ SYSTEMS = {
 GOALS = ("cheap", "right")
 
 
-def alone(records: Mapping[str, Record]) -> dict[str, Any]:
+def alone(model: Model) -> dict[str, Any]:
     """What a model gets right and costs."""
-    each = [*records.values()]
+    each = [*model.records.values()]
     rights = [bool(one.right) for one in each if one.right is not None]
     return {
         "prompts": len(each),
         "right": _share(rights),
         "cut": round(float(np.mean([one.truncated for one in each])), 3),
         "output_tokens": round(float(np.mean([one.tokens[1] for one in each])), 1),
-        "cpu_s": round(float(np.mean([one.cpu_s for one in each])), 2),
+        "cpu_s": round(float(np.mean([model.cpu_s(prompt) for prompt in model.records])), 2),
     }
 
 
@@ -87,18 +90,17 @@ def scorer_quality(records: Mapping[str, Record], scorer: str) -> dict[str, Any]
     }
 
 
-def compare(by_model: Sequence[Mapping[str, Record]], system: System, goal: str) -> dict[str, Any] | None:
+def compare(models: Sequence[Model], system: System, goal: str) -> dict[str, Any] | None:
     """A system, cross-fitted, compared with its largest model alone; None where too few prompts have all its records."""
-    usable = [with_belief(records, system.scorer) for records in by_model]
-    prompts = [name for name in usable[system.models[0]] if all(name in usable[model] for model in system.models)]
+    usable = [models[index].only(with_belief(models[index].records, system.scorer)) for index in system.models]
+    prompts = [name for name in usable[0].records if all(name in model.records for model in usable)]
     if len(prompts) < LEAST_PROMPTS:
         return None
-    records = [usable[model] for model in system.models]
-    own = System(tuple(range(len(records))), system.scorer, system.kind, system.early)
-    result = cross_fitted(records, prompts, own, goal)
+    own = replace(system, models=tuple(range(len(usable))))
+    result = cross_fitted(usable, prompts, own, goal)
     first, large = (
-        Outcome(np.array([bool(r[p].right) for p in prompts]), np.array([r[p].cpu_s for p in prompts]))
-        for r in (records[0], records[-1])
+        Outcome(np.array([bool(model.records[p].right) for p in prompts]), np.array([model.cpu_s(p) for p in prompts]))
+        for model in (usable[0], usable[-1])
     )
     return {
         "prompts": len(prompts),
@@ -112,19 +114,20 @@ def compare(by_model: Sequence[Mapping[str, Record]], system: System, goal: str)
 
 def run(_: int) -> None:
     """Nothing here is timed: one round is all."""
-    records = [read(model) for model in MODELS]
-    if not any(records):
+    costs = read_costs()
+    models = [Model(read(name), costs[name], costs) for name in MODELS]
+    if not any(model.records for model in models):
         raise DataMissing("no records: run python -m benchmarks.real_models answers, and then records")
     figures = dict[str, Any]()
     for name in (*SETS, "both"):
-        by_model = [
-            {key: one for key, one in each.items() if one.set == name or (name == "both" and one.set in SETS)}
-            for each in records
-        ]
+        sets = SETS if name == "both" else (name,)
+        by_model = [model.only({key: one for key, one in model.records.items() if one.set in sets}) for model in models]
         figures[name] = {
-            "alone": {model: alone(each) for model, each in zip(MODELS, by_model, strict=True) if each},
+            "alone": {model: alone(each) for model, each in zip(MODELS, by_model, strict=True) if each.records},
             "scorers": {
-                model: {scorer: result for scorer in SCORERS if (result := scorer_quality(each, scorer)) is not None}
+                model: {
+                    scorer: result for scorer in SCORERS if (result := scorer_quality(each.records, scorer)) is not None
+                }
                 for model, each in zip(MODELS, by_model, strict=True)
             },
             "systems": {

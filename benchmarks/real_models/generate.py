@@ -3,8 +3,6 @@
 Answers are texts, which some licences keep out of this project: they go to `ANSWERS`, a line each as they come, and are not
 asked again. What is asked, in this order for every round of prompts: greedy answers of all models; at the end of the first
 rounds whether small models believe answers of theirs (one token), and samples of the smallest useful model.
-
-CPU seconds are those of the step loop, one thread. Those of a step are shared by the requests that it computed, by tokens.
 """
 
 import json
@@ -73,6 +71,11 @@ class Store:
         return self._folder / f"{model}.{kind.replace(':', '-')}.jsonl"
 
 
+def loaded(model: str) -> EngineCore:
+    options = LlamaCppEngineOptions(FOLDER / f"{model}.gguf", model, kv_tokens=KV_TOKENS, max_running=AT_ONCE)
+    return llamacpp_core(options, SystemClock())[0]
+
+
 class Asker:
     """Models that stay loaded."""
 
@@ -90,10 +93,7 @@ class Asker:
         core = self._core(model)
         self._start(core, islice(waiting, AT_ONCE), running)
         while running:
-            began_s = time.thread_time()
-            outputs = core.step()
-            _share(time.thread_time() - began_s, running, {name for name, _ in outputs})
-            for name, output in outputs:
+            for name, output in core.step():
                 if isinstance(output, Exception):
                     raise output
                 if isinstance(output, TokenFrame):
@@ -105,8 +105,7 @@ class Asker:
 
     def _core(self, model: str) -> EngineCore:
         if model not in self._cores:
-            options = LlamaCppEngineOptions(FOLDER / f"{model}.gguf", model, kv_tokens=KV_TOKENS, max_running=AT_ONCE)
-            self._cores[model], _ = llamacpp_core(options, SystemClock())
+            self._cores[model] = loaded(model)
         return self._cores[model]
 
     def _start(self, core: EngineCore, questions: Iterator[Question], running: dict[str, "_Running"]) -> None:
@@ -121,12 +120,8 @@ class _Running:
     """A question that is being answered."""
 
     def __init__(self, question: Question, prompt_tokens: int) -> None:
-        self.question, self.prompt_tokens, self.cpu_s = question, prompt_tokens, 0.0
+        self.question, self.prompt_tokens = question, prompt_tokens
         self._text, self._logprobs, self._top = "", list[float](), list[tuple[str, float]]()
-
-    @property
-    def has_tokens(self) -> bool:
-        return bool(self._logprobs)
 
     def take(self, frame: TokenFrame) -> None:
         self._text += frame.text
@@ -141,23 +136,10 @@ class _Running:
             "text": self._text,
             "reason": finished.reason.value,
             "tokens": [self.prompt_tokens, finished.usage.output_tokens],
-            "cpu_s": round(self.cpu_s, 4),
             "logprobs": [round(logprob, 4) for logprob in self._logprobs],
             "first": self._top,
             "at": round(time.time()),
         }
-
-
-def _share(cpu_s: float, running: dict[str, _Running], computed: set[str]) -> None:
-    """Add a step's CPU seconds to the requests that it computed: all with tokens, and those whose first token has come."""
-    weights = {
-        name: 1 if each.has_tokens else 1 + each.prompt_tokens
-        for name, each in running.items()
-        if each.has_tokens or name in computed
-    } or dict.fromkeys(running, 1)
-    total = sum(weights.values())
-    for name, weight in weights.items():
-        running[name].cpu_s += cpu_s * weight / total
 
 
 def answers(some: list[Task]) -> list[Question]:

@@ -29,8 +29,8 @@ RUN_S = 20.0
 class Record:
     """A model's answer to a prompt. right: None: not known. early: by tokens, the (mean, least) log-probability so far.
 
-    examples: (shown, passed) by the prompt. believed: P(right) by model, with its CPU seconds. samples: (agrees with the
-    answer, CPU seconds) of further answers; a program agrees if it passes as many examples.
+    examples: (shown, passed) by the prompt. believed: P(right) by model. samples: whether further answers agree with it; a
+    program agrees if it passes as many examples.
     """
 
     id: str
@@ -38,14 +38,13 @@ class Record:
     right: bool | None
     tokens: tuple[int, int]
     truncated: bool
-    cpu_s: float
     mean: float
     least: float
     early: dict[str, tuple[float, float]]
     examples: tuple[int, int]
     hash: str
-    believed: dict[str, tuple[float, float]] = field(default_factory=dict)
-    samples: list[tuple[bool, float]] = field(default_factory=list)
+    believed: dict[str, float] = field(default_factory=dict)
+    samples: list[bool] = field(default_factory=list)
 
 
 def read(model: str) -> dict[str, Record]:
@@ -64,7 +63,6 @@ async def derived(task: Task, row: dict[str, Any], sandbox: Sandbox) -> Record:
         right=await is_right(task, text, sandbox) and row["reason"] == "stop" if task.tests or task.answer else None,
         tokens=tuple(row["tokens"]),
         truncated=row["reason"] != "stop",
-        cpu_s=row["cpu_s"],
         mean=round(float(logprobs.mean()), 4),
         least=float(logprobs.min()),
         early={
@@ -101,12 +99,10 @@ async def update(model: str, store: Store, sandbox: Sandbox) -> int:
         record = known[task.id]
         for judge, rows in believed.items():
             if task.id in rows:
-                record.believed[judge] = round(yes_share(rows[task.id]), 4), rows[task.id]["cpu_s"]
+                record.believed[judge] = round(yes_share(rows[task.id]), 4)
         if not record.samples and all(task.id in rows for rows in sampled):
             for rows in sampled:
-                record.samples.append(
-                    (await agrees(task, answers[task.id], rows[task.id], sandbox), rows[task.id]["cpu_s"])
-                )
+                record.samples.append(await agrees(task, answers[task.id], rows[task.id], sandbox))
     FOLDER.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(asdict(record), separators=(",", ":")) for record in known.values()]
     (FOLDER / f"{model}.jsonl").write_text("".join(line + "\n" for line in lines))

@@ -1,16 +1,19 @@
 """What systems of models get right and cost, from each model's records of the same prompts. No I/O.
 
+CPU seconds are those of the records' tokens at the models' costs (`costs`). Running examples is not counted: some 0.1 s.
+
 A system is a `Policy` with its limits. Limits, and the logistic models that make scores of records, are fitted to the prompts
 of all folds but one; what is counted is what they do to the prompts of that fold.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.real_models.costs import TokenCost
 from benchmarks.real_models.records import EARLY, Record
 from penstock.judge_service.calibration.metrics import folds
 from penstock.judge_service.scorers.combined.combination import fitted, held_out_logits
@@ -21,8 +24,6 @@ Bools = npt.NDArray[np.bool_]
 RESAMPLES, SEED = 2_000, 7
 LIMITS = 24
 """Thresholds that are tried of a tier, quantiles of its scores; of two tiers, every second one of each."""
-OUTPUT_WEIGHT = 2.0
-"""CPU of an output token over that of a prompt token, about: for answers that an early check ends."""
 EARLY_QUANTILES = (0.02, 0.05, 0.1, 0.2)
 UNKNOWN = 0.5
 
@@ -41,16 +42,32 @@ def features(record: Record, scorer: str) -> list[float]:
         case "combined":
             return [examples, record.mean, record.least]
         case "agreement":
-            return [sum(agrees for agrees, _ in record.samples) / len(record.samples)]
-    judge = scorer.removeprefix("believed:")
-    return [record.believed[judge][0]]
+            return [sum(record.samples) / len(record.samples)]
+    return [record.believed[scorer.removeprefix("believed:")]]
 
 
-def judging_s(record: Record, scorer: str) -> float:
-    """CPU seconds of a scorer beyond what the answer itself costs. Running examples is not counted: some 0.1 s."""
-    if scorer == "agreement":
-        return sum(cpu_s for _, cpu_s in record.samples)
-    return record.believed[scorer.removeprefix("believed:")][1] if scorer.startswith("believed:") else 0.0
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Its records by prompt, and what tokens cost. believers: what tokens cost the models that are asked about answers."""
+
+    records: Mapping[str, Record]
+    cost: TokenCost
+    believers: Mapping[str, TokenCost]
+
+    def cpu_s(self, prompt: str) -> float:
+        return self.cost.of(self.records[prompt].tokens)
+
+    def judging_s(self, prompt: str, scorer: str) -> float:
+        """CPU seconds of a scorer beyond what the answer itself costs: samples are as long as the answer, and share its
+        prompt; who believes it reads both."""
+        record = self.records[prompt]
+        if scorer == "agreement":
+            return self.cost.of((0, len(record.samples) * record.tokens[1]))
+        believer = self.believers.get(scorer.removeprefix("believed:"))
+        return believer.of((sum(record.tokens), 1)) if believer else 0.0
+
+    def only(self, records: Mapping[str, Record]) -> "Model":
+        return replace(self, records=records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,31 +145,28 @@ def outcome(answers: Answers, policy: Policy) -> Outcome:
     return Outcome(right, cpu_s)
 
 
-def read_answers(
-    records: Sequence[Mapping[str, Record]], scorer: str, prompts: Sequence[str], fit: npt.NDArray[np.intp]
-) -> Answers:
+def read_answers(models: Sequence[Model], scorer: str, prompts: Sequence[str], fit: npt.NDArray[np.intp]) -> Answers:
     """The answers with scores and predictions fitted to the prompts `fit`; those of `fit` itself are held out in folds."""
-    table = [[by_id[prompt] for prompt in prompts] for by_id in records]
+    table = [[model.records[prompt] for prompt in prompts] for model in models]
     right = np.array([[bool(record.right) for record in row] for row in table])
     cut = np.array([[record.truncated for record in row] for row in table])
-    cpu_s = np.array([[record.cpu_s for record in row] for row in table])
     score = np.array([_scored([features(each, scorer) for each in row], right[m], fit) for m, row in enumerate(table)])
     seen = [
         [float(np.log(each.tokens[0])), float(each.examples[0] > 0), float(each.set == "gsm8k")] for each in table[0]
     ]
     parts = np.array([[[each.early.get(str(n), (np.nan,))[0] for n in EARLY] for each in row] for row in table])
-    work = np.array(
-        [[[OUTPUT_WEIGHT * n + each.tokens[0] for n in (*EARLY, each.tokens[1])] for each in row] for row in table]
-    )
-    share = work[..., :-1] / work[..., -1:]
+    spent = [
+        [[model.cost.of((record.tokens[0], n)) for n in EARLY] for record in row]
+        for model, row in zip(models, table, strict=True)
+    ]
     return Answers(
         right,
-        cpu_s,
-        np.array([[judging_s(each, scorer) for each in row] for row in table]),
+        np.array([[model.cpu_s(prompt) for prompt in prompts] for model in models]),
+        np.array([[model.judging_s(prompt, scorer) for prompt in prompts] for model in models]),
         np.where(cut, -np.inf, score),
         _scored(seen, right[0], fit),
         parts.astype(float),
-        share * cpu_s[..., None],
+        np.array(spent),
     )
 
 
@@ -220,13 +234,13 @@ class System:
         return policies(answers, self.models, best=self.kind == "best", early=self.early)
 
 
-def cross_fitted(records: Sequence[Mapping[str, Record]], prompts: Sequence[str], system: System, goal: str) -> Outcome:
+def cross_fitted(models: Sequence[Model], prompts: Sequence[str], system: System, goal: str) -> Outcome:
     """What a system does to prompts that nothing was fitted to."""
     fold = folds(prompts)
     right, cpu_s = np.zeros(len(prompts), bool), np.zeros(len(prompts))
     for number in np.unique(fold):
         fit, rest = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-        answers = read_answers(records, system.scorer, prompts, fit)
+        answers = read_answers(models, system.scorer, prompts, fit)
         fitting = answers.of(fit)
         policy = chosen(fitting, system.tried(fitting), system.models[-1], goal)
         result = outcome(answers.of(rest), policy)

@@ -1,21 +1,21 @@
 """What is computed from records of real models' answers."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 import numpy as np
 
 from benchmarks.real_models import compare, scorer_quality
+from benchmarks.real_models.costs import TokenCost
 from benchmarks.real_models.prompts import MODELS
 from benchmarks.real_models.records import Record, read
-from benchmarks.real_models.systems import Policy, System, compared, cross_fitted, outcome, read_answers
+from benchmarks.real_models.systems import Model, Policy, System, compared, cross_fitted, outcome, read_answers
 from tests.support.present import present
 
 PROMPTS = [f"p{i}" for i in range(200)]
 
 
-def records(share: float, cpu_s: float, seed: int, *, tells: bool) -> Mapping[str, Record]:
+def answers_of(share: float, cpu_s: float, seed: int, *, tells: bool) -> Model:
     """Answers of which a share is right. tells: all examples pass exactly where they are; else nothing tells."""
     rng = random.Random(seed)
     made = {}
@@ -23,39 +23,42 @@ def records(share: float, cpu_s: float, seed: int, *, tells: bool) -> Mapping[st
         right, noise = rng.random() < share, -rng.random()
         examples = (2, 2 * right) if tells else (0, 0)
         made[name] = Record(
-            name, "humaneval", right, (100, 100), False, cpu_s, noise, 2 * noise, {"8": (noise, noise)}, examples, ""
+            name, "humaneval", right, (100, 100), False, noise, 2 * noise, {"8": (noise, noise)}, examples, ""
         )
-    return made
+    return Model(made, TokenCost(0.0, cpu_s / 100), {})
 
 
 def test_a_judge_that_knows_saves_what_the_small_model_can_answer() -> None:
     """And of no other answers: right where one of the two is, at the price of both only where the small one is wrong."""
-    small, large = records(0.7, 1.0, 1, tells=True), records(0.8, 4.0, 2, tells=True)
+    small, large = answers_of(0.7, 1.0, 1, tells=True), answers_of(0.8, 4.0, 2, tells=True)
     result = cross_fitted([small, large], PROMPTS, System((0, 1), "examples"), "cheap")
-    either = [bool(small[p].right or large[p].right) for p in PROMPTS]
+    either = [bool(small.records[p].right or large.records[p].right) for p in PROMPTS]
     assert result.right.tolist() == either
-    assert result.cpu_s.tolist() == [1.0 if small[p].right else 5.0 for p in PROMPTS]
+    assert result.cpu_s.tolist() == [1.0 if small.records[p].right else 5.0 for p in PROMPTS]
 
 
 def test_without_a_judge_that_tells_nothing_is_won() -> None:
     """Held out, no system is both cheaper and better than drawing one of the two models, by more than chance."""
-    by_model = [records(0.5, 1.0, 1, tells=False), records(0.8, 2.0, 2, tells=False)]
+    by_model = [answers_of(0.5, 1.0, 1, tells=False), answers_of(0.8, 2.0, 2, tells=False)]
     for kind in ("cascade", "best", "routing"):
         found = present(compare(by_model, System((0, 1), "mean", kind), "right"))
         assert found["right"] <= found["mixed_right"] + 0.08
-    quality = present(scorer_quality(by_model[0], "mean"))
+    quality = present(scorer_quality(by_model[0].records, "mean"))
     assert quality["auc"][1] < 0.55
 
 
 def test_cut_answers_are_never_accepted() -> None:
-    cut = {name: replace(each, truncated=True) for name, each in records(1, 1, 1, tells=True).items()}
-    answers = read_answers([cut, records(0.5, 2, 2, tells=True)], "examples", PROMPTS, np.arange(len(PROMPTS)))
+    small = answers_of(1, 1, 1, tells=True)
+    cut = {name: replace(each, truncated=True) for name, each in small.records.items()}
+    answers = read_answers(
+        [small.only(cut), answers_of(0.5, 2, 2, tells=True)], "examples", PROMPTS, np.arange(len(PROMPTS))
+    )
     assert outcome(answers, Policy((0, 1), (-1e9,))).cpu_s.tolist() == [3.0] * len(PROMPTS)
 
 
 def test_intervals_are_paired() -> None:
     """A system that differs from another one by the same amount everywhere has no interval of cost."""
-    answers = read_answers([records(0.6, 1.0, 1, tells=True)] * 2, "examples", PROMPTS, np.arange(len(PROMPTS)))
+    answers = read_answers([answers_of(0.6, 1.0, 1, tells=True)] * 2, "examples", PROMPTS, np.arange(len(PROMPTS)))
     one = outcome(answers, Policy((0,)))
     assert compared(one, one) == {"points": [0, 0, 0], "cpu": [1, 1, 1]}
 

@@ -47,7 +47,7 @@ def test_kv_on_a_host_is_no_more_than_the_weights_nor_than_all_requests_can_fill
 def test_a_step_has_no_more_tokens_than_fit_into_its_time_unless_the_tier_states_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A small model keeps the default; a slow one computes at least a token for each request."""
+    """A small model keeps the default; a slow one computes few, a very slow one at least a token for each request."""
 
     def step_tokens(stated: int | None) -> int:
         options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=1024, max_running=4, max_step_tokens=stated)
@@ -59,5 +59,8 @@ def test_a_step_has_no_more_tokens_than_fit_into_its_time_unless_the_tier_states
     monkeypatch.setattr(assembly, "STEP_S", 3600.0)
     assert step_tokens(None) == 512
     monkeypatch.setattr(assembly, "STEP_S", 1e-9)
+    monkeypatch.setattr(assembly, "LONGEST_STEP_S", 3600.0)
+    assert step_tokens(None) == assembly.EFFICIENT_TOKENS
+    monkeypatch.setattr(assembly, "LONGEST_STEP_S", 1e-9)
     assert step_tokens(None) == 4
     assert step_tokens(300) == 300
