@@ -1,6 +1,7 @@
 """Composes the router: state feed, instance pool, request driver, gRPC and HTTP APIs."""
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import random
@@ -114,7 +115,7 @@ async def compose(chassis: Chassis) -> None:
         chassis.guard.authenticate = tenancy.authenticate
     undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
     bursts = BurstSteps(view, chassis.instance_id, options.burst_window_s, chassis.telemetry.meter)
-    chassis.load = bursts.load
+    chassis.load = lambda: dataclasses.replace(bursts.load(), awaited=pool.awaited())
     cascade = CascadeGeneration(
         view,
         tiers,

@@ -48,7 +48,9 @@ class LoadScaler(BackgroundWork):
         gpus = {tier.name: self._publisher.shapes.gpus_of(tier) for tier in plan.tiers}
         most = sum(gpus.values()) if self._options.gpus is None else self._options.gpus
         most -= sum(count for name, count in gpus.items() if name not in scales)
-        each = {name: gpus[name] // max(1, planned[name]) for name in scales}
+        each = {
+            tier.name: self._publisher.shapes.gpus_of(self._one(tier)) for tier in plan.tiers if tier.name in scales
+        }
         counts = within_gpus({name: scale.workers for name, scale in scales.items()}, planned, each, most)
         return DesiredWorkers(plan.revision, tuple((planned | counts).items()))
 
@@ -64,19 +66,30 @@ class LoadScaler(BackgroundWork):
         if plan.revision != self._revision:
             began, self._revision = self._revision is None, plan.revision
             self._scales = {
-                tier.name: TierScale(self._first(tier, began=began)) for tier in plan.tiers if _scaled(tier)
+                tier.name: TierScale(self._first(tier, began=began), least=min(1, tier.instances))
+                for tier in plan.tiers
+                if self._scaled(tier)
             }
         before = self.desired
-        limited = dict(before.counts) if before is not None else {}
+        limited, awaited = dict(before.counts) if before is not None else {}, self._publisher.awaited()
         for name, scale in self._scales.items():
             if limited.get(name, scale.workers) < scale.workers:  # no more GPUs: wait until others need fewer
                 scale = replace(scale, workers=limited[name])
-            self._scales[name] = scale.after(self._load(name), self._rule, self._mesh.planner.max_instances)
+            load = replace(self._load(name), awaited=name in awaited)
+            self._scales[name] = scale.after(load, self._rule, self._mesh.planner.max_instances)
         if (desired := self.desired) is not None and desired != before:
             _log.info("by the load there should be %s", ", ".join(f"{n} x {tier}" for tier, n in desired.counts))
 
     def _first(self, tier: TierPlan, *, began: bool) -> int:
         return max(tier.instances, len(self._publisher.workers(tier.name)) if began else 0)
+
+    def _one(self, tier: TierPlan) -> TierPlan:
+        """The tier with one instance, also if the plan has none."""
+        return self._publisher.shapes.filled(replace(tier, instances=1))
+
+    def _scaled(self, tier: TierPlan) -> bool:
+        """Whether a tier's count may differ from its plan's: stages and several shapes are planned for a count."""
+        return len(self._one(tier).replicas) == 1 and not tier.stages
 
     def _load(self, name: str) -> TierLoad:
         workers = self._publisher.workers(name)
@@ -86,11 +99,6 @@ class LoadScaler(BackgroundWork):
         places = max((card.max_requests - tier.max_queued for card in cards), default=tier.max_running)
         waits_s = sum(map(_wait_s, workers)) / max(1, len(workers))
         return TierLoad(self._clock.now(), len(workers), requests, max(1, places), waits_s)
-
-
-def _scaled(tier: TierPlan) -> bool:
-    """Whether a tier's count may differ from its plan's: stages and several shapes are planned for a count."""
-    return len(tier.replicas) == 1 and not tier.stages
 
 
 def _wait_s(worker: InstanceRecord) -> float:

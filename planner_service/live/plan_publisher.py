@@ -13,7 +13,7 @@ from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.services.background import end, supervise
 from penstock.services.clock import Clock
 from penstock.services.domain.errors import InvalidRequest, Unavailable
-from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.state import Leadership, MeshFeed, PlanStore, StateUnavailable
 from penstock.types.plans import Plan
 from penstock.types.problems import FieldProblem
@@ -76,6 +76,11 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
     def workers(self, tier: str) -> list[InstanceRecord]:
         """The tier's workers that take new requests."""
         return self._feed.view.workers(tier)
+
+    def awaited(self) -> set[str]:
+        """Tiers without an instance that requests of a router wait for."""
+        loads = (router.load for router in self._feed.view.instances(Role.ROUTER))
+        return {tier for load in loads if load is not None for tier in load.awaited}
 
     async def publish(self, plan: Plan, expected: int | None = None, *, leading: bool = False) -> Plan:
         """Make a plan current. leading: only if this planner leads, as for what no operator has asked for.

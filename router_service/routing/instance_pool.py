@@ -138,6 +138,10 @@ class InstancePool:
         """A request's number in the queue for places, valid until it has one."""
         return self._queue.number()
 
+    def awaited(self) -> tuple[str, ...]:
+        """Tiers that requests wait for and that have no instance to try."""
+        return self._queue.deserted()
+
     async def wait_for_place(self, tier: str, number: int, until_s: float) -> None:
         """Return when the request with this number should try again to be placed, at the latest at `until_s`."""
         await self._queue.wait(tier, number, until_s)

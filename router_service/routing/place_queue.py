@@ -24,6 +24,10 @@ class PlaceQueue:
         """A request's number in the queue, valid until it is placed."""
         return next(self._numbers)
 
+    def deserted(self) -> tuple[str, ...]:
+        """Tiers that requests wait for and that have no instance to try."""
+        return tuple(tier for tier, waiting in self._waiting.items() if waiting and self._room(tier) is None)
+
     async def wait(self, tier: str, number: int, until_s: float) -> None:
         """Return when the request with this number should try again: there may be room for it, or the time is up.
 

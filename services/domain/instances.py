@@ -72,7 +72,7 @@ class DesiredWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An instance's load: of a worker, but for the last field. Lengths are tokens per request, prompt and output so far.
+    """An instance's load: of a worker, but for the last fields. Lengths are tokens per request, prompt and output so far.
 
     input_tokens: lengths of the prompts, running requests first, then queued ones.
     cached_tokens: KV of finished requests that new requests with the same prefix can reuse.
@@ -81,6 +81,7 @@ class Load:
     the last steps with prompts; 0 if unknown.
     kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
     arrivals_per_s: requests of the cascade that arrive at a router; 0 where the plan has no burst ladder.
+    awaited: tiers without an instance that requests of a router wait for.
     loading: of a worker that has not loaded its model yet; it has no model card and takes no requests.
     leads: of the planner that leads. desired: its, where counts follow the load.
     """
@@ -97,6 +98,7 @@ class Load:
     kv_bytes_per_s: float = 0.0
     drafting: Drafting | None = None
     arrivals_per_s: float = 0.0
+    awaited: tuple[str, ...] = ()
     loading: Loading | None = None
     leads: bool = False
     desired: DesiredWorkers | None = None

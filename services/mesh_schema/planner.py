@@ -43,7 +43,8 @@ class MeshScaling(BaseModel):
 
     enabled: bool = False
     """Whether tiers have more or fewer workers than their plan says, as their load needs: `penstock up` starts and stops
-    them, autoscalers follow `penstock_desired_replicas`. Not for tiers with length stages, or workers of several shapes."""
+    them, autoscalers follow `penstock_desired_replicas`. Not for tiers with length stages, or workers of several shapes.
+    A tier that the plan has no workers of gets one when a request waits for it, and none after `hold_s` without requests."""
     busy: float = Field(default=0.8, gt=0, le=1)
     """The share of its `max_running` places that a worker should use, and of the tightest time to the first token of
     `slo.classes` that requests should wait."""

@@ -164,6 +164,7 @@ class _Load(BaseModel):
     prompt_tokens_per_s: Number = Field(0.0, alias="in_rate")
     kv_bytes_per_s: Number = Field(0.0, alias="kv_rate")
     arrivals_per_s: Number = Field(0.0, alias="arrivals")
+    awaited: tuple[Text, ...] = ()
     pending_tokens: Count | None = Field(None, alias="pending")
     slo: tuple[Number, Number, Count] | None = None
     drafting: tuple[tuple[Text, ...], Count, Number | None] | None = None

@@ -1,14 +1,18 @@
-"""Between plans, `penstock up` has as many workers as the leading planner asks for by live load, if the mesh file says so."""
+"""Between plans, `penstock up` has as many workers as the leading planner asks for by live load, if the mesh file says so.
+
+Also of a tier that the plan has none of, while requests need it.
+"""
 
 import asyncio
 import re
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock import AsyncClient
+from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local import LocalMesh, MeshOptions
 from penstock.services.domain.instances import Role
 from tests.conftest import FAST, write_mesh_file
@@ -52,3 +56,43 @@ async def test_a_tier_has_more_workers_while_its_requests_wait_and_no_reply_is_l
                 await until(MOST)
             await until(1)
             assert (await client.status()).plan_revision == 1
+
+
+@pytest.mark.slow
+async def test_a_request_starts_a_worker_of_a_tier_that_has_none_or_takes_the_next_tier(tmp_path: Path) -> None:
+    """It waits for the last tier, and for the one that it names. Without requests such a tier has no worker again."""
+    tiers: list[dict[str, Any]] = [
+        {"name": "small", "model": "s", "threshold": 100},
+        {"name": "medium", "model": "m", "threshold": 100},
+        {"name": "large", "model": "l"},
+    ]
+    parts = {
+        "planner": {"scaling": {"enabled": True, "rise_s": 1, "hold_s": 2}},
+        "router": {"grpc_port": 0, "http_port": 0, "tier_wait_s": WAIT_S},
+    }
+    async with (
+        asyncio.timeout(WAIT_S),
+        LocalMesh(MeshOptions(write_mesh_file(tmp_path, tiers, **parts), tmp_path)) as mesh,
+        AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+        AsyncPlannerClient(mesh.planner_address) as planner,
+    ):
+
+        async def without(*names: str) -> None:
+            while any(mesh.view.workers(name) for name in names):
+                await asyncio.sleep(0.02)
+
+        plan = await planner.get_plan()
+        counts = {"small": 1, "medium": 0, "large": 0}
+        await planner.set_plan(replace(plan, tiers=tuple(replace(t, instances=counts[t.name]) for t in plan.tiers)))
+        await without("medium", "large")
+        reply = await client.generate("hello", temperature=0)
+        assert [(tier.tier, bool(tier.instance_id)) for tier in reply.tiers] == [
+            ("small", True),
+            ("medium", False),
+            ("large", True),
+        ]
+        await without("medium", "large")
+        assert (await client.generate("hello", model="medium", temperature=0)).tier == "medium"
+        assert not mesh.view.workers("large")
+        await without("medium")
+        assert (await client.status()).plan_revision == 2

@@ -112,6 +112,22 @@ def test_no_more_are_asked_for_while_others_start_and_never_more_than_may_be() -
     assert TierScale(3).after(replace(load, workers=0, in_flight=0), RULE, MOST) == TierScale(3)
 
 
+def test_a_tier_without_workers_has_one_while_requests_need_it() -> None:
+    """It is asked for at once, and goes again when it has had no request for a while; without `least`, the last one stays."""
+    none = TierLoad(0.0, 0, 0, PLACES)
+    assert TierScale(0, least=0).after(none, RULE, MOST).workers == 0
+    first = TierScale(0, least=0).after(replace(none, awaited=True), RULE, MOST)
+    assert first.workers == 1
+    assert first.after(replace(none, awaited=True), RULE, MOST) == first, "while it starts"
+    for least in (0, 1):
+        scale = replace(first, least=least)
+        for second in range(400):
+            scale = scale.after(TierLoad(float(second), 1, 1 if second < 100 else 0, PLACES), RULE, MOST)
+            assert scale.workers == (least if second >= 100 + RULE.hold_s else 1)
+            if not scale.workers:
+                break
+
+
 def test_workers_over_the_plan_stay_within_the_gpus() -> None:
     """They go to the tiers that lack most; those of the plan, and workers without GPUs, stay."""
     planned, gpus = {"small": 2, "large": 2, "cpu": 1}, {"small": 1, "large": 4, "cpu": 0}

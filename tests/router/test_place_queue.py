@@ -90,8 +90,11 @@ async def test_all_are_woken_once_when_nobody_is_left_to_try() -> None:
     async with line() as made:
         for name in "abc":
             await made.enter(name)
+        assert made.queue.deserted() == ()
         made.rooms["small"] = None
+        assert made.queue.deserted() == ("small",)
         assert await made.wake() == ["a", "b", "c"]
+        assert made.queue.deserted() == ()
         await made.enter("d")
         assert await made.wake() == []
         made.rooms["small"] = 1

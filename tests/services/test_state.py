@@ -24,6 +24,7 @@ from penstock.services.state import (
     TraceStore,
     codec,
     connect,
+    instances,
 )
 from penstock.services.state.connection import connect_blocking
 from penstock.services.state.instances import MAX_ENTRY_BYTES, SNAPSHOT_MS, Pull
@@ -417,6 +418,18 @@ async def test_readers_at_the_same_time_share_a_snapshot(client: Redis, keys: Ke
     async with asyncio.timeout(60):
         while len((await store.pull([group])).snapshots) < 2:
             await asyncio.sleep(SNAPSHOT_MS / 1000)
+
+
+async def test_a_snapshot_of_a_large_group_serves_longer(
+    client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In proportion to its entries, as the time that the store takes to put it together."""
+    store, group = InstanceStore(client, keys), tier_group("small")
+    monkeypatch.setattr(instances, "ENTRIES_PER_MS", 1 / 300_000)
+    await store.publish(record("a"))
+    await store.publish(record("b"))
+    await store.pull([group])
+    assert 300_000 < await client.pttl(keys.snapshot(group, heads=False)) <= 600_000
 
 
 async def test_an_instance_that_has_gone_is_not_taken_for_lost_data(own_redis: RedisProcess, keys: Keys) -> None:
