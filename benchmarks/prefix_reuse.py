@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.mooncake import from_mooncake
 from benchmarks.public_data import public
 from benchmarks.spread import median_and_range
 from penstock.planner_service.files import read_quality, read_site
@@ -18,7 +19,6 @@ from penstock.planner_service.planning.plan_cascade import plan_cascade
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.simulator import Workload
-from penstock.planner_service.trace_importers import from_mooncake
 from penstock.types.planning import Objective
 
 EXAMPLES = Path("examples")

@@ -202,7 +202,6 @@ NEEDS = {
     "plan capacity --slo chat=2s,50ms --cluster c --models m --trace t": "planner",
     "simulate --plan plan.json --trace t": "planner",
     "stages --instances 2 --trace t": "planner",
-    "import-profile distserve t.json --model m --as opt-13b": "planner",
     "import-trace --from vllm vllm.log": "planner",
     "predictor prompts.jsonl judged.csv": "planner",
     "profile folder": "mesh",

@@ -12,7 +12,6 @@ from penstock.cli import (
     certs,
     check,
     demo,
-    importing,
     keys,
     local,
     measure,
@@ -45,7 +44,6 @@ app.command("demo")(demo.demo)
 app.command("simulate")(simulate.simulate)
 app.command("profile")(profile.profile)
 app.command("stages")(stages.stages)
-app.command("import-profile")(importing.import_profile)
 app.command("export-trace")(trace_files.export_trace)
 app.command("import-trace")(trace_files.import_trace)
 app.command("measure")(measure.measure)

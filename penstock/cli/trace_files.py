@@ -15,8 +15,6 @@ from penstock.types.mesh_status import ServedRequest
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 CACHED = "cached_tokens"
-MAX_CACHE_TOKENS = 10**15
-MAX_BLOCK_TOKENS = 1_000_000
 
 
 class Source(enum.Enum):
@@ -25,7 +23,6 @@ class Source(enum.Enum):
     VLLM = "vllm"
     LITELLM = "litellm"
     OPENAI = "openai"
-    MOONCAKE = "mooncake"
 
 
 def export_trace(
@@ -57,42 +54,18 @@ def export_trace(
 @needs_extra("import-trace", "planner")
 def import_trace(
     file: Annotated[Path, typer.Argument(help="The log; may be gzipped.")],
-    source: Annotated[Source, typer.Option("--from", help="What wrote the log, or whose format the trace has.")],
-    cache_tokens: Annotated[
-        int | None,
-        options.number(
-            "--cache-tokens",
-            help="mooncake: the tokens whose KV a prefix cache holds, over all replicas.",
-            least=1,
-            most=MAX_CACHE_TOKENS,
-        ),
-    ] = None,
-    block_tokens: Annotated[
-        int | None,
-        options.number(
-            "--block-tokens", help="mooncake: tokens of a block; default: 512.", least=1, most=MAX_BLOCK_TOKENS
-        ),
-    ] = None,
+    source: Annotated[Source, typer.Option("--from", help="What wrote the log.")],
     out: Annotated[Path, options.new_file("--out", help="The trace to write, CSV.")] = Path("trace.csv"),
     json: targets.Json = False,
 ) -> None:
-    """Convert a log of vLLM, LiteLLM or OpenAI, or a Mooncake trace, to a trace: arrivals and token counts. Needs no mesh."""
+    """Convert a log of vLLM, LiteLLM or OpenAI to a trace: arrivals and token counts. Needs no mesh."""
     from penstock.planner_service.files import FileError
-    from penstock.planner_service.trace_importers import from_litellm, from_mooncake, from_openai, from_vllm
-    from penstock.planner_service.trace_importers.prefix_reuse import BLOCK_TOKENS
-    from penstock.services.domain.errors import InvalidRequest
+    from penstock.planner_service.trace_importers import from_litellm, from_openai, from_vllm
 
-    if source is Source.MOONCAKE and cache_tokens is None:
-        fail("--from mooncake needs --cache-tokens, the tokens whose KV a prefix cache holds", 2)
-    if source is not Source.MOONCAKE and (cache_tokens is not None or block_tokens is not None):
-        fail("--cache-tokens and --block-tokens are for --from mooncake", 2)
+    read = {Source.VLLM: from_vllm, Source.LITELLM: from_litellm, Source.OPENAI: from_openai}[source]
     try:
-        if source is Source.MOONCAKE:
-            imported = from_mooncake(file, cache_tokens or 0, block_tokens or BLOCK_TOKENS)
-        else:
-            read = {Source.VLLM: from_vllm, Source.LITELLM: from_litellm, Source.OPENAI: from_openai}[source]
-            imported = read(file)
-    except (FileError, InvalidRequest) as error:
+        imported = read(file)
+    except FileError as error:
         fail(str(error), 2)
     work = imported.requests
     columns = [work.input_tokens.tolist(), work.output_tokens.tolist()]

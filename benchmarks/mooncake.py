@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.block_cache import BLOCK_TOKENS, block_problem, cached_tokens
 from penstock.planner_service.trace_importers.imported import ImportedTrace, trace_of
 from penstock.planner_service.trace_importers.log_files import (
     TOO_MANY_DIGITS,
@@ -16,7 +17,6 @@ from penstock.planner_service.trace_importers.log_files import (
     opened,
     token_count,
 )
-from penstock.planner_service.trace_importers.prefix_reuse import BLOCK_TOKENS, block_problem, cached_tokens
 from penstock.question_files import FileError, csv_rows
 
 
@@ -25,13 +25,13 @@ def from_mooncake(path: Path, cache_tokens: int, block_tokens: int = BLOCK_TOKEN
 
     JSON lines as published: `timestamp` (milliseconds), `input_length`, `output_length`, `hash_ids` (a list); or CSV with the
     columns `arrival_s`, `input_tokens`, `output_tokens`, `hash_ids` (ids with spaces between them). Requests without input or
-    output tokens are left out. See prefix_reuse.cached_tokens.
+    output tokens are left out. See block_cache.cached_tokens.
 
     Source: kvcache-ai/Mooncake, FAST25-release/traces.
 
     Raises:
         FileError: It is neither, a field is missing or wrong, or a prompt has not as many blocks as its tokens need.
-        InvalidRequest: See prefix_reuse.cached_tokens.
+        InvalidRequest: See block_cache.cached_tokens.
     """
     requests, left_out = list[tuple[float, int, int, tuple[str, ...]]](), 0
     for at, arrival_s, names, entry in _hashed(path):

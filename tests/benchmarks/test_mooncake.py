@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.planner_service.files import FileError, read_trace
-from penstock.planner_service.trace_importers import from_mooncake
-from penstock.planner_service.trace_importers.prefix_reuse import cached_tokens
+from benchmarks.block_cache import cached_tokens
+from benchmarks.mooncake import from_mooncake
+from penstock.planner_service.files import FileError
 from penstock.services.domain.errors import InvalidRequest
-from tests.support.cli import penstock
-
-run = partial(penstock, columns=300)
 
 Prompts = list[list[int]]
 
@@ -148,26 +144,3 @@ def test_faults_of_a_trace_are_named(tmp_path: Path, change: dict[str, Any], pro
         bad.write_text(text)
         with pytest.raises(FileError, match=what):
             from_mooncake(bad, 10_000)
-
-
-def test_the_command_writes_what_is_cached(tmp_path: Path) -> None:
-    source, out = json_lines(tmp_path / "trace.jsonl", ENTRIES), tmp_path / "trace.csv"
-    call = ("import-trace", "--from", "mooncake", source, "--out", out)
-    done = run(*call, "--cache-tokens", 10_000)
-    assert done.returncode == 0, done.output
-    assert "61.5% of the prompt tokens are cached" in done.output
-    assert read_trace(out).cached_tokens.tolist() == [0, 1024, 1499]
-    shown = json.loads(run(*call, "--cache-tokens", 512, "--json").stdout)
-    assert (shown["requests"], shown["left_out"]) == (3, 1)
-    assert shown["cached_share"] == pytest.approx(1024 / 4100)
-    for options, problem in (
-        ((), "--from mooncake needs --cache-tokens"),
-        (("--cache-tokens", 100), "cache_tokens: must be at least those of a block, 512, not 100"),
-        (("--cache-tokens", 1000, "--block-tokens", 256), "hash_ids: 1500 tokens are 6 blocks of 256, not 3"),
-    ):
-        refused = run(*call, *options)
-        assert refused.returncode == 2
-        assert problem in refused.output
-    refused = run("import-trace", "--from", "vllm", source, "--out", out, "--cache-tokens", 9)
-    assert refused.returncode == 2
-    assert "are for --from mooncake" in refused.output

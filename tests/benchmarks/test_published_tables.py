@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from penstock.cli.main import app
-from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
-from penstock.planner_service.files.profiles import read_profile
-from penstock.planner_service.files.published_tables import (
+from benchmarks.published_tables import (
     ATTENTION,
     COLLECTIVES,
     LINEAR,
@@ -20,6 +16,7 @@ from penstock.planner_service.files.published_tables import (
     import_distserve,
     import_vidur,
 )
+from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.simulator import EngineLimits
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
 from penstock.services.domain.latency import StepLoad
@@ -166,43 +163,14 @@ def test_distserves_formulas_are_followed(tmp_path: Path) -> None:
         import_distserve(tmp_path / "no.json", wanted(name="m"))
 
 
-def test_an_imported_profile_from_the_command_line(tmp_path: Path) -> None:
-    files, out = [str(path) for path in tables(tmp_path)], tmp_path / "profile.json"
-    call = ["import-profile", "vidur", *files, "--model", NAME, "--as", "llama-2-7b", "--out", str(out)]
-    done = CliRunner().invoke(app, [*call, "--step-overhead-ms", "1"])
-    assert done.exit_code == 0, done.output
-    assert "held-out rows" in " ".join(done.output.split())
-    found, twin = read_profile(out), import_vidur([tmp_path / "linear.csv", tmp_path / "attention.csv"], wanted())
-    assert found.replica == twin.replica
-    assert found.held_out_error == twin.held_out_error
-    slower = json.loads(CliRunner().invoke(app, [*call, "--step-overhead-ms", "3", "--json"]).stdout)
-    assert slower["latency"]["knot_s"][0] == pytest.approx(found.replica.latency.knot_s[0] + 0.002, rel=0.05)
-    for more, said in (
-        (["--gpu", "abacus"], "no 'abacus'"),
-        (["--as", "opt-175b"], "n_layers"),
-        (["--tp", "64"], "TP=64"),
-    ):
-        failed = CliRunner().invoke(app, [*call, *more])
-        assert failed.exit_code == 2
-        assert said in " ".join(failed.output.split())
-    assert CliRunner().invoke(app, ["import-profile", "distserve", *call[2:]]).exit_code == 2
-
-
 @pytest.mark.skipif(
     not PERF.is_dir(), reason="needs the published tables in ../shared/data/perf, which are not part of this project"
 )
-@pytest.mark.parametrize(
-    ("source", "files", "model", "spec", "tp", "off"),
-    [
-        ("vidur", "vidur_*.csv.gz", "meta-llama/Llama-2-70b-hf", "llama-2-70b", 4, 0.04),
-        ("distserve", "distserve_*.json", "facebook/opt-66b", "opt-66b", 4, 0.04),
-    ],
-)
-def test_the_published_tables(
-    source: str, files: str, model: str, spec: str, tp: int, off: float, tmp_path: Path
-) -> None:
-    paths = [str(path) for path in sorted(PERF.glob(files))]
-    call = ["import-profile", source, *paths, "--model", model, "--as", spec, "--tp", str(tp), "--json"]
-    done = CliRunner().invoke(app, [*call, "--topology", "a100_dgx", "--out", str(tmp_path / "p.json")])
-    assert done.exit_code == 0, done.output
-    assert 0 < json.loads(done.stdout)["held_out_error"] < off
+def test_the_published_tables() -> None:
+    vidur = wanted(4, name="meta-llama/Llama-2-70b-hf", spec="llama-2-70b", topology="a100_dgx")
+    opt = wanted(4, name="facebook/opt-66b", spec="opt-66b")
+    for found in (
+        import_vidur(sorted(PERF.glob("vidur_*.csv.gz")), vidur),
+        import_distserve(next(PERF.glob("distserve_*.json")), opt),
+    ):
+        assert 0 < present(found.held_out_error) < 0.04
