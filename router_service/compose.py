@@ -22,6 +22,7 @@ from penstock.router_service.generation.request_driver import RequestDriver
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.openai_gateway import OpenAiGateway
+from penstock.router_service.request_intake import RequestIntake
 from penstock.router_service.routing.address_probe import AddressProbe
 from penstock.router_service.routing.burst_steps import BurstSteps
 from penstock.router_service.routing.instance_pool import InstancePool
@@ -132,11 +133,9 @@ async def compose(chassis: Chassis) -> None:
         cascade, queue, stats, late_traces, bursts=bursts, sampler=sampler, recorder=recorder, prompts=prompts
     )
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
-    draining, batching = InFlightRequests(), AnswerBatching()
-    router_pb2_grpc.add_RouterServiceServicer_to_server(
-        RouterServicer(driver, tenancy, view, draining, batching, options.default_deadline_s, options.heartbeat_s, slo),
-        chassis.server,
-    )
+    in_flight = InFlightRequests()
+    intake = RequestIntake(driver, tenancy, view, in_flight, AnswerBatching(), options, slo)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(RouterServicer(intake), chassis.server)
     siblings = None
     if chassis.slot is not None:
         siblings = await stack.enter_async_context(Siblings(chassis.slot))
@@ -158,10 +157,7 @@ async def compose(chassis: Chassis) -> None:
         chassis.admin,
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
-    tokens = TokenClient(channels)
-    gateway = OpenAiGateway(
-        driver, tenancy, view, draining, batching, measured=chassis.telemetry, limits=options, slo=slo, tokens=tokens
-    )
+    gateway = OpenAiGateway(intake, chassis.telemetry, TokenClient(channels))
     if siblings is not None:
         await _wait_for_plan(pool, siblings)
         siblings.listening = True
@@ -182,9 +178,9 @@ async def compose(chassis: Chassis) -> None:
         "http" if chassis.client_certificates is None else "https",
         chassis.http_address,
     )
-    chassis.on_drain.append(draining.drained)
+    chassis.on_drain.append(in_flight.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
-    chassis.supervise("readiness", lambda: _report_readiness(chassis.health, pool, draining))
+    chassis.supervise("readiness", lambda: _report_readiness(chassis.health, pool, in_flight))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
     chassis.supervise("address-probe", AddressProbe(pool, channels).run)
     chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)

@@ -24,13 +24,13 @@ def request_from_proto(
     request: pb.GenerateRequest,
     new_id: str,
     deadline_s: float,
-    promise: Callable[[Slo], Promise] = lambda slo: Promise.received(slo, 0.0),
+    promise: Callable[[Slo | None], Promise | None] = lambda _: None,
 ) -> RouterRequest:
     """The request of a client.
 
     new_id: the id of a request that brings none.
     deadline_s: on the clock of the event loop.
-    promise: what a valid SLO promises from the request's arrival on; raises InvalidRequest if it names no known class.
+    promise: what a valid SLO, or none, promises from now on; raises InvalidRequest if it names no known class.
 
     Raises:
         InvalidRequest: naming every unsound field; of what is too many, the first.
@@ -43,7 +43,7 @@ def request_from_proto(
         prompt=answer_request.prompt,
         sampling=answer_request.sampling,
         deadline_s=deadline_s,
-        promise=None if answer_request.slo is None else promise(answer_request.slo),
+        promise=promise(answer_request.slo),
         priority=answer_request.priority,
         resume=answer_request.resume,
         prediction=answer_request.prediction,

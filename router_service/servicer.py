@@ -13,24 +13,19 @@ from penstock.mapper import to_message
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.router_service import proto_codec as codec
-from penstock.router_service.answer_batching import AnswerBatching
-from penstock.router_service.domain.models import models_of
 from penstock.router_service.generation.cascade_generation import worker_request_id
-from penstock.router_service.generation.in_flight_requests import InFlightRequests, new_request_id
-from penstock.router_service.generation.request_driver import RequestDriver
+from penstock.router_service.generation.in_flight_requests import new_request_id
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.heartbeats import with_heartbeats
+from penstock.router_service.request_intake import RequestIntake
 from penstock.router_service.siblings.client import Siblings
 from penstock.router_service.siblings.servicer import Move
 from penstock.router_service.status import StatusReader
-from penstock.router_service.tenancy.tenancy import Tenancy
 from penstock.services import proto_codec as common
 from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, NotServed, invalid
 from penstock.services.domain.instances import Role
 from penstock.services.domain.mesh_view import MeshView
-from penstock.services.domain.slo.promises import Promise
 from penstock.services.grpc_types import Context
-from penstock.services.mesh_schema import MeshSlo
 from penstock.services.state import PromptSampleStore, ServedRequestStore, TraceStore
 from penstock.services.state.usage import KEPT_DAYS, UsageStore
 from penstock.services.write_timeouts import write_deadline_s
@@ -45,45 +40,26 @@ MIN_INTERVAL_S = 0.1
 MAX_TRACES, USUAL_TRACES = 100, 10
 MAX_SERVED_PAGE = 10_000  # about 0.4 MB
 MAX_PROMPT_PAGE = 100  # under 1.7 MB
-NO_CLASSES = MeshSlo()
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    def __init__(
-        self,
-        driver: RequestDriver,
-        tenancy: Tenancy,
-        view: MeshView,
-        draining: InFlightRequests,
-        batching: AnswerBatching,
-        default_deadline_s: float,
-        heartbeat_s: float,
-        slo: MeshSlo = NO_CLASSES,
-    ) -> None:
-        self._driver, self._view, self._draining, self._batching = driver, view, draining, batching
-        self._tenancy = tenancy
-        self._default_deadline_s, self._heartbeat_s, self._slo = default_deadline_s, heartbeat_s, slo
+    def __init__(self, intake: RequestIntake) -> None:
+        self._intake, self._heartbeat_s = intake, intake.limits.heartbeat_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        loop, left_s = asyncio.get_running_loop(), context.time_remaining()
-        received_s = loop.time()
-        deadline_s = received_s + (left_s if left_s is not None else self._default_deadline_s)
+        loop, intake, left_s = asyncio.get_running_loop(), self._intake, context.time_remaining()
+        deadline_s = loop.time() + (left_s if left_s is not None else intake.limits.default_deadline_s)
         write_deadline_s.set(deadline_s)
-        routed = codec.request_from_proto(
-            request,
-            new_request_id(),
-            deadline_s,
-            lambda slo: Promise.received(self._slo.resolved(slo), received_s),
-        )
+        routed = codec.request_from_proto(request, new_request_id(), deadline_s, intake.promise)
         trace.get_current_span().set_attributes(
             {"gen_ai.request.model": routed.model, "penstock.request_id": routed.request_id}
         )
-        with self._draining:
+        with intake.in_flight:
             async with (
-                self._tenancy.admitted((routed,)) as admission,
+                intake.tenancy.admitted((routed,)) as admission,
                 aclosing(
                     with_heartbeats(
-                        partial(self._driver.drive, admission.requests[0]), self._heartbeat_s, self._batching
+                        partial(intake.driver.drive, admission.requests[0]), self._heartbeat_s, intake.batching
                     )
                 ) as events,
             ):
@@ -98,8 +74,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                     raise codec.in_client_fields(error) from error
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        models = [to_message(m, pb.ServedModel) for m in models_of(self._view) if self._tenancy.allows_model(m.id)]
-        return pb.ListModelsResponse(models=models)
+        return pb.ListModelsResponse(models=[to_message(model, pb.ServedModel) for model in self._intake.models()])
 
 
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):

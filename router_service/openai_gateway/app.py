@@ -11,11 +11,7 @@ from aiohttp import web
 from opentelemetry.trace import Span, StatusCode
 
 import penstock
-from penstock.router_service.answer_batching import AnswerBatching
 from penstock.router_service.clients.token_client import TokenClient
-from penstock.router_service.domain.models import models_of
-from penstock.router_service.generation.in_flight_requests import InFlightRequests
-from penstock.router_service.generation.request_driver import RequestDriver
 from penstock.router_service.openai_gateway import health, response_headers
 from penstock.router_service.openai_gateway.bodies import RequestBodies
 from penstock.router_service.openai_gateway.connections import GatewayRunner
@@ -25,15 +21,13 @@ from penstock.router_service.openai_gateway.health import HealthRoutes
 from penstock.router_service.openai_gateway.idle_comments import IdleComments
 from penstock.router_service.openai_gateway.response_headers import ResponseHeaders
 from penstock.router_service.openai_gateway.tokenization import TokenizationRoutes
+from penstock.router_service.request_intake import RequestIntake
 from penstock.router_service.routing.readiness import readiness
-from penstock.router_service.tenancy.tenancy import Tenancy
 from penstock.services import open_files
 from penstock.services.access.certificates import LOOK_S, CertificateFiles, HttpCertificates
 from penstock.services.background import end, supervise
 from penstock.services.domain.errors import NotFound, PeerNotReading, PenstockError
-from penstock.services.domain.mesh_view import MeshView
 from penstock.services.errors import http_status
-from penstock.services.mesh_schema import MeshRouter, MeshSlo
 from penstock.services.telemetry import NO_SPAN, Telemetry
 from penstock.services.write_timeouts import WriteTimeouts
 from penstock.types.mesh_status import ServedModel
@@ -49,21 +43,9 @@ LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the cli
 class OpenAiGateway:
     """All routes of a router, at one port."""
 
-    def __init__(
-        self,
-        driver: RequestDriver,
-        tenancy: Tenancy,
-        view: MeshView,
-        draining: InFlightRequests,
-        batching: AnswerBatching,
-        *,
-        measured: Telemetry,
-        limits: MeshRouter,
-        slo: MeshSlo,
-        tokens: TokenClient,
-    ) -> None:
-        self._view, self._draining, self._tokens = view, draining, tokens
-        self._tenancy, self._measured, self._limits = tenancy, measured, limits
+    def __init__(self, intake: RequestIntake, measured: Telemetry, tokens: TokenClient) -> None:
+        self._intake, self._tenancy, self._limits = intake, intake.tenancy, intake.limits
+        self._measured, self._tokens, limits = measured, tokens, intake.limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
@@ -72,18 +54,7 @@ class OpenAiGateway:
         self._runner: GatewayRunner | None = None
         self._site: web.TCPSite | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._generation = GenerationRoutes(
-            driver,
-            tenancy,
-            view,
-            draining,
-            batching,
-            bodies=self._bodies,
-            writes=self._writes,
-            idle_comments=self._idle_comments,
-            limits=limits,
-            slo=slo,
-        )
+        self._generation = GenerationRoutes(intake, self._bodies, self._writes, self._idle_comments)
 
     async def start(
         self, host: str, port: int, *, shared_port: bool = False, certificates: CertificateFiles | None = None
@@ -99,10 +70,10 @@ class OpenAiGateway:
         self._generation.add_to(app)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/version", self._version)
-        TokenizationRoutes(self._view, self._tokens, self._bodies, self._tenancy).add_to(app)
+        TokenizationRoutes(self._intake.view, self._tokens, self._bodies, self._tenancy).add_to(app)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
-        HealthRoutes(lambda: readiness(self._view, draining=self._draining.closed)).add_to(app)
+        HealthRoutes(lambda: readiness(self._intake.view, draining=self._intake.in_flight.closed)).add_to(app)
         self._runner = GatewayRunner(
             app,
             open_files.connections(self._limits.max_connections),
@@ -184,7 +155,7 @@ class OpenAiGateway:
         return self._measured.server_span(name, request.headers, attributes)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [_model_body(m) for m in self._served_models()]})
+        return web.json_response({"object": "list", "data": [_model_body(m) for m in self._intake.models()]})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": penstock.__version__})
@@ -195,15 +166,11 @@ class OpenAiGateway:
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        served = self._served_models()
+        served = self._intake.models()
         for model in served:
             if model.id == name:
                 return web.json_response(_model_body(model))
         raise NotFound("model", name, (model.id for model in served))
-
-    def _served_models(self) -> list[ServedModel]:
-        """The models that the caller may use."""
-        return [model for model in models_of(self._view) if self._tenancy.allows_model(model.id)]
 
 
 async def _refresh(certificates: HttpCertificates) -> NoReturn:

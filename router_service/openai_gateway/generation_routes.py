@@ -9,11 +9,8 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from penstock.router_service.admission.admission_queue import Places
-from penstock.router_service.answer_batching import AnswerBatching
 from penstock.router_service.domain.events import RequestOutput, RouterRequest
 from penstock.router_service.domain.models import models_of
-from penstock.router_service.generation.in_flight_requests import InFlightRequests
-from penstock.router_service.generation.request_driver import RequestDriver
 from penstock.router_service.openai_gateway import replies, response_headers, schema
 from penstock.router_service.openai_gateway.bodies import RequestBodies
 from penstock.router_service.openai_gateway.errors import error_body
@@ -25,14 +22,12 @@ from penstock.router_service.openai_gateway.replies import ChatFormat, Choice, C
 from penstock.router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse
 from penstock.router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
 from penstock.router_service.openai_gateway.tools import ToolDeltas
-from penstock.router_service.tenancy.tenancy import Tenancy, TenantAdmission
+from penstock.router_service.request_intake import RequestIntake
+from penstock.router_service.tenancy.tenancy import TenantAdmission
 from penstock.services.background import gathered
 from penstock.services.domain.errors import InvalidRequest, PeerNotReading, PenstockError, invalid
 from penstock.services.domain.instances import ModelCard
-from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.plans import CASCADE_MODEL
-from penstock.services.domain.slo.promises import Promise
-from penstock.services.mesh_schema import MeshRouter, MeshSlo
 from penstock.services.reasoning import ReasoningParser, reasoning_parser
 from penstock.services.tool_calls.formats import FORMATS, ToolFormat
 from penstock.services.write_timeouts import WriteTimeouts, write_deadline_s
@@ -59,22 +54,10 @@ class GenerationRoutes:
     """They call the router's driver directly."""
 
     def __init__(
-        self,
-        driver: RequestDriver,
-        tenancy: Tenancy,
-        view: MeshView,
-        draining: InFlightRequests,
-        batching: AnswerBatching,
-        *,
-        bodies: RequestBodies,
-        writes: WriteTimeouts,
-        idle_comments: IdleComments,
-        limits: MeshRouter,
-        slo: MeshSlo,
+        self, intake: RequestIntake, bodies: RequestBodies, writes: WriteTimeouts, idle_comments: IdleComments
     ) -> None:
-        self._driver, self._tenancy, self._view = driver, tenancy, view
-        self._draining, self._batching, self._bodies, self._writes = draining, batching, bodies, writes
-        self._idle_comments, self._limits, self._slo = idle_comments, limits, slo
+        self._intake, self._view, self._driver = intake, intake.view, intake.driver
+        self._bodies, self._writes, self._idle_comments = bodies, writes, idle_comments
         self._reasons: tuple[int, Plan, bool] | None = None  # of the view's version and plan: whether any tier reasons
 
     def add_to(self, app: web.Application) -> None:
@@ -97,17 +80,6 @@ class GenerationRoutes:
 
         return handle
 
-    def _promise(self, body: Request) -> Promise | None:
-        """What a request is promised from now on.
-
-        Raises:
-            InvalidRequest: It names an unknown class.
-        """
-        objectives = body.objectives()
-        if objectives is None:
-            return None
-        return Promise.received(self._slo.resolved(objectives), asyncio.get_running_loop().time())
-
     def _check_room(self) -> None:
         """Refuse a request before its body is read if the admission queue is full.
 
@@ -120,7 +92,7 @@ class GenerationRoutes:
     async def _answer(self, request: web.Request, body: Request, shape: AnyFormat) -> web.StreamResponse:
         request_id, prompts, sampling = request[response_headers.REQUEST_ID], body.prompts(), body.params
         with_logprobs = sampling.top_logprobs is not None
-        deadline_s = asyncio.get_running_loop().time() + self._limits.default_deadline_s
+        deadline_s = asyncio.get_running_loop().time() + self._intake.limits.default_deadline_s
         write_deadline_s.set(deadline_s)
         choices = [
             Choice(index=p * body.choices() + i, prompt_index=p)
@@ -134,7 +106,7 @@ class GenerationRoutes:
                 f"{len(choices)} choices with {sampling.top_logprobs or 0} more likely tokens each: a reply that is not "
                 f"streamed may hold {MAX_WHOLE_LOGPROBS} logprobs per position",
             )
-        promise = self._promise(body)
+        promise = self._intake.promise(body.objectives())
         requests = [
             RouterRequest(
                 request_id=request_id if len(choices) == 1 else f"{request_id}-{choice.index}",
@@ -149,12 +121,12 @@ class GenerationRoutes:
             )
             for choice in choices
         ]
-        with self._draining:
+        with self._intake.in_flight:
             if body.stream:
-                async with self._tenancy.admitted(requests) as admission:
+                async with self._intake.tenancy.admitted(requests) as admission:
                     return await self._stream(request, body, shape, request_id, choices, admission)
             async with (
-                self._tenancy.admitted(requests) as admission,
+                self._intake.tenancy.admitted(requests) as admission,
                 self._driver.admitted(admission.requests) as places,
             ):
                 requests = list(admission.requests)
@@ -216,7 +188,7 @@ class GenerationRoutes:
                     replies.envelope(shape, request_id, body.model, chunk=True),
                     choices,
                     writer.send,
-                    self._batching,
+                    self._intake.batching,
                     lambda: _extension(request_id, choices),
                     logprobs=requests[0].sampling.top_logprobs is not None,
                     usage=options is not None and options.include_usage,
