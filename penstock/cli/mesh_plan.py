@@ -6,7 +6,7 @@ from penstock.cli.output import console, print_json, seconds
 from penstock.cli.plan_report import burst_table
 from penstock.client.plans import Plan, Prediction, TierPlan
 from penstock.services.acceptance.pipeline import rule_lines
-from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.hardware import ReplicaShape, replica_words
 
 
 def show(plan: Plan, *, json: bool) -> None:
@@ -35,10 +35,9 @@ def show(plan: Plan, *, json: bool) -> None:
 
 
 def _shapes(tier: TierPlan) -> str:
-    """`2 x TP=2, 1 x TP=4`; empty where each worker has one GPU, of any type, or none."""
-    plain = {ReplicaShape(1, 1)}
-    groups = [(group.count, ReplicaShape.of(group)) for group in tier.replicas]
-    return "" if {shape for _, shape in groups} <= plain else ", ".join(f"{n} x {shape}" for n, shape in groups)
+    """Empty where each worker has one GPU, of any type, or none."""
+    plain = all(ReplicaShape.of(group) == ReplicaShape(1, 1) for group in tier.replicas)
+    return "" if plain else replica_words(tier.replicas)
 
 
 def predicted_words(prediction: Prediction) -> str:

@@ -34,7 +34,7 @@ def capacity(
     """Compute the fewest GPUs with which a trace attains its SLOs, for one tier, and the rate that they sustain."""
     from penstock.planner_service import api
     from penstock.question_files import load_cluster, load_models, load_trace
-    from penstock.services.domain.hardware import ReplicaShape
+    from penstock.services.domain.hardware import replica_words
 
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo)
@@ -54,7 +54,7 @@ def capacity(
         return
     (group,) = result.replicas
     console.print(
-        f"{result.tier}: {result.gpus} GPUs ({group.count} x {ReplicaShape.of(group)}) attain {result.attainment:.1%} of the "
+        f"{result.tier}: {result.gpus} GPUs ({replica_words([group])}) attain {result.attainment:.1%} of the "
         f"SLOs at {result.rate_per_s:.3g} requests/s; {attainment:.0%} up to {result.capacity_per_s:.3g} requests/s, "
         f"{result.capacity_per_gpu_s:.3g} per GPU",
         highlight=False,

@@ -127,13 +127,10 @@ def _strategy_words(tier: PlannedTier) -> str:
 
 
 def strategy_of(tier: PlannedTier) -> str:
-    """`(DP=2, TP=4), (TP=8)`; `remote` for a tier that an API serves."""
-    from penstock.services.domain.hardware import ReplicaShape
+    """`2 x TP=4; 1 x TP=8`; `remote` for a tier that an API serves."""
+    from penstock.services.domain.hardware import replica_words
 
-    if tier.remote is not None:
-        return "remote"
-    groups = (f"({f'DP={one.count}, ' if one.count > 1 else ''}{ReplicaShape.of(one)})" for one in tier.replicas)
-    return ", ".join(groups) or "-"
+    return "remote" if tier.remote is not None else replica_words(tier.replicas) or "-"
 
 
 def _proof(plan: CascadePlan) -> str:

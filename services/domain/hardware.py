@@ -8,7 +8,7 @@ transfer per boundary). Data-parallel attention and expert parallelism are those
 import enum
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -176,6 +176,11 @@ class ReplicaShape:
         if self.attn_dp > 1:
             parts.append("DP attention" if self.attn_dp == self.tp else f"DP attention={self.attn_dp}")
         return ", ".join(parts) + (f" on {self.gpu}" if self.gpu else "")
+
+
+def replica_words(groups: Iterable[ReplicaGroup]) -> str:
+    """`2 x TP=2, PP=2; 1 x TP=4`."""
+    return "; ".join(f"{group.count} x {ReplicaShape.of(group)}" for group in groups)
 
 
 def replica_weight_bytes(model: ModelSpec, shape: ReplicaShape) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.asyncio import Redis
@@ -20,6 +20,8 @@ from penstock.services.state import server_version
 
 CONNECT_TIMEOUT_S = 2.0
 COMMAND_TIMEOUT_S = 2.0
+
+_Client = TypeVar("_Client", Redis, redis.Redis)
 
 
 class StateUnavailable(Unavailable):
@@ -40,17 +42,28 @@ def connect(url: str, **options: Any) -> Redis:
         "health_check_interval": 10,
         "retry": Retry(NoBackoff(), 0),
     }
+    return _client(_AsyncRedis, Sentinel, url, options)
+
+
+def connect_blocking(url: str) -> redis.Redis:
+    """A blocking client, for the thread of the span exporter."""
+    options = {"socket_connect_timeout": 1.0, "socket_timeout": 1.0, "retry": BlockingRetry(NoBackoff(), 0)}
+    return _client(redis.Redis, BlockingSentinel, url, options)
+
+
+def _client(kind: type[_Client], sentinels: Any, url: str, options: dict[str, Any]) -> _Client:
+    """A client of the Redis that a URL names, or that the Sentinels of a URL name."""
     if not names_sentinels(url):
-        return Redis.from_url(url, **options)
+        return kind.from_url(url, **options)
     named = SentinelUrl.of(url)
     of_sentinels, of_redis = _options(named, options)
-    sentinels = Sentinel(named.sentinels, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
-    client: Redis = sentinels.master_for(named.service, redis_class=_RedisOfSentinels, **of_redis)
+    manager = sentinels(named.sentinels, sentinel_kwargs=of_sentinels)
+    client: _Client = manager.master_for(named.service, redis_class=kind, **of_redis)
     return client
 
 
-class _RedisOfSentinels(Redis):
-    """Closes its connections to Sentinels, too."""
+class _AsyncRedis(Redis):
+    """Closes its connections to Sentinels, too, if it has any."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
@@ -93,18 +106,6 @@ async def server_problem(url: str) -> str:
 def _mapping(reply: Any) -> dict[bytes, Any]:
     """A reply to HELLO, which is a list in the second version of the protocol."""
     return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-
-
-def connect_blocking(url: str) -> redis.Redis:
-    """A blocking client, for the thread of the span exporter."""
-    options = {"socket_connect_timeout": 1.0, "socket_timeout": 1.0, "retry": BlockingRetry(NoBackoff(), 0)}
-    if not names_sentinels(url):
-        return redis.Redis.from_url(url, **options)
-    named = SentinelUrl.of(url)
-    of_sentinels, of_redis = _options(named, options)
-    sentinels = BlockingSentinel(named.sentinels, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
-    client: redis.Redis = sentinels.master_for(named.service, **of_redis)  # type: ignore[no-untyped-call]
-    return client
 
 
 def as_bytes(value: bytes | str) -> bytes:
