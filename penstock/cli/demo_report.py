@@ -14,17 +14,20 @@ from penstock.cli.demo_run import Failover
 from penstock.cli.held_out import final_answer
 from penstock.cli.output import seconds
 from penstock.cli.replay import Outcome, Run
-from penstock.client.types import Reply
 
 SHOWN_REQUESTS = 8
-PLAIN = "no skips"  # the run of the cascade in which no tier is passed over
-CHECKED = "checked"  # the run of the cascade with early checks
+PLAIN, CHECKED = "no skips", "early checks"
+"""Further runs of the cascade: one in which no tier is passed over, and one with early checks."""
 
 
 def run_figures(run: Run, limit_s: float) -> dict[str, Any]:
-    """The figures of one run. goodput_per_s: answers within `limit_s` of their arrival, right or wrong, per second."""
+    """The figures of one run. goodput_per_s: answers within `limit_s` of their arrival, right or wrong, per second.
+
+    tokens_in_vain: of rejected answers. drafted_tokens: accepted ones of rejected answers, which took no pass of their own.
+    """
     answered = run.answered
     latencies = sorted(outcome.latency_s for outcome, _ in answered)
+    tiers = [(tier, reply) for _, reply in answered for tier in reply.tiers]
     return {
         "accuracy": accuracy(run.outcomes),
         "failed": len(run.outcomes) - len(answered),
@@ -33,6 +36,8 @@ def run_figures(run: Run, limit_s: float) -> dict[str, Any]:
         "tokens_per_s": sum(reply.usage.output_tokens for _, reply in answered) / run.seconds,
         "cpu_s_per_answer": run.cpu_s / len(answered) if answered else None,
         "goodput_per_s": sum(latency_s <= limit_s for latency_s in latencies) / run.seconds,
+        "tokens_in_vain": sum(tier.usage.output_tokens for tier, reply in tiers if tier.tier != reply.tier),
+        "drafted_tokens": sum(tier.usage.accepted_draft_tokens for tier, _ in tiers),
     }
 
 
@@ -46,8 +51,8 @@ def figures_of(
     sustained_per_s: float,
     limit_s: float,
 ) -> dict[str, Any]:
-    """The content of demo.json. runs: by tier, `cascade`, PLAIN if the mesh passes tiers over, and CHECKED if there are early
-    checks; all of them of the same questions and arrivals.
+    """The content of demo.json. runs: by tier, `cascade`, and further ones of the cascade; all of the same questions and
+    arrivals.
 
     sustained_per_s: by the last tier alone. limit_s: an answer that takes longer does not count for the goodput.
     """
@@ -76,88 +81,11 @@ def figures_of(
             "ttft_p50_s": percentile(ttft_s, 0.5),
             "ttft_p95_s": percentile(ttft_s, 0.95),
         },
+        "variants": {name: run_figures(run, limit_s) for name, run in runs.items() if name in (PLAIN, CHECKED)},
         "failover": dataclasses.asdict(failover),
         "requests": [_request(outcome) for outcome in cascade.outcomes],
-        "escalation_drafts": escalation_drafts(cascade),
-        "skipping": skipping(tiers, cascade, runs[PLAIN]) if PLAIN in runs else None,
-        "early_checks": early_checks(cascade, runs[CHECKED]) if CHECKED in runs else None,
     }
     return figures | {"saved": savings_sentence(figures)}
-
-
-def escalation_drafts(run: Run) -> dict[str, int]:
-    """Tokens of the answers of tiers that were given a rejected answer as a draft, and the drafted ones among them.
-
-    An accepted token took no forward pass of its own; a rejected one was verified in vain.
-    """
-    usages = [tier.usage for _, reply in run.answered for tier in reply.tiers[1:]]
-    return {
-        "output_tokens": sum(usage.output_tokens for usage in usages),
-        "accepted_tokens": sum(usage.accepted_draft_tokens for usage in usages),
-        "rejected_tokens": sum(usage.rejected_draft_tokens for usage in usages),
-    }
-
-
-def skipping(tiers: Sequence[str], cascade: Run, plain: Run) -> dict[str, Any]:
-    """What skip prediction did. passed_over: tiers, over all requests. tokens_in_vain: of answers that were rejected."""
-    return {
-        "passed_over": sum(_passed_over(tiers, reply) for _, reply in cascade.answered),
-        "tokens_in_vain": tokens_in_vain(cascade),
-        "tokens_in_vain_without": tokens_in_vain(plain),
-        "accuracy_without": accuracy(plain.outcomes),
-    }
-
-
-def early_checks(cascade: Run, checked: Run) -> dict[str, Any]:
-    """What early checks did. rejected: answers, before they were finished. tokens_in_vain: of rejected answers."""
-    tiers = [tier for _, reply in checked.answered for tier in reply.tiers]
-    return {
-        "rejected": sum(tier.score_reason == "rejected_early" for tier in tiers),
-        "tokens_in_vain": tokens_in_vain(checked),
-        "tokens_in_vain_without": tokens_in_vain(cascade),
-        "accuracy": accuracy(checked.outcomes),
-        "cpu_s_per_answer": checked.cpu_s / len(checked.answered) if checked.answered else None,
-    }
-
-
-def tokens_in_vain(run: Run) -> int:
-    """Output tokens of answers that were rejected."""
-    return sum(t.usage.output_tokens for _, reply in run.answered for t in reply.tiers if t.tier != reply.tier)
-
-
-def _passed_over(tiers: Sequence[str], reply: Reply) -> int:
-    """How many tiers before the one that answered were not asked."""
-    return len(set(tiers[: tiers.index(reply.tier)]) - {tier.tier for tier in reply.tiers})
-
-
-def skipping_sentence(figures: Mapping[str, Any]) -> str:
-    """What skip prediction saved."""
-    change = _tokens_instead(figures)
-    right = "unknown" if figures["accuracy_without"] is None else f"{figures['accuracy_without']:.0%} right"
-    return f"Skip prediction passed {figures['passed_over']} tiers over: {change}; without it {right}."
-
-
-def early_checks_sentence(figures: Mapping[str, Any]) -> str:
-    """What early checks saved in addition."""
-    right = "unknown" if figures["accuracy"] is None else f"{figures['accuracy']:.0%} right"
-    ended = f"{figures['rejected']} answer{'' if figures['rejected'] == 1 else 's'} ended early"
-    return f"With early checks in addition, {ended}: {_tokens_instead(figures)}; {right}."
-
-
-def _tokens_instead(figures: Mapping[str, Any]) -> str:
-    tokens, without = figures["tokens_in_vain"], figures["tokens_in_vain_without"]
-    change = f"{tokens:,} tokens of rejected answers instead of {without:,}"
-    if without:
-        change += f" ({1 - tokens / without:.0%} fewer)" if tokens <= without else f" ({tokens / without - 1:.0%} more)"
-    return change
-
-
-def drafts_sentence(drafts: Mapping[str, int]) -> str:
-    """What escalation drafts saved, in at most 80 columns."""
-    if not drafts["output_tokens"]:
-        return "No answer was escalated, so none was a draft."
-    accepted, tokens = drafts["accepted_tokens"], drafts["output_tokens"]
-    return f"Drafts: {accepted:,} of {tokens:,} tokens of escalated answers took no pass of their own."
 
 
 def _request(outcome: Outcome) -> dict[str, Any]:
@@ -209,12 +137,14 @@ def show(figures: Mapping[str, Any], out: Path, console: Console) -> None:
     table = Table(
         title=f"{figures['prompts']} held-out prompts, {figures['rate_per_s']:.1f}/s ({share:.0%} of what {largest} sustains)"
     )
-    for name in ("", "right", "CPU/answer", "mean time", "p95", "in time/s"):
+    for name in ("", "right", "CPU/answer", "mean time", "p95", "in time/s", "in vain"):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
     for tier in figures["tiers"]:
         table.add_row(f"{tier['name']} alone", *_cells(tier))
     table.add_section()
     table.add_row(*(f"[bold]{cell}[/]" for cell in ("cascade", *_cells(figures["cascade"]))))
+    for name, variant in figures["variants"].items():
+        table.add_row(name, *_cells(variant))
     console.print(table)
     parts = [
         f"{tier['name']} {tier['share_answered']:.0%}"
@@ -224,11 +154,9 @@ def show(figures: Mapping[str, Any], out: Path, console: Console) -> None:
     cascade, failover = figures["cascade"], figures["failover"]
     lines = [
         f"The cascade's answers came from {', '.join(parts)}. First token: {seconds(cascade['ttft_p50_s'])} at the "
-        f"median, {seconds(cascade['ttft_p95_s'])} at p95. In time is within {seconds(figures['latency_limit_s'])}.",
+        f"median, {seconds(cascade['ttft_p95_s'])} at p95. In time is within {seconds(figures['latency_limit_s'])}; in vain "
+        f"are tokens of rejected answers, {cascade['drafted_tokens']:,} of which served as drafts.",
         failover_sentence(failover),
-        drafts_sentence(figures["escalation_drafts"]),
-        *([skipping_sentence(figures["skipping"])] if figures["skipping"] else []),
-        *([early_checks_sentence(figures["early_checks"])] if figures["early_checks"] else []),
         f"[bold]{figures['saved']}[/]",
     ]
     for line in lines:
@@ -265,6 +193,7 @@ def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
         seconds(figures["mean_latency_s"]),
         seconds(figures["p95_latency_s"]),
         f"{figures['goodput_per_s']:.1f}",
+        f"{figures['tokens_in_vain']:,}",
     )
 
 

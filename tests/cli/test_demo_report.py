@@ -13,8 +13,6 @@ from rich.console import Console
 from penstock.cli.demo_report import (
     CHECKED,
     PLAIN,
-    drafts_sentence,
-    early_checks_sentence,
     failover_sentence,
     figures_of,
     savings_sentence,
@@ -77,52 +75,23 @@ def test_figures_per_answer_and_per_second() -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-def test_what_skip_prediction_saved_is_counted_against_the_same_prompts_without_it() -> None:
-    """A tier that was passed over has no summary; tokens of a tier whose answer stands are not in vain."""
+def test_further_runs_and_what_was_in_vain_are_counted() -> None:
+    """Tokens of rejected answers are in vain; those that the next tier accepts as a draft are counted, too."""
     asked = outcome(0, right=True, tier="large", latency_s=0.5)  # by small and large
     assert asked.reply is not None
-    passed = dataclasses.replace(asked, reply=dataclasses.replace(asked.reply, tiers=()))
+    after = TierSummary("large", "large", "i", None, None, True, Usage(10, 0, 30, 21, 4), 0.1)
+    drafted = dataclasses.replace(asked, reply=dataclasses.replace(asked.reply, tiers=(*asked.reply.tiers, after)))
     alone = outcome(1, right=True, tier="small", latency_s=0.5)
+    failed = Outcome(Question("q", "42"), 3.0, error="UNAVAILABLE")
     large = run(10, 5, cpu_s=0.5, tier="large")
-    cascade = Run([passed, passed, asked, alone], 10.0, 6.0)
-    plain = Run([asked, asked, asked, alone], 10.0, 6.0)
-    result = figures(cascade, large, others={PLAIN: plain})
-    assert result["skipping"] == {
-        "passed_over": 2,
-        "tokens_in_vain": 20,
-        "tokens_in_vain_without": 60,
-        "accuracy_without": 1.0,
-    }
+    runs = {PLAIN: Run([asked, asked, asked, alone], 10.0, 6.0), CHECKED: Run([asked, alone], 10.0, 5.0)}
+    result = figures(Run([drafted, alone, failed], 10.0, 6.0), large, others=runs)
+    assert (result["cascade"]["tokens_in_vain"], result["cascade"]["drafted_tokens"]) == (20, 21)
+    assert {name: each["tokens_in_vain"] for name, each in result["variants"].items()} == {PLAIN: 60, CHECKED: 20}
+    assert result["variants"][CHECKED]["cpu_s_per_answer"] == 2.5
     console = Console(file=io.StringIO(), width=80)
     show(result, Path("demo.json"), console)
-    shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert (
-        "passed 2 tiers over: 20 tokens of rejected answers instead of 60 (67% fewer); without it 100% right." in shown
-    )
-    assert result["early_checks"] is None
-    assert figures(cascade, large)["skipping"] is None
-
-
-def test_what_early_checks_saved_besides_is_counted_against_the_cascade() -> None:
-    """An answer that was rejected early has fewer tokens, and they are in vain, too."""
-    asked = outcome(0, right=True, tier="large", latency_s=0.5)  # by small and large
-    assert asked.reply is not None
-    (small,) = asked.reply.tiers
-    ended = dataclasses.replace(small, score=None, score_reason="rejected_early", usage=Usage(10, 0, 4))
-    checked = dataclasses.replace(asked, reply=dataclasses.replace(asked.reply, tiers=(ended,)))
-    cascade, with_checks = Run([asked, asked], 10.0, 6.0), Run([checked, asked], 10.0, 5.0)
-    result = figures(cascade, run(10, 5, cpu_s=0.5, tier="large"), others={CHECKED: with_checks})
-    assert result["early_checks"] == {
-        "rejected": 1,
-        "tokens_in_vain": 24,
-        "tokens_in_vain_without": 40,
-        "accuracy": 1.0,
-        "cpu_s_per_answer": 2.5,
-    }
-    assert early_checks_sentence(result["early_checks"]) == (
-        "With early checks in addition, 1 answer ended early: 24 tokens of rejected answers instead of 40 (40% fewer); "
-        "100% right."
-    )
+    assert PLAIN in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_early_checks_that_measure_has_fitted_are_read(tmp_path: Path) -> None:
@@ -149,25 +118,6 @@ def test_the_early_checks_that_measure_has_fitted_are_read(tmp_path: Path) -> No
             read_early_checks(path)
     with pytest.raises(EarlyChecksError, match="No such file"):
         read_early_checks(tmp_path / "missing.json")
-
-
-def test_what_escalation_drafts_saved_is_counted_over_tiers_that_had_one() -> None:
-    """Of each answer, the tiers behind the first; the first one's tokens, and failed requests, count nowhere."""
-    escalated = outcome(0, right=True, tier="large", latency_s=0.5)
-    assert escalated.reply is not None
-    (first,) = escalated.reply.tiers
-    behind = TierSummary("large", "large", "i", None, None, True, Usage(10, 0, 30, 21, 4), 0.1)
-    escalated = dataclasses.replace(escalated, reply=dataclasses.replace(escalated.reply, tiers=(first, behind)))
-    failed = Outcome(Question("q", "42"), 3.0, error="UNAVAILABLE")
-    alone = outcome(1, right=True, tier="small", latency_s=0.5)
-    result = figures(Run([escalated, alone, failed, escalated], 10.0, 6.0), run(10, 10, cpu_s=4.0, tier="large"))
-    drafts = result["escalation_drafts"]
-    assert drafts == {"output_tokens": 60, "accepted_tokens": 42, "rejected_tokens": 8}
-    assert drafts_sentence(drafts) == "Drafts: 42 of 60 tokens of escalated answers took no pass of their own."
-    most = {"output_tokens": 98_765, "accepted_tokens": 54_321, "rejected_tokens": 0}
-    assert len(drafts_sentence(most)) <= 80
-    none = figures(run(10, 10, cpu_s=4.0, tier="small"), run(10, 10, cpu_s=4.0, tier="large"))
-    assert drafts_sentence(none["escalation_drafts"]) == "No answer was escalated, so none was a draft."
 
 
 @pytest.mark.parametrize(

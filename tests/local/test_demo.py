@@ -56,21 +56,16 @@ def test_the_demo_shows_a_cascade_that_is_worth_it(tmp_path: Path) -> None:
         assert run["cpu_s_per_answer"] > 0
         assert run["goodput_per_s"] >= 0
         assert run["failed"] == 0
-    passed_over = 0
     for request in figures["requests"]:
         asked = TIERS[: TIERS.index(request["tier"]) + 1]
-        passed_over += len(set(asked[:-1]) - set(request["scores"]))
         assert set(request["scores"]) <= set(asked[:2])
         assert request["tier"] == "large" or request["tier"] in request["scores"]
         assert all(0 <= score <= 100 for score in request["scores"].values())
-    skipping = figures["skipping"]
-    assert skipping["passed_over"] == passed_over > 0
-    assert skipping["tokens_in_vain"] <= 0.75 * skipping["tokens_in_vain_without"]
-    assert figures["cascade"]["accuracy"] >= skipping["accuracy_without"] - 0.05
-    early = figures["early_checks"]
-    assert early["tokens_in_vain_without"] == skipping["tokens_in_vain"]
-    assert early["tokens_in_vain"] <= 1.1 * skipping["tokens_in_vain"]
-    assert early["accuracy"] >= skipping["accuracy_without"] - 0.05
+    plain, checked = figures["variants"].values()
+    in_vain = figures["cascade"]["tokens_in_vain"]
+    assert 0 < in_vain <= 0.75 * plain["tokens_in_vain"]
+    assert checked["tokens_in_vain"] <= 1.1 * in_vain
+    assert min(figures["cascade"]["accuracy"], checked["accuracy"]) >= plain["accuracy"] - 0.05
     failover = figures["failover"]
     assert failover["worker"].startswith("worker-")
     assert failover["answered"] == failover["requests"] == 24
