@@ -33,7 +33,7 @@ class MeshView:
         """keep_expired: roles whose instances are kept after their lease has expired, until the caller forgets them."""
         self._entries: dict[str, _Entry] = {}
         self._in_order = True  # by instance id, which a new one may not be
-        self._expired = 0  # entries with an expired lease
+        self._expired: dict[str, set[str]] = {}  # ids of instances with an expired lease, by address
         self._keep_expired = keep_expired
         self._plan: Plan | None = None
         self._connected_since: float | None = None
@@ -104,9 +104,8 @@ class MeshView:
                 return False
         elif entry is not None and entry.record.version > record.version:
             return False
-        for other in self.expired() if self._expired else ():
-            if other.address == record.address and other.instance_id != record.instance_id:
-                self.forget(other.instance_id)
+        for other in self._expired.get(record.address, set()) - {record.instance_id}:
+            self.forget(other)
         self.version += 1
         entry = self._entries.get(record.instance_id)
         if entry is None or _membership(entry.record) != _membership(record):
@@ -115,9 +114,9 @@ class MeshView:
             self._in_order = self._in_order and record.instance_id > next(reversed(self._entries), "")
             self._entries[record.instance_id] = _Entry(record, now)
         else:
+            self._renew(entry)
             entry.reached &= entry.record.epoch == record.epoch
             entry.record, entry.heard_at = record, now
-            self._renew(entry)
         return True
 
     def forget(self, instance_id: str) -> None:
@@ -126,7 +125,8 @@ class MeshView:
         if entry is not None:
             self.version += 1
             self.members_version += 1
-            self._expired -= entry.expired
+            if entry.expired:
+                self._not_expired(entry)
 
     def reach(self, record: InstanceRecord) -> None:
         """Record that an instance has answered at its address, unless it has restarted since."""
@@ -143,10 +143,17 @@ class MeshView:
     def _renew(self, entry: _Entry) -> None:
         """It has a lease again, if it had none."""
         if entry.expired:
-            entry.expired = False
+            self._not_expired(entry)
             self.version += 1
             self.members_version += 1
-            self._expired -= 1
+
+    def _not_expired(self, entry: _Entry) -> None:
+        """It has a lease again, or has left."""
+        entry.expired = False
+        here = self._expired[entry.record.address]
+        here.remove(entry.record.instance_id)
+        if not here:
+            del self._expired[entry.record.address]
 
     def follow(self, plan: Plan) -> bool:
         """Apply a plan; False if it is not newer than the current one.
@@ -172,7 +179,7 @@ class MeshView:
             entry = self._entries[instance_id]
             if entry.record.role in self._keep_expired and not entry.record.tier:
                 entry.expired = True
-                self._expired += 1
+                self._expired.setdefault(entry.record.address, set()).add(instance_id)
                 self.version += 1
                 self.members_version += 1
             else:

@@ -28,6 +28,8 @@ JITTER = 0.2
 """Of the interval between two pulls, up or down: so that many processes do not pull at the same time."""
 MAX_GROUPS = 256
 """Groups that are read, the first ones by name. A mesh has one for each tier and three more."""
+NAMED = 20
+"""Instances that one line of the log names."""
 ENTRIES_AT_ONCE = 100
 """Entries that are decoded before other tasks of the event loop have their turn."""
 HEADS_PER_PULL = 250
@@ -221,5 +223,6 @@ class MeshFeed(BackgroundWork):
                 self.view.woke(loop.time())
             expired = self.view.expire()
             if expired:
-                _log.warning("lease expired: %s", ", ".join(expired))
+                more = f" and {len(expired) - NAMED} others" if len(expired) > NAMED else ""
+                _log.warning("lease expired: %s%s", ", ".join(expired[:NAMED]), more)
                 self._on_change()
