@@ -207,6 +207,13 @@ def test_a_changed_mesh_file_rolls_the_pods_that_read_it() -> None:
     assert same == {f"{RELEASE}-redis"}
 
 
+def test_redis_is_rolled_when_its_users_have_other_rules() -> None:
+    """It reads them at its start."""
+    values = merged(values_of(ROOT / "mesh.yaml"), value_file("open"))
+    redis = [pods(rendered(values | {"meshName": name}))[f"{RELEASE}-redis"]["metadata"] for name in ("a", "a", "b")]
+    assert redis[0] == redis[1] != redis[2]
+
+
 @pytest.mark.parametrize(
     ("values", "names"),
     [
