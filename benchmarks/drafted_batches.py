@@ -10,7 +10,7 @@ import numpy as np
 from penstock.planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, known_models
 from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.speculation.choice import Chooser, DraftCandidate, Estimate, best, predicted, windows
+from penstock.services.domain.speculation.choice import ChainCandidate, Chooser, Estimate, best, predicted, windows
 from penstock.services.domain.speculation.estimates import Acceptance
 
 KNOWN_TOKENS = 8
@@ -25,7 +25,7 @@ class BatchSpeculation:
     replies: int
     alone_tokens_per_s: float
     best_tokens_per_s: float
-    best: DraftCandidate | None
+    best: ChainCandidate | None
     chosen_tokens_per_s: float
 
 
@@ -49,19 +49,19 @@ def simulated(
     candidate, best_per_s = best(replies, cost, truth, windows(max_window))
     alone_per_s = predicted(replies, cost, truth, None).tokens_per_s
     _, learned = known_models(target, drafters, replies, context_tokens, max_window)
-    learned = [Estimate(Acceptance(max_window), estimate.cost) for estimate in learned]
+    learned = [Estimate(Acceptance(max_window), estimate.cost, estimate.passes) for estimate in learned]
     chooser, rng = Chooser(cost, learned, max_window), np.random.default_rng(seed)
     tokens = seconds = 0.0
     missing = np.full(len(drafters), float(context_tokens))  # tokens of each reply that a model has not computed
-    tried = missing.copy()  # the same of the one reply that models are tried with
+    tried = missing.copy()  # the same of the one reply that chains are tried with
     for step in range(2 * steps):
         if step == steps:
             tokens = seconds = 0.0
         chosen = chooser.choose(replies, functools.partial(_prompt_tokens, missing, replies))
         if chosen is not None:
-            model = chosen.model
-            seconds += truth[model].cost.catch_up_s(_prompt_tokens(missing, replies, model))
-            missing[model] = tried[model] = 0.0
+            for m in chosen.chain:
+                seconds += truth[m].cost.catch_up_s(_prompt_tokens(missing, replies, m))
+                missing[m] = tried[m] = 0.0
         _learn(chosen, replies, chooser.models, drafters, rng)
         expected = predicted(replies, cost, truth, chosen)
         missing += expected.tokens / replies
@@ -70,16 +70,16 @@ def simulated(
         explored = chooser.explore(replies, functools.partial(_tokens_of, tried))
         if explored is not None:  # by one reply, in the same pass; what is accepted of its draft is left out
             _learn(explored, 1, chooser.models, drafters, rng)
-            rows = replies + explored.window
+            rows = replies + explored.window + len(explored.chain) - 1
             seconds += predicted(1, cost, truth, explored).drafted_s
             seconds += max(0.0, cost.seconds(replies, rows) - cost.seconds(replies, replies))
-            seconds += truth[explored.model].cost.catch_up_s(int(tried[explored.model]))
-            tried[explored.model] = 0.0
+            seconds += sum(truth[m].cost.catch_up_s(int(tried[m])) for m in explored.chain)
+            tried[list(explored.chain)] = 0.0
     return BatchSpeculation(replies, alone_per_s, best_per_s, candidate, tokens / seconds)
 
 
-def _tokens_of(missing: Floats, model: int) -> int:
-    return int(missing[model])
+def _tokens_of(missing: Floats, models: Sequence[int]) -> list[int]:
+    return [int(missing[m]) for m in models]
 
 
 def _prompt_tokens(missing: Floats, replies: int, model: int) -> int:
@@ -88,7 +88,7 @@ def _prompt_tokens(missing: Floats, replies: int, model: int) -> int:
 
 
 def _learn(
-    candidate: DraftCandidate | None,
+    candidate: ChainCandidate | None,
     replies: int,
     models: Sequence[Estimate],
     drafters: Sequence[SimulatedDrafter],
@@ -97,9 +97,13 @@ def _learn(
     """Draw what is accepted in a step, and have the estimates observe it."""
     if candidate is None:
         return
-    model, window = candidate.model, candidate.window
-    for accepted in _accepted(np.full(replies, window), drafters[model].acceptance, rng).tolist():
-        models[model].acceptance.observe(window, window, accepted, replies)
+    lengths = np.full(replies, candidate.window)
+    for lower, upper in itertools.pairwise(candidate.chain):
+        accepted = _accepted(lengths, drafters[lower].acceptance, rng)
+        _observe(models[lower].accepted_by(upper), lengths, accepted, replies)
+        lengths = accepted + 1
+    last = candidate.last
+    _observe(models[last].acceptance, lengths, _accepted(lengths, drafters[last].acceptance, rng), replies)
 
 
 def _accepted(lengths: Ints, share: float, rng: np.random.Generator) -> Ints:
@@ -107,6 +111,16 @@ def _accepted(lengths: Ints, share: float, rng: np.random.Generator) -> Ints:
     stands = rng.random((len(lengths), int(lengths.max()))) < share
     counts = np.cumprod(stands, axis=1).sum(axis=1)
     return np.asarray(np.minimum(counts, lengths), np.int64)
+
+
+def _observe(
+    acceptance: Acceptance,
+    lengths: Ints,
+    accepted: Ints,
+    replies: int,
+) -> None:
+    for length, count in zip(lengths.tolist(), accepted.tolist(), strict=True):
+        acceptance.observe(length, length, count, replies)
 
 
 def last_paying_batch(batches: Sequence[BatchSpeculation], gain: float = 1.0) -> int:

@@ -8,6 +8,7 @@ loop of the small models or without it ("stepwise").
 import statistics
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.spread import interval, median_and_range
 from models.training import tasks
 from models.training.answers import chat_of
 from penstock.services.clock import SystemClock
-from penstock.services.domain.speculation.choice import CHOSEN_STEPS, Chooser, DraftCandidate, tokens_per_s
+from penstock.services.domain.speculation.choice import CHOSEN_STEPS, ChainCandidate, Chooser, tokens_per_s
 from penstock.types.prompts import TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
@@ -41,11 +42,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS)
 class _Static(Chooser):
     """Always the same candidate."""
 
-    def fix(self, candidate: DraftCandidate) -> "_Static":
+    def fix(self, candidate: ChainCandidate) -> "_Static":
         self.current = candidate
         return self
 
-    def choose(self, replies: int, missing: Callable[[int], int]) -> DraftCandidate | None:
+    def choose(self, replies: int, missing: Callable[[int], int]) -> ChainCandidate | None:
         chosen_for, steps = self._chosen_for
         if replies != chosen_for or not steps:  # what follows from the choice is as fresh as the adaptive one's
             self._known.clear()
@@ -56,7 +57,7 @@ class _Static(Chooser):
     def least(self, replies: int) -> float:
         return 0.0
 
-    def explore(self, replies: int, missing: Callable[[int], int]) -> DraftCandidate | None:
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> ChainCandidate | None:
         return None
 
 
@@ -91,7 +92,7 @@ def _contenders(windows: tuple[int, ...]) -> dict[str, EngineCore]:
             drafter = core.proposals.drafter
             assert isinstance(drafter, AdaptiveDrafter)
             estimates = [model.estimate for model in drafter.models]
-            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(DraftCandidate(0, window))
+            drafter.chooser = _Static(drafter.chooser.target, estimates, MAX_WINDOW).fix(ChainCandidate((0,), window))
     cores["adaptive, stepwise"] = _core(DRAFTERS, compiled=False)
     cores["adaptive"] = _core(DRAFTERS)
     return cores

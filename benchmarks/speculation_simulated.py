@@ -1,7 +1,7 @@
 """Speculative decoding of published A100 profiles in virtual time: how near the best the choice is, where it stops paying.
 
 Targets: Llama 2 7B by Vidur's tables and OPT-13B by DistServe's formulas, each on one A100 with 80 GB. Drafters have no
-published profiles: theirs are the planner's roofline. For each acceptance and batch size, all models and windows are
+published profiles: theirs are the planner's roofline. For each acceptance and batch size, all chains and windows are
 enumerated; the worker's own choice learns the acceptance from what is accepted.
 """
 
@@ -80,7 +80,7 @@ def _runs(target: StepLatencyModel, drafters: list[StepLatencyModel]) -> list[di
                 "batch": b.replies,
                 "target_alone_tokens_per_s": b.alone_tokens_per_s,
                 "best_tokens_per_s": b.best_tokens_per_s,
-                "best_model": b.best.model if b.best is not None else None,
+                "best_chain": b.best.chain if b.best is not None else (),
                 "best_window": b.best.window if b.best is not None else 0,
                 "adaptive_tokens_per_s": b.chosen_tokens_per_s,
                 "chosen_by_best": b.chosen_tokens_per_s / b.best_tokens_per_s,

@@ -16,7 +16,7 @@ from penstock.services.extensions import DRAFTERS, ENGINES, SCORERS, entry_point
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = (ENGINES, SCORERS, DRAFTERS)
 KEPT = ("simulated", "confidence")
-FURTHER = {"adaptive": ("worker_service/engine/draft_model.py", "worker_service/speculation/adaptive.py")}
+FURTHER = {"chains": ("worker_service/engine/draft_model.py", "worker_service/speculation/adaptive.py")}
 COPIED = (
     "pyproject.toml",
     "penstock",

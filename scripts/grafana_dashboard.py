@@ -153,7 +153,7 @@ PANELS: tuple[tuple[str, str, list[tuple[str, str]], int], ...] = (
         12,
     ),
     (
-        "Model that drafts, and its window",
+        "Chain that drafts, and its window",
         "short",
         [
             (

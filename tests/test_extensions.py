@@ -37,13 +37,13 @@ def test_no_extension_needs_another(name: str) -> None:
 def test_the_torch_engine_runs_without_models_that_draft(tmp_path: Path) -> None:
     """A tier that has some is refused then, by name."""
     done = run_without(
-        ["adaptive"], "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/worker/test_failing_requests.py"
+        ["chains"], "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/worker/test_failing_requests.py"
     )
     assert done.returncode == 0, done.stdout
     file, small = tmp_path / "mesh.yaml", {"name": "small", "model": str(FAMILY / "small"), "threshold": 50}
     large = {"name": "large", "model": str(FAMILY / "large"), "speculation": "auto"}
     file.write_text(yaml.safe_dump({"tiers": [small, large]}))
-    checked = run_without(["adaptive"], "-m", "penstock.cli.main", "check", str(file))
+    checked = run_without(["chains"], "-m", "penstock.cli.main", "check", str(file))
     assert "tiers[1].speculation.drafters: nothing that lets models draft is installed" in checked.stderr
 
 

@@ -37,8 +37,9 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What drafts at a worker. chain: the model that drafts now; empty while none does. window: how many
-    tokens it drafts for a reply in a step. accepted_share: of the last drafted tokens, 0 to 1; None before the first."""
+    """What drafts at a worker. chain: the models that draft now, small to large; empty while none does. window: how many
+    tokens the first one drafts for a reply in a step. accepted_share: of the last drafted tokens, 0 to 1; None before the
+    first."""
 
     chain: tuple[str, ...] = ()
     window: int = 0

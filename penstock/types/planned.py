@@ -41,9 +41,9 @@ class PlannedDrafter:
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What drafts best in a batch. chain: the model; empty, with window 0, where the tier's own alone is best.
+    """What drafts best in a batch. chain: models, small to large; empty, with window 0, where the tier's model alone is best.
 
-    window: tokens that it drafts.
+    window: tokens that the first model of the chain drafts.
     """
 
     replies: int

@@ -199,7 +199,7 @@ class Drafter:
 class Speculation:
     """Models that draft in each replica of a tier: at most 4, none of them the tier's own.
 
-    max_window: tokens drafted for a reply in one step at most. context_tokens: of a reply, for which the model and the window
+    max_window: tokens drafted for a reply in one step at most. context_tokens: of a reply, for which the chain and the window
     are chosen.
     """
 

@@ -19,7 +19,7 @@ from penstock.types.planning import Cascade, CascadeJudge, CascadeTier, Cluster,
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
 
-MAX_DRAFTERS = 4  # of one tier
+MAX_DRAFTERS = 4  # of one tier: every subset of them is a chain to compare
 MAX_NAME = 40  # of a type of GPU
 NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-.")
 OF_JUDGE_MODELS = ("replicas", "pass_s", "token_s", "max_batch", "max_batch_tokens")

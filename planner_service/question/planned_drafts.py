@@ -1,4 +1,4 @@
-"""What drafts in the replicas of a plan: models, memory, and which drafts how far at each batch size. No I/O."""
+"""What drafts in the replicas of a plan: models, memory, and the chain and window of each batch size. No I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +70,9 @@ def planned_speculation(site: Site, tier: int, replicas: Sequence[tuple[Replica,
         choices = tuple(
             DraftChoice(choice.replies, (), 0)
             if choice.candidate is None
-            else DraftChoice(choice.replies, (models[choice.candidate.model].name,), choice.candidate.window)
+            else DraftChoice(
+                choice.replies, tuple(models[m].name for m in choice.candidate.chain), choice.candidate.window
+            )
             for choice in chosen
         )
         memory = sum(model.weight_bytes + replica.kv_tokens * model.kv_bytes_per_token for model in models)

@@ -36,7 +36,7 @@ DRAFT_RUNTIME = Runtime(step_overhead_s=0.0005)
 @dataclass(frozen=True, slots=True)
 class TierSpeculation:
     """What drafts for a tier. drafters: models, small to large, each with the probability that the tier's model draws its
-    token as well. context_tokens: of a reply, for which model and window are chosen."""
+    token as well. context_tokens: of a reply, for which the chain and the window are chosen."""
 
     drafters: tuple[tuple[ModelSpec, float], ...] = ()
     max_window: int = MAX_WINDOW

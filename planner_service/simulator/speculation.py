@@ -1,6 +1,6 @@
 """Speculative decoding in virtual time: what drafts bring a replica at each batch size. No I/O.
 
-The choice is the worker's own: `services.domain.speculation.choice` chooses the model and the window, from the latency models
+The choice is the worker's own: `services.domain.speculation.choice` chooses the chain and the window, from the latency models
 of the target and the drafters, and from the shares of drafted tokens that are accepted.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
-from penstock.services.domain.speculation.choice import DraftCandidate, Estimate, best, predicted, windows
+from penstock.services.domain.speculation.choice import ChainCandidate, Estimate, best, predicted, windows
 from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
 
 MAX_WINDOW = 7
@@ -20,7 +20,8 @@ CATCH_UP_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDrafter:
-    """A model that drafts. latency: of its steps. acceptance: the probability that the target draws its token."""
+    """A model that drafts. latency: of its steps. acceptance: the probability that the target draws its token, and a larger
+    drafter as well."""
 
     latency: StepLatencyModel
     acceptance: float
@@ -44,7 +45,7 @@ def known_models(
         if not 0 <= drafter.acceptance <= 1:
             raise invalid(f"drafters[{i}].acceptance", f"must be from 0 to 1, not {drafter.acceptance:g}")
     estimates = []
-    for drafter in drafters:
+    for at, drafter in enumerate(drafters):
         alone_s, all_s = (drafter.latency.step_s(StepLoad(n, n * context_tokens)) for n in (1, replies))
         token_s = (all_s - alone_s) / max(1, replies - 1)
         prompt = StepLoad(CATCH_UP_TOKENS, CATCH_UP_TOKENS, 0.5 * CATCH_UP_TOKENS * (CATCH_UP_TOKENS + 1))
@@ -55,7 +56,11 @@ def known_models(
             token_s=token_s,
             catch_up_token_s=drafter.latency.step_s(prompt) / CATCH_UP_TOKENS,
         )
-        estimates.append(Estimate(Acceptance.known(drafter.acceptance, max_window), cost))
+        passes = _passes(drafter.latency, replies, context_tokens, max_window) if at else None
+        estimate = Estimate(Acceptance.known(drafter.acceptance, max_window), cost, passes)
+        for larger in range(at + 1, len(drafters)):
+            estimate.by[larger] = Acceptance.known(drafter.acceptance, max_window)
+        estimates.append(estimate)
     return _passes(target, replies, context_tokens, max_window), estimates
 
 
@@ -78,7 +83,7 @@ class ChosenDrafts:
     """
 
     replies: int
-    candidate: DraftCandidate | None
+    candidate: ChainCandidate | None
     tokens: float
     tokens_per_s: float
 

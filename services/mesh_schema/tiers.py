@@ -19,9 +19,9 @@ class MeshSpeculation(BaseModel):
 
     drafters: Literal["auto"] | tuple[str, ...] = ()
     """The models that may draft, each the name of another tier, a folder or an id at the hub. They are loaded in each worker,
-    with a KV cache of as many tokens as the tier's, and must have the tokens of the tier's model. Which of them drafts, and
-    whether any does, is decided by measured speed and acceptance. `auto`: the models of the tiers before this one on the same
-    engine, but for those with other tokens. Empty: none. For torch and llamacpp."""
+    with a KV cache of as many tokens as the tier's, and must have the tokens of the tier's model. Which of them draft, alone
+    or in a chain, and whether any does, is decided by measured speed and acceptance. `auto`: the models of the tiers
+    before this one on the same engine, but for those with other tokens. Empty: none. For torch and llamacpp."""
     max_window: int = Field(default=7, ge=1, le=MAX_DRAFT_WINDOW)
     """The most tokens that are drafted for a reply in one step."""
 

@@ -16,8 +16,8 @@ from penstock.types.mesh_status import Drafting
 CARD = ModelCard("large", "m", "d", "torch", 10_000, 1000, 16, 8)
 
 
-@pytest.mark.parametrize("drafting", [None, Drafting(), Drafting(("small",), 5, 0.75)])
-async def test_model_window_and_acceptance_are_in_the_status(drafting: Drafting | None) -> None:
+@pytest.mark.parametrize("drafting", [None, Drafting(), Drafting(("small", "medium"), 5, 0.75)])
+async def test_chain_window_and_acceptance_are_in_the_status(drafting: Drafting | None) -> None:
     """Through the registry's JSON."""
     load = Load((10,), (), 900, 1.0, drafting=drafting)
     published = InstanceRecord("w", Role.WORKER, "h:1", 1.0, 1, 9.0, model=CARD, load=load)

@@ -13,8 +13,8 @@ from penstock.services.domain.latency import StepLoad
 from penstock.services.domain.speculation.choice import (
     CHOSEN_STEPS,
     GAIN,
+    ChainCandidate,
     Chooser,
-    DraftCandidate,
     Estimate,
     best,
     tokens_per_s,
@@ -102,7 +102,7 @@ def test_the_choice_is_the_best_of_all(replies: int, share: float, token_us: flo
         Estimate(learned(share), draft_cost(token_us * 1e-6)),
         Estimate(learned(share / 2), draft_cost(token_us * 0.5e-6)),
     ]
-    rates: dict[DraftCandidate | None, float] = {None: replies / pass_s(replies, replies)}
+    rates: dict[ChainCandidate | None, float] = {None: replies / pass_s(replies, replies)}
     for index, model in enumerate(models):
         for window in windows(MAX_WINDOW):
             tokens, reached = 1.0, 1.0
@@ -112,7 +112,7 @@ def test_the_choice_is_the_best_of_all(replies: int, share: float, token_us: flo
             drafted = replies * window
             cost = draft_s(replies, drafted, model.cost.token_s)
             seconds = pass_s(replies, replies + drafted) + cost
-            rates[DraftCandidate(index, window)] = replies * tokens / seconds
+            rates[ChainCandidate((index,), window)] = replies * tokens / seconds
     candidate, rate = best(replies, target(), models, windows(MAX_WINDOW))
     # As a draft's length is learned, too, equal candidates may differ in the last digits.
     assert rates[candidate] == pytest.approx(max(rates.values()), rel=1e-3)
@@ -141,6 +141,9 @@ class FakeModel:
         counts = [min(window, r.limit) if self.missing(r) <= self.known_tokens else 0 for r in requests]
         self.drafted += sum(counts)
         return [[7] * count for count in counts]
+
+    def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> list[list[int]]:
+        raise AssertionError("no model verifies here: none has a cost of passes")
 
     def forget(self, request_id: str) -> None:
         self.computed.discard(request_id)
@@ -207,7 +210,7 @@ def test_drafting_is_chosen_where_it_pays_and_left_where_it_does_not(replies: in
     rate = machine.run(300, replies, lambda _: 0.95)
     estimate = machine.drafter.models[0].estimate
     static = max(
-        tokens_per_s(replies, target(), [Estimate(learned(0.95), estimate.cost)], DraftCandidate(0, w))
+        tokens_per_s(replies, target(), [Estimate(learned(0.95), estimate.cost)], ChainCandidate((0,), w))
         for w in windows(MAX_WINDOW)
     )
     assert rate >= 0.95 * static
@@ -227,7 +230,7 @@ def test_a_load_that_changes_is_served_faster_than_by_any_static_choice() -> Non
             machine.run(1, replies, {"m0": share}.__getitem__)
         machine.phase += 1
     cost = machine.drafter.models[0].estimate.cost
-    for candidate in (None, *(DraftCandidate(0, window) for window in windows(MAX_WINDOW))):
+    for candidate in (None, *(ChainCandidate((0,), window) for window in windows(MAX_WINDOW))):
         seconds = sum(
             tokens_per_phase / tokens_per_s(replies, target(), [Estimate(learned(share), cost)], candidate)
             for replies, share in phases
@@ -345,13 +348,13 @@ def test_a_choice_is_kept_while_its_gain_is_near_the_best() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 10_000])
-def test_a_model_is_left_once_the_time_lost_is_the_price_of_the_prompts(missing: int) -> None:
+def test_a_chain_is_left_once_the_time_lost_is_the_price_of_the_prompts(missing: int) -> None:
     """At once where nothing has to be computed; else after as many steps as the predicted loss takes to reach the price."""
     slow, fast = Estimate(learned(0.5), draft_cost(20e-6)), Estimate(learned(0.9), draft_cost(20e-6))
     chooser = Chooser(target(), [slow, fast], MAX_WINDOW)
-    chooser.current = DraftCandidate(0, 3)
+    chooser.current = ChainCandidate((0,), 3)
     other, rate = best(1, target(), [slow, fast], windows(MAX_WINDOW))
-    assert present(other).model == 1
+    assert present(other).chain == (1,)
     own, own_rate = best(1, target(), [slow], windows(MAX_WINDOW))
     assert own is not None
     lost_s = (
@@ -359,13 +362,13 @@ def test_a_model_is_left_once_the_time_lost_is_the_price_of_the_prompts(missing:
     )
     price_s = fast.cost.catch_up_s(missing)
     steps = 0
-    while chooser.choose(1, lambda model: missing if model == 1 else 0).model == 0:  # type: ignore[union-attr]
+    while chooser.choose(1, lambda model: missing if model == 1 else 0).chain == (0,):  # type: ignore[union-attr]
         steps += 1
         assert steps < 1000
     assert steps == pytest.approx(price_s / lost_s, abs=CHOSEN_STEPS + 1, rel=0.1)
 
 
-def test_a_few_unlucky_drafts_do_not_end_a_model_that_may_be_better() -> None:
+def test_a_few_unlucky_drafts_do_not_end_a_chain_that_may_be_better() -> None:
     """Of two models whose shares are measured nearly alike, the one of which less is known leads; a hopeless one does not."""
     known = Estimate(learned(0.7), draft_cost(20e-6))
     for share, leads in ((0.66, True), (0.2, False)):
@@ -373,4 +376,4 @@ def test_a_few_unlucky_drafts_do_not_end_a_model_that_may_be_better() -> None:
         unlucky.acceptance._drafts = [12] * MAX_WINDOW
         chooser = Chooser(target(), [known, unlucky], MAX_WINDOW)
         chosen = present(chooser.choose(1, lambda _: 0))
-        assert (chosen.model == 1) is leads
+        assert (chosen.chain == (1,)) is leads

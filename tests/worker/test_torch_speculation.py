@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 
 from models.training import tasks
 from penstock.services.clock import SystemClock
-from penstock.services.domain.speculation.choice import DraftCandidate
+from penstock.services.domain.speculation.choice import ChainCandidate
 from penstock.services.extensions import tier_problems
 from penstock.services.mesh_schema import MeshFile, MeshSpeculation, MeshTier
 from penstock.services.settings import ServiceSettings
@@ -75,11 +75,11 @@ def run_all(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams
     return list(replies.values())
 
 
-def always(core: EngineCore, window: int) -> AdaptiveDrafter:
-    """Have the first model draft in every step, whatever is measured."""
+def always(core: EngineCore, window: int, chain: tuple[int, ...] = (0,)) -> AdaptiveDrafter:
+    """Have a chain of models draft in every step, whatever is measured."""
     drafter = core.proposals.drafter
     assert isinstance(drafter, AdaptiveDrafter)
-    drafter.chooser.current = DraftCandidate(0, window)
+    drafter.chooser.current = ChainCandidate(chain, window)
     drafter.chooser.choose = lambda replies, missing: drafter.chooser.current  # type: ignore[method-assign]  # noqa: ARG005
     drafter.chooser.least = lambda replies: 0.0  # type: ignore[method-assign]  # noqa: ARG005
     return drafter
@@ -135,6 +135,24 @@ def test_replies_are_the_same_with_and_without_drafts(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_replies_are_the_same_with_a_chain_of_two_models(sampling: SamplingParams, prompts: list[list[int]]) -> None:
+    """One at a time and eight together. The medium model hands on its own tokens only, most of which the large one draws."""
+    expected = run_all(build(FAMILY / "large"), prompts, sampling)
+    core = build(FAMILY / "large", FAMILY / "medium", FAMILY / "small")
+    drafter = always(core, 4, (0, 1))
+    assert [model.name for model in drafter.models] == ["small", "medium"], "small to large, whatever the order given"
+    for together in (1, 8):
+        assert run_all(core, prompts, sampling, together) == expected
+    small, medium = drafter.models
+    assert 0.5 * small.verified < small.accepted <= small.verified
+    assert medium.accepted > 0.6 * medium.verified
+    assert core.proposals.of_drafter.verified >= medium.verified  # those at the end of a reply teach nothing
+    assert core.scheduler.pool.free == core.scheduler.pool.count
+    assert all(model.model._pool.free == model.model._pool.count for model in drafter.models)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
 def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: list[list[int]]) -> None:
     """Drafter and target draw with the same random number at the same position."""
     sampling = replace(SAMPLED, temperature=1.3, top_p=1.0, max_tokens=6)
@@ -146,6 +164,25 @@ def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: 
     assert run_all(core, many, sampling, 64) == plain
     assert len({tuple(reply) for reply in plain}) > 100
     assert core.proposals.of_drafter.accepted > 100
+
+
+@pytest.mark.slow
+def test_a_middle_model_that_fails_is_dropped_and_replies_go_on(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run_all(build(FAMILY / "large"), prompts[:4], GREEDY)
+    core = build(FAMILY / "large", FAMILY / "small", FAMILY / "medium")
+    drafter = always(core, 4, (0, 1))
+
+    def fails(*_: object) -> list[list[int] | None]:
+        drafter.chooser.current = ChainCandidate((0,), 4)  # `always` chooses no more
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(drafter.models[1].model, "verify", fails)
+    assert run_all(core, prompts[:4], GREEDY, 2) == expected
+    assert [model.name for model in drafter.models] == ["small"]
+    assert core.proposals.state().failures["model"] == 1
+    assert core.proposals.of_drafter.accepted > 0
 
 
 def test_replies_are_the_same_with_preemptions(

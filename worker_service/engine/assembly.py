@@ -22,7 +22,7 @@ from penstock.worker_service.engine.extension import untold
 from penstock.worker_service.engine.interface import EngineInfo, EngineUnusable, capabilities_of_own_steps
 from penstock.worker_service.engine.latency_fit import CALIBRATION_S, MEASURING_S, measured_latency
 from penstock.worker_service.engine.runner import ModelRunner
-from penstock.worker_service.engine.tier_options import adaptive_drafter
+from penstock.worker_service.engine.tier_options import chains
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.scheduling.policies import PolicyName
@@ -153,7 +153,7 @@ def built_in_core(
         )
         core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve)
     if drafters:
-        core.proposals.drafter = adaptive_drafter()(core, drafters, blocks, options.max_window, options.measuring_s)
+        core.proposals.drafter = chains()(core, drafters, blocks, options.max_window, options.measuring_s)
     info = EngineInfo(
         engine=model.kind,
         model=options.name,

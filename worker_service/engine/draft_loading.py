@@ -47,8 +47,12 @@ def adaptive_drafter(
     for entry in sorted(loaded, key=lambda entry: entry.parameters):
         runner, context = entry.runner(blocks), entry.context_tokens
         model = DraftModel(runner, blocks, max_context_tokens=context, max_step_tokens=limits.max_step_tokens)
-        cost = draft_cost(model, min(limits.max_running, 8), max_window, core.timer, share_s)
-        models.append(SpeculatingModel.measured(entry.name, model, cost, max_window))
+        passes = None  # the smallest model verifies nothing
+        if models:
+            pool = BlockPool(blocks, runner.kv_layout.block_tokens, reuse=False)
+            passes = pass_cost(runner, pool, limits.max_running, max_window, context, core.timer, share_s / 2)
+        cost = draft_cost(model, min(limits.max_running, 8), max_window, core.timer, share_s / 2)
+        models.append(SpeculatingModel.measured(entry.name, model, cost, max_window, passes))
         _log.info(
             "%s drafts: %.3f ms a token%s", entry.name, cost.token_s * 1e3, ", compiled" if model.compiled else ""
         )

@@ -121,6 +121,39 @@ class DraftModel:
             state.tokens, state.draft = len(requests[i].tokens), tokens[:-1]  # the last one has no KV
         return [drafted.get(i) for i in range(len(requests))]
 
+    def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> list[list[int] | None]:
+        """The model's own tokens at the positions of each draft and after it; None where `draft` would give None.
+
+        Each draft has at least one token. All are computed in one pass; what is accepted keeps its KV.
+        """
+        active = {request.request_id for request in requests}
+        rows = dict[int, Row]()
+        for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+            state = self._state(request)
+            known = request.tokens[state.tokens :]
+            if len(known) > KNOWN_TOKENS or not self._reserve(state, len(request.tokens) + len(draft), active):
+                continue
+            rows[i] = Row(
+                [*known, *draft],
+                state.tokens,
+                state.blocks,
+                len(draft) + 1,
+                request.sampling,
+                request.offset,
+                sequence=request.request_id,
+            )
+        verified: list[list[int] | None] = [None] * len(requests)
+        if not rows:
+            return verified
+        for i, result in zip(rows, self._runner.run(list(rows.values())), strict=True):
+            if result.error is not None:
+                raise result.error
+            request, draft = requests[i], drafts[i]
+            state = self._states[request.request_id]
+            state.tokens, state.draft = len(request.tokens), list(draft)
+            verified[i] = list(result.tokens)
+        return verified
+
     def forget(self, request_id: str) -> None:
         """Drop the state of a reply; no error if there is none."""
         state = self._states.pop(request_id, None)

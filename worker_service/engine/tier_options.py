@@ -13,18 +13,18 @@ from penstock.worker_service.engine.extension import EngineSite
 if TYPE_CHECKING:
     from penstock.worker_service.speculation.sources import Drafter
 
-ADAPTIVE = "adaptive"
+CHAINS = "chains"
 """The entry point of `penstock.drafters`: it makes the drafter of a core from the models that draft."""
 
 
-def adaptive_drafter() -> "Callable[..., Drafter]":
+def chains() -> "Callable[..., Drafter]":
     """What makes a drafter of loaded models. The tier has no `drafter_problems`."""
-    return cast("Callable[..., Drafter]", entry_points_of(DRAFTERS)[ADAPTIVE].load())
+    return cast("Callable[..., Drafter]", entry_points_of(DRAFTERS)[CHAINS].load())
 
 
 def drafter_problems(tier: MeshTier, mesh: MeshFile) -> Iterator[FieldProblem]:
     """What is wrong with the drafters."""
-    if tier.speculation.drafters and ADAPTIVE not in entry_points_of(DRAFTERS):
+    if tier.speculation.drafters and CHAINS not in entry_points_of(DRAFTERS):
         yield FieldProblem("speculation.drafters", "nothing that lets models draft is installed")
     if tier.speculation.drafters == "auto":
         return

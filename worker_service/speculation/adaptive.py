@@ -1,8 +1,9 @@
-"""Drafts for the running replies of an engine with the model and window that are predicted to be fastest. No I/O.
+"""Drafts for the running replies of an engine with the chain and window that are predicted to be fastest. No I/O.
 
-Models that fail are dropped one by one; without any, the target computes alone.
+Models that fail are dropped one by one, so that chains become shorter; without any, the target computes alone.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.services.domain.slo.draft_windows import DraftPace
-from penstock.services.domain.speculation.choice import Chooser, DraftCandidate, Estimate
+from penstock.services.domain.speculation.choice import ChainCandidate, Chooser, Estimate
 from penstock.services.domain.speculation.estimates import SMOOTHING, Acceptance, DraftCost, PassCost
+from penstock.worker_service.speculation.acceptance import matching
 from penstock.worker_service.speculation.sources import DraftRequest, VerifiedStep
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ class DraftingModel(Protocol):
 
     def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> Seq[Seq[int] | None]: ...
 
+    def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> Seq[Seq[int] | None]: ...
+
     def forget(self, request_id: str) -> None: ...
 
 
@@ -48,18 +52,31 @@ class SpeculatingModel:
     accepted: int = 0
 
     @classmethod
-    def measured(cls, name: str, model: DraftingModel, cost: DraftCost, max_window: int) -> "SpeculatingModel":
-        """A model of which only the cost of drafting is known."""
-        return cls(name, model, Estimate(Acceptance(max_window), cost))
+    def measured(
+        cls, name: str, model: DraftingModel, cost: DraftCost, max_window: int, passes: PassCost | None = None
+    ) -> "SpeculatingModel":
+        """A model of which only the cost of drafting is known, and that of its passes where it can verify."""
+        return cls(name, model, Estimate(Acceptance(max_window), cost, passes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Drafted:
-    """A proposal of the current step. window: how long it could have been; tokens: how long it is."""
+    """A proposal of the current step. model: the last one of the chain. window: how long it could have been; tokens: how long
+    it is."""
 
     model: SpeculatingModel
     window: int
     tokens: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft on its way through a chain. level: the model of the chain whose tokens it has."""
+
+    request: DraftRequest
+    level: int
+    window: int
+    tokens: Seq[int]
 
 
 class AdaptiveDrafter:
@@ -78,7 +95,7 @@ class AdaptiveDrafter:
         self._mean_prompt, self._mean_length = 0.0, float(FIRST_LENGTH)
 
     def pace(self, replies: int) -> DraftPace:
-        """Of the model that drafts now or, while none does, of the best one."""
+        """Of the chain that drafts now or, while none does, of the best one."""
         return self.chooser.pace(replies)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Seq[int]]:
@@ -93,10 +110,10 @@ class AdaptiveDrafter:
             self._draft(requests, range(replies), current, chooser.least(replies), proposals, began_s)
         at = 0
 
-        def missing(model: int) -> int:
+        def missing(chain: Seq[int]) -> list[int]:
             nonlocal at
-            counts = [self.models[model].model.missing(request) for request in requests]
-            at = min(range(replies), key=counts.__getitem__)
+            counts = [[self.models[m].model.missing(request) for m in chain] for request in requests]
+            at = min(range(replies), key=lambda i: sum(counts[i]))
             return counts[at]
 
         explored = chooser.explore(replies, missing)
@@ -126,10 +143,10 @@ class AdaptiveDrafter:
         for speculating in self.models:
             speculating.model.forget(request_id)
 
-    def _named(self, candidate: DraftCandidate | None) -> tuple[tuple[str, ...], int]:
+    def _named(self, candidate: ChainCandidate | None) -> tuple[tuple[str, ...], int]:
         if candidate is None:
             return NO_DRAFTS
-        return (self.models[candidate.model].name,), candidate.window
+        return tuple(self.models[m].name for m in candidate.chain), candidate.window
 
     @staticmethod
     def _prompt_tokens(model: DraftingModel, requests: Seq[DraftRequest]) -> int:
@@ -141,30 +158,89 @@ class AdaptiveDrafter:
         self,
         requests: Seq[DraftRequest],
         chosen: Seq[int],
-        candidate: DraftCandidate,
+        candidate: ChainCandidate,
         least: float,
         proposals: list[Seq[int]],
         began_s: float,
     ) -> None:
-        """Draft for some of the requests, into `proposals`. The time since `began_s` is the price; a model that fails is
-        dropped."""
-        speculating, drafting = self.models[candidate.model], [requests[i] for i in chosen]
+        """Draft for some of the requests, into `proposals`. The time since `began_s` is the price of the first model."""
+        if not chosen:
+            return
+        chain = [self.models[m] for m in candidate.chain]
+        drafts = self._first(chain[0], [requests[i] for i in chosen], candidate, least, began_s, len(requests))
+        for level, (lower, upper) in enumerate(itertools.pairwise(chain), 1):
+            verifiable = [draft for draft in drafts if draft.level == level - 1]
+            if not verifiable or not self._verified(level, lower, upper, verifiable, len(requests)):
+                break  # what the models below propose, if anything, goes to the target
+        by_id = {draft.request.request_id: draft for draft in drafts}
+        for i in chosen:
+            draft = by_id.get(requests[i].request_id)
+            if draft is not None and draft.tokens:
+                proposals[i] = draft.tokens
+                drafted = _Drafted(chain[draft.level], draft.window, len(draft.tokens))
+                self._drafted[draft.request.request_id] = drafted
+
+    def _first(
+        self,
+        speculating: SpeculatingModel,
+        requests: Seq[DraftRequest],
+        candidate: ChainCandidate,
+        least: float,
+        began_s: float,
+        replies: int,
+    ) -> list[_Draft]:
+        """The drafts of a chain's first model; none if it fails. They leave room for the tokens of those after it."""
+        model, behind = speculating.model, len(candidate.chain) - 1
         try:
-            if self._catch_up(speculating.model, drafting):
+            if self._catch_up(model, requests):
                 began_s = self._now()
-            drafts = speculating.model.draft(drafting, candidate.window, least)
+            drafts = model.draft(requests, candidate.window, least)
         except Exception:
             self._drop(speculating)
-            return
-        for i, tokens in zip(chosen, drafts, strict=True):
-            window = min(candidate.window, requests[i].limit)
+            return []
+        result = list[_Draft]()
+        for request, tokens in zip(requests, drafts, strict=True):
+            window = min(candidate.window, request.limit)
             if tokens:
-                proposals[i] = tokens
-                self._drafted[requests[i].request_id] = _Drafted(speculating, window, len(tokens))
+                room = max(1, request.limit - behind)
+                result.append(_Draft(request, 0, window, tokens[:room] if behind else tokens))
             elif tokens is not None:  # the model is unsure of its first token already
-                speculating.estimate.acceptance.observe(window, 0, 0, len(requests))
-        drafted = sum(len(tokens) for tokens in drafts if tokens)
-        speculating.estimate.cost.observe(len(drafting), drafted, self._now() - began_s)
+                speculating.estimate.acceptance.observe(window, 0, 0, replies)
+        drafted = sum(len(draft) for draft in drafts if draft)
+        speculating.estimate.cost.observe(len(requests), drafted, self._now() - began_s)
+        return result
+
+    def _verified(
+        self, level: int, lower: SpeculatingModel, upper: SpeculatingModel, drafts: Seq[_Draft], replies: int
+    ) -> bool:
+        """Replace drafts by what the next model of the chain draws along them; False if it fails.
+
+        A reply of which it has to compute more than a few tokens keeps its draft.
+        """
+        requests = [draft.request for draft in drafts]
+        try:
+            self._catch_up(upper.model, requests)
+            began_s = self._now()
+            results = upper.model.verify(requests, [draft.tokens for draft in drafts])
+            seconds = self._now() - began_s
+        except Exception:
+            self._drop(upper)
+            return False
+        known = lower.estimate.accepted_by(self.models.index(upper))
+        computed = 0
+        for draft, own in zip(drafts, results, strict=True):
+            if own is None:
+                continue
+            count = len(draft.tokens)
+            accepted, _ = matching(draft.tokens, own)
+            known.observe(count, count, accepted, replies)
+            lower.verified, lower.accepted = lower.verified + count, lower.accepted + accepted
+            tokens = own[: min(accepted + 1, draft.request.limit)]
+            draft.tokens, draft.window, draft.level = tokens, len(tokens), level
+            computed += 1 + count
+        if computed and upper.estimate.passes is not None:
+            upper.estimate.passes.observe(len(drafts), computed, seconds)
+        return True
 
     @staticmethod
     def _catch_up(model: DraftingModel, requests: Seq[DraftRequest]) -> bool:

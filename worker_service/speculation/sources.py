@@ -72,8 +72,8 @@ class VerifiedStep:
 class Drafter(Protocol):
     """Proposes the next tokens of all running replies of an engine, by smaller models. Called between two steps.
 
-    failures: models that failed and are not used any more. current: (name,) of the model that drafts, and how many
-    tokens; ((), 0) while none does. Both may be read by any thread.
+    failures: models that failed and are not used any more. current: the chain that drafts, small to large, and how many
+    tokens its first model drafts; ((), 0) while none does. Both may be read by any thread.
     """
 
     failures: int

@@ -78,7 +78,7 @@ class LoadTracker:
         self._counter("penstock.worker.draft_tokens", "{token}", "Drafted tokens that were verified.", tokens)
         about = "Models and sources of drafts that failed and are not used any more."
         self._counter("penstock.worker.draft_failures", "{failure}", about, failures)
-        about = "Tokens that the model which drafts now drafts for a reply in a step; 0 while none does."
+        about = "Tokens that the chain which drafts now drafts for a reply in a step; 0 while none does."
         self._gauge("penstock.worker.draft_window", "{token}", about, window)
         about = "Share of the last tokens of drafting models that the tier's model accepted."
         self._gauge("penstock.worker.draft_acceptance", "", about, share)

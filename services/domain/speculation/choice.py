@@ -1,14 +1,18 @@
-"""Which model drafts and how far ahead, by predicted tokens per second. No I/O.
+"""Which models draft and how far ahead, by predicted tokens per second. No I/O.
 
-SpecRouter (section 4) chooses what has the least predicted time per token. Here a pass that verifies is priced as one pass
-over all its rows, not as single steps (its equation 7); the target alone is the default; and what exploring other choices may
-cost is limited, for which the paper gives no rule. Its chains of several models are left out: on published A100 profiles the
-best one is at most 2.7 % faster than the best model alone.
+A chain is a list of models, small to large: the first one drafts, each further one verifies what the one before it proposes
+and passes on what it draws as well, followed by its own token. So what a model rejects, the next one never sees.
+
+SpecRouter (section 4) chooses the chain with the least predicted time per token. Here a pass that verifies is priced as one
+pass over all its rows, not as single steps (its equation 7); the probability to reach a position (its P(reach), which it does
+not define) is the product of the shares that are accepted before it; the target alone is the default; and what
+exploring other choices may cost is limited, for which the paper gives no rule.
 """
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
 from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
@@ -16,14 +20,14 @@ from penstock.services.domain.speculation.estimates import Acceptance, DraftCost
 GAIN = 1.03
 """Least predicted gain over the target alone for which there is drafting at all."""
 WINDOW_GAIN = 1.01
-"""Least predicted gain for which the window or the model changes."""
+"""Least predicted gain for which the window or the chain changes."""
 EXPLORED_SHARE = 0.01
 """Share of the time that exploring may cost."""
 EXPLORED_WINDOW = 3
 EXPLORED_DRAFTS = 8
-"""Drafts in a row for which a model is tried: most of the price is the first one's, for which it computes a prompt."""
+"""Drafts in a row for which a chain is tried: most of the price is the first one's, for which it computes a prompt."""
 MOST_VAIN_PRICE = 16
-"""Each time that so many drafts of a model were in vain, the next one is charged double, up to so much: a model that drafts
+"""Each time that so many drafts of a chain were in vain, the next one is charged double, up to so much: a model that drafts
 garbage is hardly tried any more. One token that is accepted ends that."""
 CHOSEN_STEPS = 8
 """Steps for which a choice, and what follows from it, holds if the number of replies stays: choosing takes a few tenths of a
@@ -33,27 +37,43 @@ MOST_CREDIT_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class DraftCandidate:
-    """A way of drafting: the index of a model, and how many tokens it drafts."""
+class ChainCandidate:
+    """A way of drafting: the indices of a chain's models, small to large, and how many tokens the first one drafts."""
 
-    model: int
+    chain: tuple[int, ...]
     window: int
+
+    @property
+    def last(self) -> int:
+        """The model whose tokens the target verifies."""
+        return self.chain[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known of one model that drafts. acceptance: of its tokens by the target. cost: of its drafts."""
+    """What is known of one model that drafts.
+
+    acceptance: of its tokens by the target. cost: of its drafts. passes: of its passes that verify; None if it verifies
+    nothing. by: acceptance of its tokens by other models, by their index.
+    """
 
     acceptance: Acceptance
     cost: DraftCost
+    passes: PassCost | None = None
+    by: dict[int, Acceptance] = field(default_factory=dict)
 
     def upper(self) -> "Estimate":
         """With the acceptance that it may well have."""
-        return Estimate(self.acceptance.upper(), self.cost)
+        by = {model: acceptance.upper() for model, acceptance in self.by.items()}
+        return Estimate(self.acceptance.upper(), self.cost, self.passes, by)
+
+    def accepted_by(self, model: int) -> Acceptance:
+        """Acceptance of its tokens by another model."""
+        return self.by.setdefault(model, Acceptance(self.acceptance.max_window))
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPrediction:
+class ChainPrediction:
     """Of one step of a batch. tokens: that the replies get. seconds: drafting and the pass. drafted_s: drafting."""
 
     tokens: float
@@ -66,21 +86,39 @@ class DraftPrediction:
 
 
 def predicted(
-    replies: int, target: PassCost, models: Seq[Estimate], candidate: DraftCandidate | None, prompts: float = 0.0
-) -> DraftPrediction:
+    replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None, prompts: float = 0.0
+) -> ChainPrediction:
     """The step of a batch of so many replies; candidate None: of the target alone.
 
     prompts: tokens of prompts that come with each output token. Models that draft compute them, too: the shorter replies are
     next to their prompts, the more that costs.
     """
     if candidate is None:
-        return DraftPrediction(replies, target.seconds(replies, replies), 0.0)
-    model, window = models[candidate.model], candidate.window
-    length, tokens = model.acceptance.drafted(window), model.acceptance.tokens(window)
-    drafted_s = model.cost.seconds(replies, replies * length)
-    prompts_s = model.cost.catch_up_s(replies * tokens * prompts)
+        return ChainPrediction(replies, target.seconds(replies, replies), 0.0)
+    chain, window = candidate.chain, candidate.window
+    first = models[chain[0]]
+    if len(chain) == 1:
+        length, tokens = first.acceptance.drafted(window), first.acceptance.tokens(window)
+        drafted_s = first.cost.seconds(replies, replies * length)
+    else:
+        present = [1.0] * window  # at each position, the probability that the proposal has a token there
+        drafted_s = first.cost.seconds(replies, replies * window)
+        for lower, upper in itertools.pairwise(chain):
+            passes = models[upper].passes
+            assert passes is not None  # of those that verify, `chains` yields no other
+            drafted_s += passes.seconds(replies, replies * (1 + sum(present)))
+            # A proposal of the upper model has its own token after as many as it accepts.
+            present = [1.0, *_standing(present, models[lower].accepted_by(upper))]
+        length, tokens = sum(present), 1 + sum(_standing(present, models[chain[-1]].acceptance))
+    prompts_s = sum(models[m].cost.catch_up_s(replies * tokens * prompts) for m in chain)
     seconds = target.seconds(replies, replies * (1 + length)) + drafted_s + prompts_s
-    return DraftPrediction(replies * tokens, seconds, drafted_s)
+    return ChainPrediction(replies * tokens, seconds, drafted_s)
+
+
+def _standing(present: Seq[float], acceptance: Acceptance) -> list[float]:
+    """The probability that a proposal is accepted up to and with each position."""
+    reached = itertools.accumulate((acceptance.share(i) for i in range(len(present))), lambda a, b: a * b)
+    return [there * stands for there, stands in zip(present, reached, strict=True)]
 
 
 def _share(tokens: float, length: int) -> float:
@@ -92,19 +130,29 @@ def _share(tokens: float, length: int) -> float:
     return low
 
 
-def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: DraftCandidate | None) -> float:
+def tokens_per_s(replies: int, target: PassCost, models: Seq[Estimate], candidate: ChainCandidate | None) -> float:
     """Predicted tokens per second of a batch; None: of the target alone."""
     return predicted(replies, target, models, candidate).tokens_per_s
 
 
-def candidates(models: Seq[Estimate], windows: Seq[int]) -> Iterator[DraftCandidate]:
-    """Each model with each window."""
-    return (DraftCandidate(model, window) for model in range(len(models)) for window in windows)
+def chains(models: Seq[Estimate]) -> list[tuple[int, ...]]:
+    """All subsets of the models, small to large, in which each but the first can verify."""
+    indices = range(len(models))
+    subsets = (c for size in range(1, len(models) + 1) for c in itertools.combinations(indices, size))
+    return [chain for chain in subsets if all(models[m].passes is not None for m in chain[1:])]
+
+
+def candidates(models: Seq[Estimate], windows: Seq[int]) -> Iterator[ChainCandidate]:
+    """Each chain with each window, so that no more than the greatest window is proposed to the target."""
+    for chain in chains(models):
+        for window in windows:
+            if window + len(chain) - 1 <= windows[-1]:
+                yield ChainCandidate(chain, window)
 
 
 def best(
     replies: int, target: PassCost, models: Seq[Estimate], windows: Seq[int]
-) -> tuple[DraftCandidate | None, float]:
+) -> tuple[ChainCandidate | None, float]:
     """The candidate with the most predicted tokens per second, and these. None, the target alone, wins ties."""
     rates = [(tokens_per_s(replies, target, models, c), c) for c in candidates(models, windows)]
     rate, candidate = max(rates, key=lambda pair: pair[0], default=(0.0, None))
@@ -113,7 +161,7 @@ def best(
 
 
 class Chooser:
-    """Chooses before each step, and decides when another model is tried."""
+    """Chooses before each step, and decides when another chain is tried."""
 
     def __init__(self, target: PassCost, models: Seq[Estimate], max_window: int) -> None:
         """models: small to large."""
@@ -123,14 +171,14 @@ class Chooser:
         self._windows = windows(max_window)
         self._credit_s = 0.0
         self._explored = 0
-        self._tried: int | None = None  # the model that is tried until its drafts are made
+        self._tried: tuple[int, ...] = ()  # the chain that is tried until its drafts are made
         self._chosen_for = (0, 0)  # replies, and the steps for which the choice still holds
-        self._lost_s = 0.0  # by the present model, since another one leads
+        self._lost_s = 0.0  # by the present chain, since another one leads
         self._known = dict[Hashable, float]()  # what follows from the present choice, until the next one
-        self.current: DraftCandidate | None = None
+        self.current: ChainCandidate | None = None
         self.switches = 0
 
-    def choose(self, replies: int, missing: Callable[[int], int]) -> DraftCandidate | None:
+    def choose(self, replies: int, missing: Callable[[int], int]) -> ChainCandidate | None:
         """How to draft for the next step of so many replies; None: not at all.
 
         missing: the tokens of all these replies that a model has to compute before it can draft for them.
@@ -143,13 +191,13 @@ class Chooser:
         self._known.clear()
         alone = self._rate(replies, None)
         current = self._rate(replies, self.current)
-        by_model = self._best_windows(replies)
+        by_chain = self._best_windows(replies)
         if self.current is None or current < alone:
-            self._switch(self._leader(replies, [c for rate, c in by_model if rate >= GAIN * alone]))
+            self._switch(self._leader(replies, [c for rate, c in by_chain.values() if rate >= GAIN * alone]))
             return self.current
-        leader = self._leader(replies, [c for rate, c in by_model if rate >= alone])
-        rate, own = by_model[self.current.model]
-        if leader is None or leader.model == self.current.model:
+        leader = self._leader(replies, [c for rate, c in by_chain.values() if rate >= alone])
+        rate, own = by_chain[self.current.chain]
+        if leader is None or leader.chain == self.current.chain:
             self._lost_s = 0.0
         elif self._repays(replies, leader, own, CHOSEN_STEPS - steps, missing):
             self._switch(leader)
@@ -159,44 +207,49 @@ class Chooser:
         return self.current
 
     def _repays(
-        self, replies: int, leader: DraftCandidate, own: DraftCandidate, steps: int, missing: Callable[[int], int]
+        self, replies: int, leader: ChainCandidate, own: ChainCandidate, steps: int, missing: Callable[[int], int]
     ) -> bool:
-        """Whether what the present model has lost against another one is the price of the prompts that this one computes."""
+        """Whether what the present chain has lost against another one is the price of the prompts that this one computes."""
         models = [model.upper() for model in self.models]
         present, other = (self._predicted(replies, candidate, models) for candidate in (own, leader))
         lost_s = present.seconds - present.tokens / other.tokens_per_s
         if other.tokens_per_s > WINDOW_GAIN * present.tokens_per_s:
             self._lost_s += steps * lost_s
-        return self._lost_s > self.models[leader.model].cost.catch_up_s(missing(leader.model))
+        price_s = sum(self.models[m].cost.catch_up_s(missing(m)) for m in leader.chain if m not in own.chain)
+        return self._lost_s > price_s
 
-    def _switch(self, candidate: DraftCandidate | None) -> None:
-        if candidate is None or self.current is None or candidate.model != self.current.model:
+    def _switch(self, candidate: ChainCandidate | None) -> None:
+        if candidate is None or self.current is None or candidate.chain != self.current.chain:
             self._lost_s = 0.0
         self.switches += candidate != self.current
         self.current = candidate
 
     def _predicted(
-        self, replies: int, candidate: DraftCandidate | None, models: Seq[Estimate] | None = None
-    ) -> DraftPrediction:
+        self, replies: int, candidate: ChainCandidate | None, models: Seq[Estimate] | None = None
+    ) -> ChainPrediction:
         return predicted(replies, self.target, models or self.models, candidate, self.prompts)
 
-    def _rate(self, replies: int, candidate: DraftCandidate | None, models: Seq[Estimate] | None = None) -> float:
+    def _rate(self, replies: int, candidate: ChainCandidate | None, models: Seq[Estimate] | None = None) -> float:
         return self._predicted(replies, candidate, models).tokens_per_s
 
-    def _best_windows(self, replies: int) -> list[tuple[float, DraftCandidate]]:
-        """By model, the most predicted tokens per second, and the window that has them."""
-        every = [[DraftCandidate(model, window) for window in self._windows] for model in range(len(self.models))]
-        return [max(((self._rate(replies, c), c) for c in each), key=lambda pair: pair[0]) for each in every]
+    def _best_windows(self, replies: int) -> dict[tuple[int, ...], tuple[float, ChainCandidate]]:
+        """By chain, the window with the most predicted tokens per second, and these."""
+        result = dict[tuple[int, ...], tuple[float, ChainCandidate]]()
+        for candidate in candidates(self.models, self._windows):
+            rate = self._rate(replies, candidate)
+            if candidate.chain not in result or rate > result[candidate.chain][0]:
+                result[candidate.chain] = rate, candidate
+        return result
 
-    def _leader(self, replies: int, paying: Seq[DraftCandidate]) -> DraftCandidate | None:
-        """Of one candidate per model, the fastest if what little is known of a model was bad luck; None of none."""
+    def _leader(self, replies: int, paying: Seq[ChainCandidate]) -> ChainCandidate | None:
+        """Of one candidate per chain, the fastest if what little is known of a chain was bad luck; None of none."""
         if len(paying) < 2:
             return paying[0] if paying else None
         models = [model.upper() for model in self.models]
         return max(paying, key=lambda candidate: self._rate(replies, candidate, models))
 
     def pace(self, replies: int) -> DraftPace:
-        """What a drafted token is worth and what it costs, on average over the window of the model that drafts now, or of the
+        """What a drafted token is worth and what it costs, on average over the window of the chain that drafts now, or of the
         best one while none does."""
         candidate = self.current
         if candidate is None:
@@ -205,69 +258,76 @@ class Chooser:
         if candidate is None:
             return FIRST_PACE
         prediction = predicted(replies, self.target, self.models, candidate)
-        window = candidate.window
-        return DraftPace(_share(prediction.tokens / replies, window), prediction.drafted_s / window)
+        length = candidate.window + len(candidate.chain) - 1
+        return DraftPace(_share(prediction.tokens / replies, length), prediction.drafted_s / length)
 
     def least(self, replies: int) -> float:
-        """The probability from which on one more token is worth its row in the pass and its drafting."""
-        if self.current is None:
+        """The probability from which on one more token is worth its row in the pass and its drafting; 0 in a chain, whose
+        tokens the next model verifies."""
+        if self.current is None or len(self.current.chain) > 1:
             return 0.0
         if "least" not in self._known:
-            estimate = self.models[self.current.model]
+            estimate = self.models[self.current.last]
             most = replies * self._windows[-1]  # over the whole range, since measured points vary
             row_s = (self.target.seconds(replies, replies + most) - self.target.seconds(replies, replies)) / most
             rate = self._rate(replies, self.current)
             self._known["least"] = max(0.0, row_s + estimate.cost.token_s) * rate
         return self._known["least"]
 
-    def explore(self, replies: int, missing: Callable[[int], int]) -> DraftCandidate | None:
-        """A model to try with one reply in the next step; None: none is to be tried, or it would cost too much.
+    def explore(self, replies: int, missing: Callable[[Seq[int]], Seq[int]]) -> ChainCandidate | None:
+        """A chain to try with one reply in the next step; None: none is to be tried, or it would cost too much.
 
-        missing: the tokens that a model has to compute before it can draft for that reply.
+        missing: the tokens that each of these models has to compute before it can draft for that reply.
         """
         if "step" not in self._known:
             self._known["step"] = self.target.seconds(replies, replies)
         step_s = self._known["step"]
         self._credit_s = min(MOST_CREDIT_STEPS * step_s, self._credit_s + EXPLORED_SHARE * step_s)
-        present = self.current.model if self.current is not None else None
-        others = [model for model in range(len(self.models)) if model != present]
+        present = self.current.chain if self.current is not None else ()
+        others = [c for c in chains(self.models) if c != present and len(c) <= self._windows[-1]]
         if not others:
             return None
         if self._tried not in others:
             self._tried = self._next_tried(replies, others)
-        model = self._tried
-        assert model is not None
-        vain = self.models[model].acceptance.in_vain // EXPLORED_DRAFTS
-        tried = DraftCandidate(model, 1 if vain else min(EXPLORED_WINDOW, self._windows[-1]))
+        chain = self._tried
+        vain = self.models[chain[-1]].acceptance.in_vain // EXPLORED_DRAFTS
+        window = 1 if vain else min(EXPLORED_WINDOW, self._windows[-1] - len(chain) + 1)
+        tried = ChainCandidate(chain, window)
         if tried not in self._known:
             drafted_s = predicted(1, self.target, self.models, tried).drafted_s
-            self._known[tried] = drafted_s + max(0.0, self.target.seconds(replies, replies + tried.window) - step_s)
+            rows = replies + window + len(chain) - 1
+            self._known[tried] = drafted_s + max(0.0, self.target.seconds(replies, rows) - step_s)
         price_s = self._known[tried]
         if price_s <= self._credit_s:
-            price_s += self.models[model].cost.catch_up_s(missing(model))
+            counts = missing(chain)
+            price_s += sum(self.models[m].cost.catch_up_s(n) for m, n in zip(chain, counts, strict=True))
         if price_s > self._credit_s:
-            if price_s > MOST_CREDIT_STEPS * step_s:  # it cannot be saved up: another model may cost less
+            if price_s > MOST_CREDIT_STEPS * step_s:  # it cannot be saved up: another chain may cost less
                 self._explored += EXPLORED_DRAFTS - self._explored % EXPLORED_DRAFTS
-                self._tried = None
+                self._tried = ()
             return None
         self._credit_s -= price_s * min(MOST_VAIN_PRICE, 2**vain)
         self._explored += 1
         if self._explored % EXPLORED_DRAFTS == 0:
-            self._tried = None
+            self._tried = ()
         return tried
 
-    def _next_tried(self, replies: int, others: Seq[int]) -> int:
-        """Of models that do not draft: by turns each of them, and the one that may be the fastest."""
+    def _next_tried(self, replies: int, others: Seq[tuple[int, ...]]) -> tuple[int, ...]:
+        """Of chains that do not draft: by turns each of them, and the one that may be the fastest."""
         turn, leading = divmod(self._explored // EXPLORED_DRAFTS, 2)
         if not leading or len(others) == 1:
             return others[turn % len(others)]
-        leader = self._leader(replies, [c for _, c in self._best_windows(replies) if c.model in others])
-        return others[0] if leader is None else leader.model
+        leader = self._leader(replies, [c for _, c in self._best_windows(replies).values() if c.chain in others])
+        return others[0] if leader is None else leader.chain
 
     def remove(self, model: int) -> None:
         """A model has failed; the indices of those after it change."""
-        del self.models[model]
-        self.current, self._chosen_for, self._tried = None, (0, 0), None
+        self.models = [estimate for i, estimate in enumerate(self.models) if i != model]
+        for estimate in self.models:
+            remaining = {i - (i > model): known for i, known in estimate.by.items() if i != model}
+            estimate.by.clear()
+            estimate.by.update(remaining)
+        self.current, self._chosen_for, self._tried = None, (0, 0), ()
         self._known.clear()
 
 

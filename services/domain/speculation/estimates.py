@@ -18,7 +18,7 @@ PRIOR = 0.8
 """Share of tokens expected to be accepted before any was verified: a drafter is worth a try."""
 PRIOR_DRAFTS = 4
 DOUBT = 1.0
-"""Standard errors by which a share may be higher than measured, where models are compared that pay."""
+"""Standard errors by which a share may be higher than measured, where chains are compared that pay."""
 SMOOTHING = 0.1
 """Weight of one measured duration against those before it."""
 MOST_CHANGE = 2.0
@@ -28,9 +28,9 @@ MOST_CHANGE = 2.0
 class Acceptance:
     """How far the drafts of one model are accepted, by position.
 
-    A draft may end before its window, where its own model is unsure, so two shares are measured at each position: of the
-    drafts that are accepted so far, those that have a token there which is accepted; and of all drafts, those that have a
-    token there.
+    A draft may end before its window, where its own model is unsure, so three shares are measured at each position: of the
+    drafts that are accepted so far, those that have a token there which is accepted; of those with a token there, those
+    whose token is accepted; and of all drafts, those that have a token there.
     """
 
     def __init__(self, max_window: int) -> None:
@@ -39,6 +39,8 @@ class Acceptance:
         self._length = [1.0] * max_window
         self._drafts = [PRIOR_DRAFTS] * max_window
         self._recent = [PRIOR] * max_window  # as `_standing`, of the last drafts
+        self._share = [PRIOR] * max_window  # as `_standing`, of the drafts that have a token there
+        self._tokens = [PRIOR_DRAFTS] * max_window
         self.in_vain = 0
         """Drafts in a row of which nothing is accepted."""
 
@@ -47,6 +49,7 @@ class Acceptance:
         """Of a model whose tokens are accepted with this probability at every position, and whose drafts never end early."""
         acceptance = cls(max_window)
         acceptance._standing = [share] * max_window
+        acceptance._share = [share] * max_window
         return acceptance
 
     def observe(self, window: int, verified: int, accepted: int, replies: int) -> None:
@@ -63,6 +66,7 @@ class Acceptance:
             self._length[i] += recently * ((verified > i) - self._length[i])
             if accepted < i:  # not reached, so that what is known of it is old: it follows the position before it
                 self._standing[i] += follows * (self._standing[i - 1] - self._standing[i])
+                self._share[i] += follows * (self._share[i - 1] - self._share[i])
                 continue
             stands, standing = accepted > i, self._standing[i]
             self._recent[i] += recently * (stands - self._recent[i])
@@ -70,17 +74,27 @@ class Acceptance:
             variance = max(MIN_VARIANCE, standing * (1 - standing), recent * (1 - recent))
             if (recent - standing) ** 2 > CHANGED * variance * recently:
                 self._standing[i], self._drafts[i] = self._recent[i], min(drafts, memory // 2) + 1
+                self._share[i], self._tokens[i] = self._recent[i], min(self._tokens[i], memory // 2)
             else:
                 self._standing[i] += (stands - standing) / (min(steady, drafts) + 1)
                 self._drafts[i] += 1
+            if verified > i:
+                self._share[i] += (stands - self._share[i]) / (min(steady, self._tokens[i]) + 1)
+                self._tokens[i] += 1
         if accepted == window:  # beyond the window, nothing is known but that drafts come so far: it follows, slowly
             for i in range(max(1, window), self.max_window):
-                self._standing[i] += (self._standing[i - 1] - self._standing[i]) / memory
+                for shares in (self._standing, self._share):
+                    shares[i] += (shares[i - 1] - shares[i]) / memory
+
+    def share(self, position: int) -> float:
+        """Of the drafts that are accepted before a position and have a token there, those whose token there is accepted."""
+        return self._share[position]
 
     def upper(self) -> "Acceptance":
         """The same drafts with the shares that they may well have: the less is known, the more above those measured."""
         optimistic = Acceptance(self.max_window)
         optimistic._standing = list(map(_upper, self._standing, self._drafts))
+        optimistic._share = list(map(_upper, self._share, self._tokens))
         optimistic._length = self._length
         return optimistic
 

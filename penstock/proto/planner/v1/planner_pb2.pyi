@@ -1369,7 +1369,7 @@ class Speculation(_message.Message):
     max_window: _builtins.int
     """Tokens drafted for a reply in one step at most, 1 to 32. [7]"""
     context_tokens: _builtins.int
-    """Length of a reply for which the model and the window are chosen. [512]"""
+    """Length of a reply for which the chain and the window are chosen. [512]"""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drafter]:
         """At most 4, with distinct names, none of them the tier's model."""
@@ -3022,7 +3022,7 @@ class ReplicaDrafts(_message.Message):
     attn_dp: _builtins.int
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftChoice]:
-        """The best model and window by the replies of a batch: 1, 2, 4, ... and the largest batch."""
+        """The best chain and window by the replies of a batch: 1, 2, 4, ... and the largest batch."""
 
     def __init__(
         self,
@@ -3059,10 +3059,10 @@ class DraftChoice(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     replies: _builtins.int
     window: _builtins.int
-    """Tokens that it drafts."""
+    """Tokens that the first model of the chain drafts."""
     @_builtins.property
     def chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The model that drafts. Empty, with window 0, where the tier's model alone is the best."""
+        """Models, small to large. Empty, with window 0, where the tier's model alone is the best."""
 
     def __init__(
         self,

@@ -1244,12 +1244,12 @@ class Drafting(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     ACCEPTED_SHARE_FIELD_NUMBER: _builtins.int
     window: _builtins.int
-    """How many tokens it drafts for a reply in a step."""
+    """How many tokens the first of them drafts for a reply in a step."""
     accepted_share: _builtins.float
     """Share of the last drafted tokens that the worker's model accepted, 0 to 1; unset before the first."""
     @_builtins.property
     def chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The model that drafts; empty while none does."""
+        """The models that draft, small to large; empty while none does."""
 
     def __init__(
         self,
