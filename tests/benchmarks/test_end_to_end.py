@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.end_to_end import explained, figures, systems
+from benchmarks.end_to_end import figures, systems
 from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING
-from benchmarks.end_to_end.systems import Forecast, System
+from benchmarks.end_to_end.systems import System
 from benchmarks.spread import interval
 from penstock.cli.held_out import Question
 from penstock.cli.replay import Outcome, Run
@@ -21,7 +21,6 @@ from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, R
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.events import TierSummary
 from penstock.types.replies import FinishReason, Usage
-from tests.support.present import present
 
 TIERS = ("small", "medium", "large")
 WORKERS = 4
@@ -76,13 +75,6 @@ def test_the_best_mixture_at_a_cost_beats_every_other() -> None:
     assert systems.mixture(costs, qualities, 0.5) == (1.0, 0.0, 0.0)  # nothing costs so little: the cheapest
 
 
-def test_every_allocation_uses_all_workers_and_every_tier_with_requests() -> None:
-    assert sorted(systems.allocations((0.5, 0.0, 0.5), 4)) == [(1, 0, 3), (2, 0, 2), (3, 0, 1)]
-    assert sorted(systems.allocations((0.2, 0.3, 0.5), 3)) == [(1, 1, 1)]
-    assert list(systems.allocations((0.2, 0.3, 0.5), 2)) == [(0, 1, 1)]
-    assert list(systems.allocations((0.0, 0.0, 1.0), 2)) == [(0, 0, 2)]
-
-
 def test_the_random_router_costs_no_more_than_our_plan() -> None:
     """Engine time includes judging, which a random router does without."""
     where, wanted = site(judge_s=0.001), demand()
@@ -98,24 +90,6 @@ def test_the_random_router_costs_no_more_than_our_plan() -> None:
     for workers in systems.allocations(other.shares, WORKERS):
         candidate = System("random", workers, other.thresholds, other.shares)
         assert best.p95_s <= systems.forecast(where, wanted, candidate, SLO_S, 1).p95_s
-
-
-def test_requests_name_the_tiers_in_the_drawn_shares() -> None:
-    system = System("random", (1, 0, 1), (SKIPPED, SKIPPED), (0.25, 0.0, 0.75))
-    models = system.models(TIERS, 4000, 1)
-    assert models == system.models(TIERS, 4000, 1)
-    assert models.count("small") / 4000 == pytest.approx(0.25, abs=0.03)
-    assert "medium" not in models
-    assert System("plan", (1, 1, 1), (50.0, 50.0)).models(TIERS, 2, 1) == ["cascade"] * 2
-
-
-def test_all_systems_meet_the_quality_that_they_are_tuned_to() -> None:
-    where, wanted = site(), demand()
-    target = wanted.judged.best - 5
-    for system in (systems.largest(3, WORKERS), systems.load_based(where, wanted, target, 1)):
-        result = systems.forecast(where, wanted, system, SLO_S, 1)
-        assert result.quality >= target - 1e-9
-        assert sum(system.workers) <= WORKERS
 
 
 def test_a_forecast_of_an_idle_mesh_is_what_one_request_takes() -> None:
@@ -179,55 +153,9 @@ def test_figures_of_a_run() -> None:
     assert row["errors"] == ["UNAVAILABLE: x"]
 
 
-def test_where_right_answers_are_not_known_the_score_is_the_quality() -> None:
-    answered = [outcome(0.5), outcome(0.5)]
-    unknown = [dataclasses.replace(one, question=Question("q", None)) for one in answered]
-    row = figures.run_figures(Run(unknown, 10.0, 6.0), [90.0, 30.0], rate_per_s=2.0, slo_s=1.0)
-    assert row["quality"] == row["judge_score"] == pytest.approx(60)
-
-
 def row(goodput: float, cpu_s: float, accuracy: float = 0.9) -> figures.Row:
     run = figures.run_figures(Run([outcome(0.5)] * 10, 10.0, 10 * cpu_s), [90.0] * 10, goodput, 1.0)
     return run | {"accuracy": accuracy}
-
-
-def test_ours_is_compared_round_by_round() -> None:
-    """The ratio of a round is of two runs with the same requests; a system without goodput has no ratio."""
-    rows = {"plan": [row(3.0, 1.0), row(6.0, 1.0)], "largest": [row(1.5, 2.0), row(3.0, 4.0)]}
-    result = figures.comparisons(rows)["largest"]
-    assert result["goodput_ratio"]["mean"] == pytest.approx(2)
-    assert result["goodput_ratio"]["low"] == result["goodput_ratio"]["high"]
-    assert result["cpu_ratio"]["mean"] == pytest.approx(0.375)
-    assert result["accuracy_points"]["mean"] == pytest.approx(0)
-    assert figures.comparisons({"plan": rows["plan"], "random": [row(0.0, 1.0)] * 2})["random"]["goodput_ratio"] is None
-
-
-def test_forecast_errors_are_relative_to_what_was_measured() -> None:
-    rows = [row(1.0, 1.0), row(1.0, 1.0)]
-    exact = Forecast(rows[0]["latency_p50_s"], rows[0]["latency_p95_s"], 1.0, rows[0]["answers_per_s"], 100.0, 1.0)
-    errors = figures.system_summary(rows, [exact, exact])["forecast_error"]
-    assert all(error["mean"] == pytest.approx(0) for error in errors.values())
-    twice = Forecast(2 * exact.p50_s, 2 * exact.p95_s, 1.0, exact.answers_per_s, 105.0, 1.0)
-    errors = figures.system_summary(rows, [twice, twice])["forecast_error"]
-    assert errors["p95_s"]["mean"] == pytest.approx(1)
-    assert errors["quality_points"]["mean"] == pytest.approx(5)
-    summary = figures.system_summary(rows, [exact, exact], [twice])
-    assert summary["corrected_error"]["p95_s"]["mean"] == pytest.approx(1)
-    assert figures.system_summary(rows[:1], [exact])["corrected_error"] is None  # there is no round before the first
-
-
-def test_sustained_goodput_is_the_best_over_the_rates() -> None:
-    def cell(layout: str, ours: float, other: float) -> figures.Row:
-        summary = {
-            name: {"measured": {"goodput_per_s": interval([value])}}
-            for name, value in (("plan", ours), ("largest", other))
-        }
-        return {"layout": layout, "quality_below_largest": 1.0, "systems": summary}
-
-    cells = [cell("pinned", 3.0, 3.0), cell("pinned", 6.0, 4.0), cell("shared", 1.0, 2.0)]
-    pinned, shared = figures.sustained(cells)
-    assert pinned["plan_over"]["largest"] == pytest.approx(1.5)
-    assert shared["plan_over"]["largest"] == pytest.approx(0.5)
 
 
 def test_intervals_are_students() -> None:
@@ -237,50 +165,3 @@ def test_intervals_are_students() -> None:
     assert result["high"] - 2 == pytest.approx(4.3027 / np.sqrt(3), rel=1e-3)
     assert 2 - result["low"] == pytest.approx(result["high"] - 2)
     assert interval([7.0]) == {"mean": 7.0, "low": 7.0, "high": 7.0, "rounds": 1}
-
-
-def reply_of(tiers: tuple[TierSummary, ...]) -> Outcome:
-    reply = Reply("42", (), (), FinishReason.STOP, tiers[-1].tier, Usage(1, 0, 1), tiers, 0.1, 1.0, "", "")
-    return Outcome(Question("q", "42"), 1.0, reply, first_s=0.5)
-
-
-def run_of(where: Site, wanted: Demand, system: System) -> tuple[Run, list[float]]:
-    """A run whose requests took the lengths and routes of the demand. Returns it and its arrivals."""
-    routed = system.routed(wanted.requests).processed
-    outcomes = []
-    for i in range(len(wanted.requests)):
-        tiers = tuple(
-            TierSummary(
-                tier,
-                tier,
-                "i" if routed[c, i] else "",
-                None,
-                None,
-                False,
-                Usage(int(wanted.requests.input_tokens[i]) + 16, 16, int(wanted.requests.output_tokens[i, c])),
-                0.4,
-            )
-            for c, tier in enumerate(where.tiers)
-        )
-        outcomes.append(reply_of(tiers))
-    return Run(outcomes, 10.0, 6.0), wanted.arrival_s.tolist()
-
-
-CASCADE = System("plan", (1, 1, 2), (50.0, 50.0))
-
-
-def test_the_step_factor_is_found_from_how_long_engines_were_busy() -> None:
-    where, wanted = site(judge_s=0.01), demand(rate=40.0)
-    run, arrival_s = run_of(where, wanted, CASCADE)
-    requests = explained.requests_of(run, arrival_s, where.tiers)
-    for factors in ((1.0, 1.0, 1.0), (0.7, 1.6, 3.0), (3.0, 0.5, 1.2)):
-        slower = explained.simulated(explained.slower(where, factors), requests, CASCADE)
-        engines = {
-            tier: explained.EngineTime(0.75 * busy_s, 0.25 * busy_s)
-            for tier, busy_s in zip(TIERS, slower.busy_s, strict=True)
-        }
-        why = present(explained.explained(where, run, arrival_s, CASCADE, engines))
-        assert why.step_factors == pytest.approx(factors, rel=0.02)
-        assert why.waiting_shares == pytest.approx((0.25, 0.25, 0.25))
-        assert why.slower_steps_p95_s == pytest.approx(np.percentile(slower.felt_s, 95), rel=0.05)
-        assert why.outside_tiers_s == pytest.approx(1.0 - 3 * 0.4)

@@ -13,13 +13,12 @@ import torch
 from benchmarks import gpu, report
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.gpu.__main__ import main as gpu_main
-from benchmarks.gpu.measures import LOADS, TimeBudget, forecasts, mixed_batches, mixed_lengths, profiled, replay_work
-from benchmarks.gpu.shapes import LLAMA_8B, TINY
+from benchmarks.gpu.measures import LOADS, TimeBudget, forecasts, profiled
+from benchmarks.gpu.shapes import TINY
 from benchmarks.gpu.subjects import Subject, TorchSubject, torch_subject
 from benchmarks.public_data import NO_GPU_STATUS
 from penstock.planner_service.files.profiles import read_profile, write_profile
 from penstock.planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
-from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 
@@ -61,36 +60,6 @@ def test_an_engine_is_gone_before_the_next_one_starts(tmp_path: Path) -> None:
     assert core() is None
 
 
-def test_too_few_steps_are_no_profile(subject: Subject) -> None:
-    for steps in (0, 10):
-        with pytest.raises(InvalidRequest, match="samples"):
-            profiled(subject, ("tiny", "cpu"), subject.samples(1, enough_after(steps)))
-
-
-def test_every_mixed_batch_has_a_uniform_one_with_the_same_tokens() -> None:
-    """The number of sequences and of tokens is the same; only their spread differs. What does not fit is left out."""
-    for shape, room, most in ((LLAMA_8B, 800_000, 256), (TINY, 8192, 16)):
-        batches = mixed_batches(shape, room, most)
-        assert batches
-        for batch in batches:
-            assert len(batch.mixed) == len(batch.uniform) == batch.count <= most
-            assert sum(batch.mixed) == sum(batch.uniform) <= room
-            assert max(batch.uniform) - min(batch.uniform) <= 1
-            assert set(batch.mixed) == {shape.short, shape.long}
-        assert len({batch.mixed for batch in batches}) == len(batches)
-    assert mixed_batches(TINY, 300, 16) == []
-
-
-def test_mixed_lengths_are_measured_on_batches_that_run_together(subject: Subject) -> None:
-    replica = subject.replica(LATENCY)
-    rows = mixed_lengths(subject, TINY, replica, 1, TimeBudget(1000.0))
-    assert len(rows) == len(mixed_batches(TINY, replica.lane_tokens, TINY.max_running))
-    for row in rows:
-        assert row["ratio"] == pytest.approx(row["mixed_s"] / row["uniform_s"])
-        assert row["uniform_s"] > 0
-    assert mixed_lengths(subject, TINY, replica, 1, TimeBudget(0.0)) == []
-
-
 def test_a_replay_gives_every_request_its_tokens(subject: Subject) -> None:
     """The first token is never before the arrival, nor after the last one."""
     work = Workload(np.array([0.0, 0.0, 5.0]), np.array([20, 30, 8]), np.array([4, 8, 1]))
@@ -117,16 +86,6 @@ def test_forecasts_of_an_engine_that_is_the_simulator_have_no_error() -> None:
     fast = StepLatencyModel.linear(0.5e-3, 0.5e-5, 0.5e-7)
     wrong = forecasts(replayed, TINY, simulated(fast), 1, TimeBudget(1e6))
     assert all(row["error"]["ttft_p50"] < -0.2 for row in wrong)
-
-
-def test_replays_have_the_load_that_they_say() -> None:
-    replica = simulated()
-    for load in (0.4, 0.9):
-        work = replay_work(TINY, replica, load, 1)
-        capacity = replica.capacity_per_s(sum(TINY.prompt) / 2, sum(TINY.output) / 2)
-        assert work.rate_per_s == pytest.approx(load * capacity, rel=0.15)
-        assert work.input_tokens.min() >= TINY.prompt[0]
-        assert work.output_tokens.max() < TINY.output[1]
 
 
 @pytest.mark.slow

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.block_cache import cached_tokens
 from benchmarks.mooncake import from_mooncake
-from penstock.planner_service.files import FileError
-from penstock.services.domain.errors import InvalidRequest
 
 Prompts = list[list[int]]
 
@@ -69,22 +66,6 @@ def test_beginnings_outlive_ends_and_at_least_one_token_is_computed() -> None:
     assert found.tolist() == [0, 30, 0, 20, 19]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "cache_tokens", "block_tokens", "field"),
-    [
-        ([[1]], 100, 16, "hash_ids[0]"),
-        ([[1, 2, 3]], 100, 16, "hash_ids[0]"),
-        ([], 100, 16, "hash_ids"),
-        ([[1, 2]], 15, 16, "cache_tokens"),
-        ([[1, 2]], 15, 0, "block_tokens"),
-    ],
-)
-def test_what_does_not_go_together_is_named(prompts: Prompts, cache_tokens: int, block_tokens: int, field: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        cached_tokens(prompts, np.array([20]), cache_tokens, block_tokens)
-    assert [problem.field for problem in caught.value.problems] == [field]
-
-
 ENTRIES: list[dict[str, Any]] = [
     {"timestamp": 3000, "input_length": 1500, "output_length": 4, "hash_ids": [0, 1, 2]},
     {"timestamp": 0, "input_length": 1100, "output_length": 7, "hash_ids": [0, 1, 3], "x": 1},
@@ -118,29 +99,3 @@ def test_traces_of_mooncakes_form_are_read_as_published_and_as_csv(tmp_path: Pat
         assert work.cached_tokens.tolist() == [0, 1024, 1499]
         assert imported.left_out == 1
         assert from_mooncake(path, 512).requests.cached_tokens.tolist() == [0, 512, 512]
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"hash_ids": None}, r"trace.jsonl: line 1: hash_ids is missing"),
-        ({"hash_ids": 3}, r"line 1: hash_ids must be a list of block ids"),
-        ({"hash_ids": [0, 1.5, 2]}, r"line 1: hash_ids must be block ids, not '1.5'"),
-        ({"hash_ids": [0, 1]}, r"line 1: hash_ids: 1500 tokens are 3 blocks of 512, not 2"),
-        ({"timestamp": "x"}, r"line 1: timestamp 'x' is not a number"),
-        ({"output_length": -1}, r"line 1: output_length must be a whole number"),
-    ],
-)
-def test_faults_of_a_trace_are_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
-    with pytest.raises(FileError, match=problem):
-        from_mooncake(json_lines(tmp_path / "trace.jsonl", [ENTRIES[0] | change, *ENTRIES[1:]]), 10_000)
-    bad = tmp_path / "bad.jsonl"
-    for text, what in (
-        ("[1]", "line 1: must be an object"),
-        ("{", "line 1: no JSON"),
-        (f'\n{{"timestamp": {"9" * 5000}}}', "bad.jsonl: line 2: no usable JSON: a whole number has too many digits"),
-        ("", "no requests"),
-    ):
-        bad.write_text(text)
-        with pytest.raises(FileError, match=what):
-            from_mooncake(bad, 10_000)

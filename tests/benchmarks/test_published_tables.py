@@ -93,40 +93,6 @@ def test_a_step_is_its_layers_and_what_passes_between_gpus(tp: int, pp: int, mea
     assert found.replica.kv_tokens == pytest.approx((tp * pp * (80e9 * 0.92 - 1e9) - 13.48e9) / 524_288, rel=1e-3)
 
 
-def test_faults_name_file_line_and_column(tmp_path: Path) -> None:
-    linear, attention, network = tables(tmp_path)
-    alone = wanted()
-    for paths, asked, said in (
-        ([linear], alone, "no attention table"),
-        ([linear, attention], wanted(2), "no collectives table"),
-        ([linear, attention, network], wanted(2), "network.csv: a100 has several topologies"),
-        ([linear, attention, network], wanted(2, topology="b"), "network.csv: b has no all_reduce"),
-        ([linear, attention, network], wanted(4, topology="a100_dgx"), "linear.csv: no rows for .* TP=4"),
-        ([linear, attention], wanted(name="other"), "linear.csv: no rows for other on a100"),
-        ([linear, attention], wanted(spec="llama-2-70b"), "line 2: n_layers is 32, llama-2-70b has 80"),
-    ):
-        with pytest.raises(FileError, match=said):
-            import_vidur(paths, asked)
-    text = linear.read_text().splitlines()
-    for row, said in (
-        (f"a100,{NAME},32,1,8,0.003,fast", r"linear.csv: line 3: layer_linear_ms 'fast' is not a number"),
-        (f"a100,{NAME},32,1,8,0.003", r"linear.csv: line 3: layer_linear_ms is missing"),
-        (f"a100,{NAME},32,1,8.5,0.003,1", r"linear.csv: line 3: num_tokens must be a whole number"),
-        (f"a100,{NAME},32,1,8,-1,1", r"linear.csv: line 3: emb_ms must be from 0"),
-    ):
-        linear.write_text("\n".join([*text[:2], row, *text[3:]]))
-        with pytest.raises(FileError, match=said):
-            import_vidur([linear, attention], alone)
-    written(linear, ("gpu", "layer_linear_ms"), [("a100", 1)])
-    with pytest.raises(FileError, match=r"linear.csv: line 1: no column model, n_layers"):
-        import_vidur([linear, attention], alone)
-    written(linear, ("a", "b"), [(1, 2)])
-    with pytest.raises(FileError, match=r"linear.csv: line 1: none of Vidur's tables: columns a, b"):
-        import_vidur([linear, attention], alone)
-    with pytest.raises(FileError, match=r"no.csv"):
-        import_vidur([tmp_path / "no.csv"], alone)
-
-
 def formulas(**changed: Any) -> dict[str, Any]:
     entry = {
         "threshold": 64,

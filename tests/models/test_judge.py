@@ -1,7 +1,6 @@
 """The judge and the figures: what a figure says, and that judging is the code that serves."""
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.training import answers, cards, judge, learning, measure, tasks, tokenizer, wording
 from models.training.answers import Answered
-from models.training.problems import Message, Problem
+from models.training.problems import Problem
 from models.training.train import Run
 from penstock.judge_service.calibration.isotonic import Calibration
 from penstock.services.score_predictor_file import read_score_predictor
@@ -33,32 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def problem(answer: str, *, key: str = "k") -> Problem:
-    return Problem("add", 1, (Message("user", f"{key}?"),), answer, answer, (key,), ())
-
-
-def answered(right: str) -> list[Answered]:
-    """One answer for each mark: right for 1."""
-    return [
-        Answered(problem("4", key=str(i)), "small", "4" if mark == "1" else "5", 1 + i) for i, mark in enumerate(right)
-    ]
-
-
-def test_answers_keep_their_problems_and_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_TOKENS", 40)
-    problems = list(islice(tasks.stream(22), 12))
-    found = answers.answer_all(folder / "small", "small", problems, threads=1)
-    assert [a.problem for a in found] == problems
-    assert all(0 < a.tokens <= answers.MAX_TOKENS for a in found)
-
-
-@pytest.mark.slow
-def test_processes_give_the_replies_of_one(folder: Path) -> None:
-    problems = list(islice(tasks.stream(23), 5))
-    one, two = (answers.answer_all(folder / "small", "small", problems, threads=n) for n in (1, 2))
-    assert one == two
-
-
 def test_the_least_likely_token_is_what_the_served_judge_says(folder: Path) -> None:
     """Chats with tools and several turns too."""
     some = [tasks.make(task, 2, "7") for task in ("add", "tools", "follow_list", "smalltalk", "form")]
@@ -66,58 +39,6 @@ def test_the_least_likely_token_is_what_the_served_judge_says(folder: Path) -> N
     rows = answers.logprobs_all(folder / "judge", given, threads=1)
     assert [len(row) for row in rows] == [len(one.reply.encode()) + 1 for one in some]
     assert [min(row) for row in rows] == pytest.approx(answers.score_all(folder / "judge", given, threads=1), abs=1e-3)
-
-
-def test_auc_by_share_reads_no_further_than_it_says() -> None:
-    """The mistake is the last token: only who reads everything sees it. Or the first: everyone does."""
-    good = [True, False] * 4
-    late = [[-0.1] * 8 + [-0.1 if right else -5.0] for right in good]
-    assert measure.auc_by_share(late, good) == {"0.25": 0.5, "0.5": 0.5, "0.75": 0.5, "1": 1.0}
-    early = [[-0.1 if right else -5.0] + [-0.1] * 8 for right in good]
-    assert set(measure.auc_by_share(early, good).values()) == {1.0}
-
-
-def test_length_bias_is_that_of_a_judge_by_length() -> None:
-    given = answered("111000") + answered("010101")
-    found = measure.auc_by_length([float(a.correct) for a in given], given)
-    assert {name: value for name, value in found.items() if name != "length alone"} == {
-        "short": 1.0,
-        "middle": 1.0,
-        "long": 1.0,
-    }
-    assert measure.auc_by_length([0.0] * 6, answered("111000"))["length alone"] == 1.0
-
-
-def test_reliability_counts_the_right_ones_of_each_tenth() -> None:
-    rows = measure.reliability([5, 8, 95, 97, 100], [False, True, True, True, False])
-    assert [(row["from"], row["answers"]) for row in rows] == [(0, 2), (90, 3)]
-    assert rows[0]["right"] == 50.0
-    assert rows[1]["right"] == pytest.approx(66.7)
-    assert rows[1]["mean_score"] == pytest.approx(97.3)
-
-
-def test_the_rows_ask_the_same_problems_in_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "TEST_COUNT", 100)
-    monkeypatch.setattr(measure, "FIT_COUNT", 200)
-    plain = measure.heldout_problems()
-    assert len({p.key for p in plain}) == measure.TEST_COUNT
-    assert not {p.key for p in plain} & {p.key for p in measure.fit_problems()}
-    for name, (noise, reworded) in measure.ROWS.items():
-        asked = measure.heldout_problems(noise, held_out_wording=reworded)
-        assert [p.key for p in asked] == [p.key for p in plain]
-        changed = sum(p.prompt != q.prompt for p, q in zip(asked, plain, strict=True))
-        assert (changed == 0) if name == "as they are" else (changed > 0.5 * len(plain)), (name, changed)
-
-
-def test_the_step_cost_grows_with_depth(folder: Path, tmp_path: Path) -> None:
-    """CPU time of a decode step at batch 8: eight times the layers cost at least twice as much."""
-    deep = LlamaConfig(
-        vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=16, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=256,
-        eos_token_id=257, pad_token_id=258,
-    )  # fmt: skip
-    learning.save(LlamaForCausalLM(deep), tmp_path, tokenizer.save)
-    assert answers.step_cost_s(tmp_path) > 2 * answers.step_cost_s(folder / "small") > 0
 
 
 @pytest.mark.slow
@@ -198,13 +119,6 @@ def _take_up(family: Path, work: Path, trained: dict[str, Any]) -> None:
         assert torch.equal(one, other)
     with pytest.raises(FileExistsError):
         cards.take_up(family, work)
-
-
-def test_the_reliability_plot_shows_score_and_share() -> None:
-    (line,) = cards.reliability_plot([{"from": 90, "answers": 7, "mean_score": 95.0, "right": 50.0}]).splitlines()
-    assert line.count("#") == 20
-    assert line.index("|") == line.index("#") + 38
-    assert line.endswith(" 50.0 % right of 7")
 
 
 def _half_right(folder: Path, tier: str, problems: list[Problem], *, threads: int) -> list[Answered]:
