@@ -52,10 +52,10 @@ from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloFallback
 from penstock.types.tools import Tool, ToolUse
 from tests.conftest import write_mesh_file
-from tests.router.test_generation import TOKENS, Scene
 from tests.support.mesh import TestMesh
 from tests.support.present import present
 from tests.support.scripted_worker_servicer import Script
+from tests.support.tier_scene import TOKENS, Scene
 
 LIMIT_S = 60.0
 PROMPT = ChatPrompt((ChatMessage("user", "count"),))

@@ -20,7 +20,7 @@ from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.sampling import SamplingParams
-from tests.router.test_generation import TOKENS, Scene
+from tests.support.tier_scene import TOKENS, Scene
 
 LIMIT_S = 60.0
 PROMPT = ChatPrompt((ChatMessage("user", "count"),))

@@ -33,11 +33,11 @@ from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, Ge
 from penstock.types.sampling import SamplingParams
 from tests.conftest import write_mesh_file
 from tests.router.test_flagged_answers import metrics_page
-from tests.router.test_generation import TOKENS, Scene
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.scripted_worker_servicer import Act, Script, ScriptedWorker
 from tests.support.services import RedisProcess
 from tests.support.simulated_text import simulated_texts
+from tests.support.tier_scene import TOKENS, Scene
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub

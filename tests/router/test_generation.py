@@ -1,32 +1,26 @@
 """One tier's reply over instances that fail: the table of failures is carried out. Real calls, scripted workers."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 from opentelemetry.context import Context
-from opentelemetry.metrics import NoOpMeter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import NoOpTracer, Tracer
 
-from penstock.router_service.clients.bid_client import BidClient
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
-from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
 from penstock.router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls, TierDone
-from penstock.router_service.generation.reply_assembler import TierEvent
-from penstock.router_service.generation.tier_generation import MAX_TRACED_CALLS, TierGeneration
+from penstock.router_service.generation.tier_generation import MAX_TRACED_CALLS
 from penstock.router_service.migration.bidding import MoveAgent
-from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services import errors, telemetry
 from penstock.services.background import end
 from penstock.services.channels import ChannelPool
@@ -46,122 +40,16 @@ from penstock.services.domain.errors import (
     Unavailable,
     invalid,
 )
-from penstock.services.domain.mesh_view import MeshView
-from penstock.services.mesh_schema import MeshRouter, MeshStages
-from penstock.types.events import InstanceChanged, TierStarted
+from penstock.types.events import InstanceChanged
 from penstock.types.mesh_status import ReplyMoved
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, TokenFrame
-from penstock.types.requests import PROGRESS_TOKENS, Draft, GenerationRequest
+from penstock.types.requests import PROGRESS_TOKENS, GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import MoveAdvice, NotMoved
 from tests.support.called_events import called
-from tests.support.scripted_worker_servicer import PLACES, Act, Script, ScriptedWorker
-
-TOKENS = 40
-LONG_AGO = -1e9
-
-
-@dataclass
-class Seen:
-    token_ids: list[int]
-    instances: list[str]
-    done: TierDone
-    reasons: list[str]
-    """Of the changes of instance."""
-
-
-class Scene:
-    """Workers by name, least loaded first, as one router sees them."""
-
-    def __init__(self, stack: AsyncExitStack, channels: ChannelPool, sessions: MultiplexerPool) -> None:
-        self._stack, self._channels, self._sessions = stack, channels, sessions
-        self.view = MeshView()
-        self.view.connect([], None, LONG_AGO)
-        self.pool = InstancePool(self.view, ejection_s=1000.0)
-        self.policy = MeshRouter(tier_wait_s=0.0, max_attempts=4, max_refusals=4, max_deaths=2)
-        self.workers: dict[str, ScriptedWorker] = {}
-        self._version = 0
-        self.received: dict[str, list[int]] = {}
-
-    async def start(self, name: str, *scripts: Script, tier: str = "only") -> ScriptedWorker:
-        worker = ScriptedWorker(  # type: ignore[abstract]  # it serves what routers call here, no more
-            name, deque(scripts), requests=len(self.workers), tier=tier, received=self._tokens_of
-        )
-        self.workers[name] = await self._stack.enter_async_context(worker.serving())
-        self.hear(worker)
-        return worker
-
-    def _tokens_of(self, try_id: str) -> int:
-        return len(self.received[try_id.partition(":")[0]])
-
-    def hear(self, worker: ScriptedWorker, **changes: object) -> None:
-        self._version += 1
-        record = replace(worker.record, sequence=self._version, **changes)  # type: ignore[arg-type]
-        self.view.hear(record, asyncio.get_running_loop().time())
-        self.pool.view_changed()
-
-    def tier(self, silence_s: float = 30.0, tracer: Tracer | None = None) -> TierGeneration:
-        client = WorkerClient(self._channels, self._sessions, silence_s)
-        agent = MoveAgent(
-            self.view,
-            BidClient(self._channels),
-            NoOpTracer(),
-            NoOpMeter("t"),
-            MeshStages(bid_timeout_s=1.0, turn_timeout_s=1.0),
-        )
-        return TierGeneration(self.pool, client, agent, tracer or NoOpTracer(), self.policy, NoOpMeter("t"))
-
-    async def reply(
-        self,
-        request_id: str = "r",
-        *,
-        tier: str = "only",
-        may_give_up: bool = False,
-        history: FailureHistory | None = None,
-        silence_s: float = 30.0,
-        generation: TierGeneration | None = None,
-        parent: Context | None = None,
-        draft: Draft | None = None,
-        within_s: float = 300.0,
-    ) -> Seen:
-        """A whole reply, each of its tokens once."""
-        token_ids, instances, reasons = list[int](), list[str](), list[str]()
-        self.received[request_id] = token_ids
-        sampling = SamplingParams(seed=1, max_tokens=TOKENS)
-        # no prompt is known anywhere
-        request = GenerationRequest(request_id, TextPrompt(request_id), sampling, draft=draft)
-        deadline_s = asyncio.get_running_loop().time() + within_s
-
-        def on_event(event: TierEvent) -> None:
-            match event:
-                case TierStarted():
-                    instances.append(event.instance_id)
-                case InstanceChanged():
-                    assert event.offset == len(token_ids)
-                    instances.append(event.to_instance_id)
-                    reasons.append(event.reason)
-
-        done = await (generation or self.tier(silence_s)).generate(
-            tier,
-            request,
-            deadline_s,
-            parent if parent is not None else Context(),
-            on_event=on_event,
-            on_tokens=lambda frame: token_ids.extend(frame.token_ids),
-            may_give_up=may_give_up,
-            history=history,
-        )
-        assert token_ids == list(range(TOKENS)), "each token once"
-        return Seen(token_ids, instances, done, reasons)
-
-    @property
-    def tried(self) -> dict[str, int]:
-        return {name: len(worker.asked) for name, worker in self.workers.items()}
-
-    @property
-    def ejected(self) -> set[str]:
-        return {name for name in self.workers if self.pool.is_ejected(name)}
+from tests.support.scripted_worker_servicer import PLACES, Act, Script
+from tests.support.tier_scene import TOKENS, Scene
 
 
 @pytest.fixture
@@ -172,13 +60,76 @@ async def scene() -> AsyncIterator[Scene]:
         yield Scene(stack, channels, sessions)
 
 
-async def test_a_death_ejects_the_instance_that_died_and_the_reply_goes_on_at_the_next_token(scene: Scene) -> None:
-    await scene.start("a", [5, Act.DIE])
-    await scene.start("b")
-    seen = await scene.reply()
-    assert seen.instances == ["a", "b"]
-    assert scene.ejected == {"a"}
-    assert list(scene.workers["b"].asked[0].resume_token_ids) == list(range(5))
+FULL, BUG, AWAY = Overloaded("full", 0.01), InternalError("bug"), InstanceDraining("draining")
+DIE: Script = [Act.DIE]
+
+
+class Case(NamedTuple):
+    """A reply of one request. scripts: of a, b, c, ... in turn, each with those of its calls; an instance without one serves.
+
+    tried: how often each was. ejected: by name. end: the instances of a complete reply, or the error.
+    """
+
+    scripts: Sequence[Sequence[Script]]
+    end: str | type[PenstockError]
+    ejected: str
+    tried: Sequence[int]
+    policy: Mapping[str, Any] = MappingProxyType({})
+
+
+CASES = {
+    "a death": Case([[[5, Act.DIE]], []], "ab", "a", [1, 1]),
+    "a death after the last token": Case([[[TOKENS, Act.DIE]], []], "a", "a", [1, 0]),
+    "two die of a request": Case([[DIE], [DIE], [DIE]], PoisonRequest, "ab", [1, 1, 0]),
+    "three may die of it, of which two are ejected": Case(
+        [[DIE]] * 4, PoisonRequest, "ab", [1, 1, 1, 0], {"max_deaths": 3}
+    ),
+    "one that ran well did not die of it": Case(
+        [[[PROGRESS_TOKENS, Act.DIE]], [[1, Act.DIE]], []], "abc", "ab", [1, 1, 1]
+    ),
+    "silence is no death, and ejects two at most": Case([[[1]], [[1]], [[1]], []], "abcd", "ab", [1, 1, 1, 1]),
+    "being full costs no attempt": Case([[[FULL]] * 3], "a", "", [4], {"max_attempts": 1}),
+    "a tier that stays full": Case([[[FULL]] * 99], Overloaded, "", [4]),
+    "draining costs no attempt": Case([[[AWAY]]] * 3 + [[]], "d", "abc", [1, 1, 1, 1], {"max_attempts": 1}),
+    "attempts are bounded, and the instance just left is avoided": Case(
+        [[[BUG]] * 9, [[BUG]] * 9], Unavailable, "", [2, 2]
+    ),
+    "the worker aborts": Case([[[3, Act.ABORT]], []], "ab", "", [1, 1]),
+    "a duplicate is told as such in the end": Case([[[AlreadyRunning("r")]] * 9], AlreadyRunning, "", [4]),
+    "an error of the request after its last token": Case(
+        [[[TOKENS, RequestFailed("its text cannot be computed")]], []], RequestFailed, "", [1, 0]
+    ),
+} | {
+    f"the request's own: {type(error).__name__}": Case([[[error]], []], type(error), "", [1, 0])
+    for error in (
+        invalid("prompt", "is wrong"),
+        PromptTooLong.by("prompt", 9, 8),
+        MessageTooLarge.by("prompt", 9, 8),
+        RequestFailed("its row failed"),
+        NotServed("no"),
+        DeadlineExceeded("late"),
+    )
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+async def test_each_failure_costs_and_ejects_what_the_table_says(case: Case, scene: Scene) -> None:
+    """And the reply goes on at the next token, or ends with the error."""
+    scene.policy = scene.policy.model_copy(update=dict(case.policy))
+    names = [chr(ord("a") + i) for i in range(len(case.scripts))]
+    for name, scripts in zip(names, case.scripts, strict=True):
+        await scene.start(name, *scripts)
+    silence_s = 1.5 if case is CASES["silence is no death, and ejects two at most"] else 30.0
+    if isinstance(case.end, str):
+        seen = await scene.reply(silence_s=silence_s)
+        assert (seen.instances, seen.done.reason) == (list(case.end), FinishReason.LENGTH)
+        assert seen.done.usage.output_tokens == TOKENS
+    else:
+        with pytest.raises(case.end) as caught:
+            await scene.reply()
+        if isinstance(caught.value, Overloaded):
+            assert caught.value.retry_after_s == FULL.retry_after_s
+    assert (scene.ejected, scene.tried) == (set(case.ejected), dict(zip(names, case.tried, strict=True)))
 
 
 async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> None:
@@ -244,35 +195,6 @@ async def test_targets_that_die_in_moves_count_and_the_reply_stays_where_it_is(s
     assert scene.ejected == {"b", "c"}
 
 
-async def test_a_reply_that_dies_after_its_last_token_is_complete(scene: Scene) -> None:
-    await scene.start("a", [TOKENS, Act.DIE])
-    await scene.start("b")
-    seen = await scene.reply()
-    assert seen.done.reason is FinishReason.LENGTH
-    assert seen.done.usage.output_tokens == TOKENS
-    assert scene.tried == {"a": 1, "b": 0}
-
-
-async def test_a_request_that_two_instances_died_of_is_not_tried_on_a_third(scene: Scene) -> None:
-    for name in "abc":
-        await scene.start(name, [Act.DIE])
-    with pytest.raises(PoisonRequest):
-        await scene.reply()
-    assert scene.tried == {"a": 1, "b": 1, "c": 0}
-    assert scene.ejected == {"a", "b"}
-
-
-async def test_how_many_may_die_of_a_request_is_a_setting(scene: Scene) -> None:
-    scene.policy = scene.policy.model_copy(update={"max_deaths": 3})
-    for name in "abcd":
-        await scene.start(name, [Act.DIE])
-    with pytest.raises(PoisonRequest) as caught:
-        await scene.reply()
-    assert caught.value.deaths == 3
-    assert scene.tried == {"a": 1, "b": 1, "c": 1, "d": 0}
-    assert scene.ejected == {"a", "b"}, "one request ejects two at most"
-
-
 async def test_deaths_count_over_all_tiers_of_a_request(scene: Scene) -> None:
     await scene.start("a", [Act.DIE], tier="small")
     await scene.start("b", [Act.DIE], tier="large")
@@ -283,14 +205,6 @@ async def test_deaths_count_over_all_tiers_of_a_request(scene: Scene) -> None:
     with pytest.raises(PoisonRequest):
         await scene.reply(tier="large", history=history)
     assert scene.tried["c"] == 0
-
-
-async def test_a_reply_that_ran_well_where_instances_died_goes_on(scene: Scene) -> None:
-    """Bystanders of a poison request lose nothing."""
-    await scene.start("a", [PROGRESS_TOKENS, Act.DIE])
-    await scene.start("b", [1, Act.DIE])
-    await scene.start("c")
-    assert (await scene.reply()).instances == ["a", "b", "c"]
 
 
 async def test_an_instance_that_was_leaving_did_not_die_of_its_requests(scene: Scene) -> None:
@@ -308,15 +222,6 @@ async def _drain_when_asked(scene: Scene, *names: str) -> None:
         while not scene.workers[name].asked:
             await asyncio.sleep(0)
         scene.hear(scene.workers[name], draining=True)
-
-
-async def test_a_silent_instance_is_left_and_no_death(scene: Scene) -> None:
-    for name in "abc":
-        await scene.start(name, [1])
-    await scene.start("d")
-    seen = await scene.reply(silence_s=1.5)
-    assert seen.instances == ["a", "b", "c", "d"]
-    assert scene.ejected == {"a", "b"}, "one request ejects two at most"
 
 
 async def test_nobody_there_costs_an_attempt_and_ejects_and_is_no_death(scene: Scene) -> None:
@@ -337,41 +242,6 @@ async def test_an_instance_that_is_full_is_left_alone_for_as_long_as_it_says(
     await scene.start("b")
     assert [(await scene.reply(f"r{i}")).instances for i in range(3)] == [["b"]] * 3
     assert scene.tried == {"a": 1, "b": 3}
-
-
-async def test_being_full_costs_no_attempt_and_ejects_nobody(scene: Scene) -> None:
-    scene.policy = scene.policy.model_copy(update={"max_attempts": 1})
-    await scene.start("a", *[[Overloaded("full", 0.0)]] * 3)
-    await scene.reply()
-    assert scene.tried == {"a": 4}
-    assert scene.ejected == set()
-
-
-async def test_a_tier_that_stays_full_says_so_after_so_many_refusals(scene: Scene) -> None:
-    await scene.start("a", *[[Overloaded("full", 0.01)]] * 99)
-    with pytest.raises(Overloaded) as caught:
-        await scene.reply()
-    assert caught.value.retry_after_s == 0.01
-    assert scene.tried == {"a": scene.policy.max_refusals}
-
-
-async def test_a_draining_instance_is_left_and_costs_no_attempt(scene: Scene) -> None:
-    scene.policy = scene.policy.model_copy(update={"max_attempts": 1})
-    for name in "abc":
-        await scene.start(name, [InstanceDraining("draining")])
-    await scene.start("d")
-    assert (await scene.reply()).instances == ["d"]
-    assert scene.ejected == {"a", "b", "c"}
-
-
-async def test_instances_tried_are_bounded(scene: Scene) -> None:
-    await scene.start("a", *[[InternalError("bug")]] * 9)
-    await scene.start("b", *[[InternalError("bug")]] * 9)
-    with pytest.raises(Unavailable, match="tier only"):
-        await scene.reply()
-    assert sum(scene.tried.values()) == scene.policy.max_attempts
-    assert scene.tried == {"a": 2, "b": 2}, "the one just left is avoided"
-    assert scene.ejected == set(), "one request's internal errors eject nobody"
 
 
 async def test_internal_errors_of_several_requests_in_a_row_eject(scene: Scene) -> None:
@@ -395,13 +265,6 @@ async def test_where_tokens_are_missing_the_reply_goes_on_elsewhere_and_a_few_of
         assert scene.ejected == set()
         assert (await scene.reply(f"r{i}")).instances == ["a", "b"]
     assert scene.ejected == {"a"}
-
-
-async def test_a_reply_that_the_worker_aborts_goes_on_elsewhere_and_ejects_nobody(scene: Scene) -> None:
-    await scene.start("a", [3, Act.ABORT])
-    await scene.start("b")
-    assert (await scene.reply()).instances == ["a", "b"]
-    assert scene.ejected == set()
 
 
 @pytest.mark.parametrize(
@@ -433,34 +296,6 @@ async def test_a_name_that_is_taken_or_unknown_there_is_tried_again_under_anothe
     await scene.reply()
     first, second = (asked.request_id for asked in worker.asked)
     assert first != second
-    assert scene.ejected == set()
-
-
-async def test_a_duplicate_is_told_as_such_in_the_end(scene: Scene) -> None:
-    await scene.start("a", *[[AlreadyRunning("r")]] * 9)
-    with pytest.raises(AlreadyRunning):
-        await scene.reply()
-    assert scene.tried == {"a": scene.policy.max_attempts}
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        invalid("prompt", "is wrong"),
-        PromptTooLong.by("prompt", 9, 8),
-        MessageTooLarge.by("prompt", 9, 8),
-        RequestFailed("its row failed"),
-        NotServed("no"),
-        DeadlineExceeded("late"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-async def test_what_is_the_requests_own_ends_it_at_once_and_ejects_nobody(scene: Scene, error: PenstockError) -> None:
-    await scene.start("a", [error])
-    await scene.start("b")
-    with pytest.raises(type(error)):
-        await scene.reply()
-    assert scene.tried == {"a": 1, "b": 0}
     assert scene.ejected == set()
 
 
@@ -558,12 +393,6 @@ async def test_an_instance_is_sought_for_the_tokens_that_the_reply_has(
     await scene.reply("x" * 40, generation=generation)  # the prompt; it has 3 tokens
     await scene.reply("y" * 40, generation=generation)
     assert sought == [10, 3 + 5, 3]
-
-
-async def test_an_error_of_the_request_itself_ends_it_even_after_its_last_token(scene: Scene) -> None:
-    await scene.start("a", [TOKENS, RequestFailed("its text cannot be computed")])
-    with pytest.raises(RequestFailed):
-        await scene.reply()
 
 
 async def test_the_client_is_told_why_the_last_instance_was_left_that_had_tokens(

@@ -30,9 +30,9 @@ from penstock.types.replies import FinishReason
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.slo import Slo, SloClass, SloFallback, SloPhase
-from tests.router.test_generation import TOKENS, Scene
 from tests.support.present import present
 from tests.support.scripted_worker_servicer import Act, Script
+from tests.support.tier_scene import TOKENS, Scene
 
 DECLINES: Script = [Act.DECLINE]
 LIMIT_S = 60.0
