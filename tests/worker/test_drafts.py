@@ -22,9 +22,9 @@ from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptio
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from penstock.worker_service.speculation.windows import row_price
 from tests.conftest import FAMILY
+from tests.support.engines import GREEDY, QUESTIONS, SAMPLED, Got, answer, move, request, until
 from tests.support.held_steps import held
 from tests.support.present import present
-from tests.worker.test_engine_contract import GREEDY, QUESTIONS, SAMPLED, Got, answer, move, request, until
 
 LONG = 64
 Start = Callable[..., Any]

@@ -2,141 +2,55 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from penstock.services.domain.errors import (
     AlreadyRunning,
     InvalidRequest,
-    NotFound,
     Overloaded,
     PromptTooLong,
     Unavailable,
     UnsupportedByModel,
 )
-from penstock.services.domain.latency import StepLatencyModel
-from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame
+from penstock.types.prompts import TextPrompt, TokenPrompt
+from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
-from penstock.types.workers import Admitted, EngineFinished, HandedOver
-from penstock.worker_service.engine.interface import Capability, Engine, LastBlocks, Stopped
-from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_engine
+from penstock.types.workers import Admitted, EngineFinished
+from penstock.worker_service.engine.interface import Capability
 from penstock.worker_service.engine.loop import LoopEngine
-from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
-from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from penstock.worker_service.scheduling.batching import BatchScheduler
-from tests.conftest import FAMILY
+from tests.support.engines import (
+    ENGINES,
+    GREEDY,
+    NARROW,
+    QUESTIONS,
+    SAMPLED,
+    Got,
+    Make,
+    answer,
+    collect,
+    engines_of,
+    needs,
+    repeatable,
+    request,
+    until,
+)
 from tests.support.held_steps import held
 from tests.support.present import present
-from tests.support.sglang import CPU_LAUNCH, SglangServers
 from tests.support.token_events import iterated
-
-ENGINES = (
-    "torch",
-    "llamacpp",
-    "simulated",
-    pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(400)]),
-)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_tokens=24, ignore_eos=True)
-QUESTIONS = ("What is 12 + 30?", "Reverse 'stone'.", "Sort: 9, 3, 40, 8, 77, 2", "Count from 3 to 31 by 4.")
-
-NARROW = {"max_step_tokens": 7, "kv_block_tokens": 3, "max_running": 2}
-
-Make = Callable[..., Any]
-
-
-def request(name: str, text: str = QUESTIONS[0], sampling: SamplingParams = GREEDY, **more: Any) -> GenerationRequest:
-    return GenerationRequest(name, ChatPrompt((ChatMessage("user", text),)), sampling, **more)
 
 
 @pytest.fixture(params=ENGINES)
 async def make(request: pytest.FixtureRequest, gguf_family: Callable[[str], Path]) -> AsyncIterator[Make]:
-    """Build and start engines of one kind; options by the names that all kinds share."""
-    async with AsyncExitStack() as stack:
-
-        async def build(**options: Any) -> Engine:
-            options = {"kv_tokens": 4096, "max_context_tokens": 2048, **options}
-            engine: Engine
-            if request.param == "torch":
-                engine = torch_engine(TorchEngineOptions(FAMILY / "small", "small", **options))
-            elif request.param == "llamacpp":
-                request.getfixturevalue("precise_kv")
-                engine = llamacpp_engine(LlamaCppEngineOptions(gguf_family("small"), "small", **options))
-            elif request.param == "simulated":
-                latency = StepLatencyModel.linear(0.0005, 0.0, 0.0)
-                engine = simulated_engine(SimulatedEngineOptions("sim", latency, **options))
-            else:
-                servers: SglangServers = request.getfixturevalue("sglang_servers")
-                if options["kv_tokens"] < 256:  # it foresees that there is no room; its own switch for tests does not
-                    options["env"] = {**CPU_LAUNCH["env"], "SGLANG_TEST_RETRACT": "1"}
-                engine = await servers.engine(FAMILY / "small", **options)
-            await engine.start()
-            stack.push_async_callback(engine.close)
-            return engine
-
+    async with engines_of(request, gguf_family) as build:
         yield build
-
-
-def needs(engine: Engine, *capabilities: Capability) -> None:
-    """Skip the test where the engine says that it cannot."""
-    if missing := [c.value for c in capabilities if c not in engine.info.capabilities]:
-        pytest.skip(f"this engine does not declare {', '.join(missing)}")
-
-
-def repeatable(engine: Engine) -> tuple[SamplingParams, ...]:
-    """The samplings under which a reply is the same every time."""
-    return (GREEDY, SAMPLED) if Capability.SEEDED_SAMPLING in engine.info.capabilities else (GREEDY,)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-@dataclass
-class Got:
-    """A whole reply."""
-
-    admitted: Admitted | None = None
-    tokens: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[PositionLogprobs, ...] = ()
-    finished: EngineFinished | None = None
-
-
-async def collect(events: AsyncIterator[Any], first: int = 0) -> Got:
-    """Read a reply, checking that its events come in order and its frames without gap or overlap."""
-    got, at = Got(), first
-    async for event in events:
-        assert got.finished is None, "an event after the last"
-        match event:
-            case Admitted():
-                assert got.admitted is None
-                assert at == first
-                got.admitted = event
-            case TokenFrame():
-                assert got.admitted is not None
-                assert event.offset == at
-                at = event.end
-                got.tokens += event.token_ids
-                got.text += event.text
-                got.logprobs += tuple(event.logprobs)
-            case EngineFinished():
-                got.finished = event
-    assert present(got.finished).usage.output_tokens == at
-    return got
-
-
-async def answer(engine: Engine, asked: GenerationRequest) -> Got:
-    return await collect(engine.generate(asked), len(asked.resume_token_ids))
 
 
 async def test_a_reply_is_admitted_streamed_and_finished(make: Make) -> None:
@@ -437,166 +351,6 @@ async def test_preemption_changes_nothing_but_the_time(make: Make) -> None:
     assert roomy.preemptions == 0
 
 
-def waits_at(engine: LoopEngine, output_tokens: int) -> Callable[[], None]:
-    """Have no reply grow beyond so many tokens until the result is called: it does not end before what is tried with it."""
-    return held(engine, lambda scheduler: any(s.output_tokens >= output_tokens for s in scheduler.running))
-
-
-async def move(
-    source: LoopEngine, target: LoopEngine, request_id: str, transfer_id: str
-) -> tuple[Stopped, int, LastBlocks]:
-    """Copy what a request has computed while it decodes, then stop it: ready to enter with its last blocks."""
-    tokens = await source.computed_tokens(request_id)
-    present = await target.reserve(transfer_id, source.kv_layout, tokens)
-    whole = len(tokens) // source.kv_layout.block_tokens
-    for block in range(present, whole):
-        await target.write_kv(transfer_id, block, await source.read_kv(request_id, block, 1))
-    stopped = await source.pause(request_id, whole)
-    return stopped, present, LastBlocks(whole, stopped.data)
-
-
-async def nothing_held(engine: LoopEngine) -> None:
-    """Return once nobody holds a block."""
-    async with asyncio.timeout(60):
-        await until(lambda: engine.load().free_kv_blocks == engine.info.kv_blocks)
-
-
-async def test_kv_moves_to_another_engine_while_the_reply_is_made(make: Make) -> None:
-    source, target = await make(), await make()
-    needs(source, Capability.KV_TRANSFER)
-    for i, kind in enumerate((GREEDY, SAMPLED)):
-        asked = request("r", QUESTIONS[3], replace(kind, max_tokens=200))
-        whole = await answer(source, asked)
-        release = waits_at(source, len(whole.tokens) - 3)
-        said, nine, left = list[int](), asyncio.Event(), list[int]()
-
-        async def read(asked: GenerationRequest, said: list[int], nine: asyncio.Event, left: list[int]) -> None:
-            async for event in source.generate(asked):
-                if isinstance(event, TokenFrame):
-                    said += event.token_ids
-                    if len(said) >= 9:
-                        nine.set()
-                elif isinstance(event, HandedOver):
-                    left.append(event.offset)
-
-        reading = asyncio.create_task(read(asked, said, nine, left))
-        await nine.wait()
-        stopped, present, last = await move(source, target, "r", "t")
-        steps, before = source.steps, target.steps
-        offset = len(said)  # what was computed was handed out when it was stopped
-        enter = partial(target.enter, "t", asked, stopped.tokens, last)
-        rest = await collect(enter() if kind is GREEDY else iterated(enter), offset)
-        assert source.steps == steps
-        assert (await source.leave("r")).offset == offset
-        release()
-        await reading
-        assert left == [offset]
-        assert tuple(said) + rest.tokens == whole.tokens
-        assert target.steps - before == len(rest.tokens)  # not a token of the prefix was computed again
-        assert (present > 0) == (i > 0)  # the second time the prompt's blocks were there already
-    await nothing_held(source)
-    await nothing_held(target)
-
-
-async def test_a_stopped_request_that_does_not_leave_goes_on_unchanged(make: Make) -> None:
-    source, target = await make(), await make()
-    needs(source, Capability.KV_TRANSFER)
-    asked = request("r", QUESTIONS[3], replace(GREEDY, max_tokens=200))
-    whole = await answer(source, asked)
-    let_go = waits_at(source, len(whole.tokens) - 3)
-    said, moved = list[int](), False
-    async for event in source.generate(asked):
-        if isinstance(event, TokenFrame):
-            said += event.token_ids
-            if len(said) >= 5 and not moved:
-                moved = True
-                await move(source, target, "r", "t")
-                await target.release("t")
-                await source.resume("r")
-                let_go()
-    assert tuple(said) == whole.tokens
-    await nothing_held(target)
-
-
-async def test_a_stopped_request_can_be_aborted(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.KV_TRANSFER)
-    endless = replace(GREEDY, max_tokens=1500)
-    waits_at(engine, 100)
-    async for event in engine.generate(request("r", sampling=endless)):
-        if isinstance(event, TokenFrame) and event.offset == 20:
-            await engine.pause("r", 0)
-            assert await engine.abort("r")
-        last = event
-    assert isinstance(last, EngineFinished)
-    assert last.reason is FinishReason.ABORTED
-    with pytest.raises(NotFound):
-        await engine.leave("r")
-    await engine.resume("r")
-    await nothing_held(engine)
-
-
-async def test_kv_that_does_not_fit_is_refused(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.KV_TRANSFER)
-    other = await make(kv_block_tokens=8)
-    endless = replace(GREEDY, max_tokens=1500)
-    asked = request("a", sampling=endless)
-    waits_at(engine, 100)
-    async with aclosing(engine.generate(asked)) as events:
-        async for event in events:
-            if isinstance(event, TokenFrame) and event.offset > 20:
-                break
-        tokens = await engine.computed_tokens("a")
-        with pytest.raises(InvalidRequest, match="layout"):
-            await other.reserve("t", engine.kv_layout, tokens)
-        with pytest.raises(InvalidRequest, match="layout"):
-            await engine.reserve("t", replace(engine.kv_layout, model_digest="another"), tokens)
-        with pytest.raises(InvalidRequest, match="full ones"):
-            await engine.read_kv("a", 0, 1000)
-        with pytest.raises(InvalidRequest, match="first_block"):
-            await engine.pause("a", 1000)
-        for wrong in (engine.computed_tokens("b"), engine.read_kv("b", 0, 1), engine.pause("b", 0), engine.leave("b")):
-            with pytest.raises(NotFound):
-                await wrong
-        present = await engine.reserve("t", engine.kv_layout, tokens)
-        assert present == len(tokens) // 16  # its own blocks
-        with pytest.raises(AlreadyRunning):
-            await engine.reserve("t", engine.kv_layout, tokens)
-        data = await engine.read_kv("a", 0, 1)
-        with pytest.raises(InvalidRequest, match="present already"):
-            await engine.write_kv("t", 0, data)
-        with pytest.raises(Overloaded, match="blocks"):
-            await engine.write_kv("t", engine.info.kv_blocks, data)
-        for first, problem in ((0, InvalidRequest), (engine.info.kv_blocks, Overloaded)):
-            with pytest.raises(problem):
-                await collect(engine.enter("t", request("c", sampling=endless), tokens, LastBlocks(first, data)))
-            with pytest.raises(NotFound):
-                await engine.write_kv("t", 0, data)
-            await engine.reserve("t", engine.kv_layout, tokens)
-        with pytest.raises(InvalidRequest, match="token_ids"):  # not as many blocks as tokens
-            await collect(engine.enter("t", request("c", sampling=endless), (*tokens, *range(1, 200))))
-        with pytest.raises(NotFound):  # the reservation is gone
-            await collect(engine.enter("t", request("c", sampling=endless), tokens))
-        await engine.reserve("t", engine.kv_layout, tokens)
-        with pytest.raises(InvalidRequest, match="prompt"):
-            await collect(engine.enter("t", request("c", "another", endless), tokens))
-        await engine.release("t")
-    await nothing_held(engine)
-
-
-async def test_reserved_room_is_only_what_is_idle(make: Make) -> None:
-    needs(await make(), Capability.KV_TRANSFER)
-    engine = await make(kv_tokens=96, kv_block_tokens=16, max_context_tokens=96)
-    await engine.reserve("t", engine.kv_layout, range(1, 70))  # 5 of 6 blocks
-    with pytest.raises(Overloaded, match="blocks"):
-        await engine.reserve("u", engine.kv_layout, range(100, 130))
-    await engine.release("t")
-    await engine.release("t")
-    assert await engine.reserve("u", engine.kv_layout, range(100, 130)) == 0
-    await engine.release("u")
-
-
 async def test_the_load_tells_who_runs_and_who_waits(make: Make) -> None:
     engine = await make(**NARROW)
     endless = replace(GREEDY, max_tokens=1500)
@@ -655,10 +409,3 @@ async def test_text_and_token_prompts_are_continued_as_they_stand(make: Make) ->
     ids = tuple(engine.tokenizer.encode(TextPrompt("abc")))
     tokens = await answer(engine, replace(request("b"), prompt=TokenPrompt(ids)))
     assert text.tokens == tokens.tokens
-
-
-def test_block_bytes_are_the_size_of_exported_blocks() -> None:
-    from penstock.types.workers import KvLayout
-
-    layout = KvLayout("d", 2, 2, 16, 4, "float32")
-    assert layout.block_bytes == np.zeros((1, 2, 2, 4, 2, 16), np.float32).nbytes

@@ -23,7 +23,7 @@ from penstock.worker_service.engine.sampling import Position, choose
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core, torch_engine
 from tests.conftest import FAMILY
-from tests.worker.test_engine_contract import GREEDY, SAMPLED, answer, request
+from tests.support.engines import GREEDY, SAMPLED, answer, request
 
 GUILTY = 5  # a token id that the prompts of innocent requests do not have
 

@@ -30,8 +30,8 @@ from penstock.worker_service.migration.receiver import IncomingReply
 from penstock.worker_service.migration.target import SourceLost
 from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
+from tests.support.engines import GREEDY, answer
 from tests.support.present import present
-from tests.worker.test_engine_contract import GREEDY, answer
 from tests.worker.test_failing_requests import assert_nothing_is_held, of_nothing, of_torch
 
 LONG = "Sort: 7, 3, 12. " * 1_000  # 16,000 characters: by its length alone it may fit, by its tokens it does not

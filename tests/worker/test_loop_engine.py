@@ -13,7 +13,7 @@ from penstock.services.domain.errors import Unavailable
 from penstock.types.replies import TokenFrame
 from penstock.types.workers import HandedOver
 from penstock.worker_service.engine.loop import LoopEngine
-from tests.worker.test_engine_contract import GREEDY, SAMPLED, answer, request
+from tests.support.engines import GREEDY, SAMPLED, answer, request
 from tests.worker.test_failing_requests import of_nothing, of_torch
 
 

@@ -22,10 +22,10 @@ from penstock.worker_service.engine.sglang.launch import ServerShape, command
 from penstock.worker_service.proto_codec import info_to_proto
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.adapters import merged_model, write_adapter
+from tests.support.engines import QUESTIONS, answer, request
 from tests.support.mesh import running_mesh
 from tests.support.services import RedisProcess
 from tests.support.sglang import SglangServers, cpu_shape
-from tests.worker.test_engine_contract import QUESTIONS, answer, request
 from tests.worker.test_sglang_attach import attached
 from tests.worker.test_sglang_engine import torch_replies
 from tests.worker.test_sglang_failures import Server

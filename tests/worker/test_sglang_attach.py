@@ -16,8 +16,8 @@ from penstock.worker_service.engine.sglang.client import ServerLoad, SglangClien
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.sglang.others import OtherClients
 from tests.conftest import FAMILY
+from tests.support.engines import answer, request
 from tests.support.sglang import cpu_shape, launched_server
-from tests.worker.test_engine_contract import answer, request
 from tests.worker.test_sglang_failures import Server
 
 SMALL = FAMILY / "small"

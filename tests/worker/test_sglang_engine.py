@@ -36,10 +36,10 @@ from penstock.worker_service.engine.sglang.client import SglangClient
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.conftest import FAMILY, ROOT, TIERS, MeshFileMaker
+from tests.support.engines import QUESTIONS, answer, collect, until
 from tests.support.mesh import running_mesh
 from tests.support.services import RedisProcess
 from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape
-from tests.worker.test_engine_contract import QUESTIONS, answer, collect, until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)

@@ -20,7 +20,7 @@ from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEng
 from penstock.worker_service.engine.sglang.moves import Running
 from penstock.worker_service.engine.sglang.server_link import Silence
 from tests.conftest import FAMILY
-from tests.worker.test_engine_contract import GREEDY, answer, request
+from tests.support.engines import GREEDY, answer, request
 
 LENGTH = 24
 

@@ -30,7 +30,7 @@ from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLim
 from penstock.worker_service.engine.sglang.turns import SendQueue
 from penstock.worker_service.scheduling.sequence import SequenceSlo
 from tests.conftest import FAMILY
-from tests.worker.test_engine_contract import until
+from tests.support.engines import until
 
 LIMIT_S = 60
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 0.0)
