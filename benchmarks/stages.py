@@ -42,7 +42,7 @@ from penstock.planner_service.simulator.cluster import Cluster, Moves
 from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
 from penstock.planner_service.simulator.policies import LeastWork, Policy
 from penstock.planner_service.simulator.staged import Refinement, Staged
-from penstock.planner_service.stages.partition import Method, MoveCost, Problem, exponential_cuts, plan_stages
+from penstock.planner_service.stages.partition import MoveCost, Problem, exponential_cuts
 from penstock.planner_service.stages.profile import batches_of
 from penstock.planner_service.stages.proposals import propose
 from penstock.planner_service.stages.replay import (
@@ -261,36 +261,23 @@ def _print_choices(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def partition_times(rounds: int) -> dict[str, Any]:
-    """Best of `rounds` (after one that compiles), seconds: the exact answer and the heuristic, with its gap."""
+    """Best of `rounds` (after one that compiles), seconds."""
     work = read_trace(public("traces/mooncake_conversation.csv.gz"))
     qoe = read_replica(None, MODEL, GPU, work).qoe
     move, times_by_instances = MoveCost(114_688, BANDWIDTH_BYTES_PER_S), dict[str, Any]()
     work = work.subset(work.input_tokens + work.output_tokens < 131_072)
     for instances, per_instance in ((16, 40), (128, 40), (1024, 40)):
         sample = in_flight(work, instances * per_instance)
-        times = {
-            method: min(_timed(sample, qoe, instances, move, method) for _ in range(rounds + 1))
-            for method in (Method.EXACT, Method.HEURISTIC)
-        }
-        gap = plan_stages(sample, qoe, instances, 131_072, move, Method.HEURISTIC).gap
-        times_by_instances[str(instances)] = {
-            "exact_s": times[Method.EXACT],
-            "heuristic_s": times[Method.HEURISTIC],
-            "heuristic_gap": gap,
-            "sequences": len(sample),
-        }
-        print(
-            f"{instances:>5} instances, 128K: exact {1000 * times[Method.EXACT]:.1f} ms, heuristic "
-            f"{1000 * times[Method.HEURISTIC]:.1f} ms, {gap:.1%} above the exact answer",
-            flush=True,
-        )
+        exact_s = min(_timed(sample, qoe, instances, move) for _ in range(rounds + 1))
+        times_by_instances[str(instances)] = {"exact_s": exact_s, "sequences": len(sample)}
+        print(f"{instances:>5} instances, 128K: {1000 * exact_s:.1f} ms", flush=True)
     return times_by_instances
 
 
-def _timed(sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost, method: Method) -> float:
+def _timed(sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost) -> float:
     began = time.perf_counter()
     problem = Problem(sample, qoe, instances, move, exponential_cuts(131_072))
-    problem.layout(problem.exact() if method is Method.EXACT else problem.heuristic())
+    problem.layout(problem.exact())
     return time.perf_counter() - began
 
 

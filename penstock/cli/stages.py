@@ -56,16 +56,6 @@ def stages(
             above=True,
         ),
     ] = MEASURED_BANDWIDTH_GB_PER_S,
-    method: Annotated[str, typer.Option("--method", help="auto, exact or heuristic.")] = "auto",
-    min_gain: Annotated[
-        float,
-        options.number(
-            "--min-gain",
-            help="With --no-replay: use one stage unless several reduce the QoE by this fraction.",
-            least=0,
-            most=1,
-        ),
-    ] = 0.0,
     replay: Annotated[
         bool,
         typer.Option(
@@ -94,7 +84,7 @@ def stages(
     """Split instances into stages by sequence length (CascadeInfer), if that helps: layouts are replayed on the trace."""
     from penstock.planner_service import api
     from penstock.planner_service.files import read_replica, read_trace
-    from penstock.planner_service.stages.partition import Method, MoveCost
+    from penstock.planner_service.stages.partition import MoveCost
 
     if apply is not None and not replay:
         fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)
@@ -102,8 +92,6 @@ def stages(
         _check_tier(apply, instances, admin)  # before the replay, which takes a while
     if plot:
         options.require_out("--plot", out)
-    if method not in (methods := [m.value for m in Method]):
-        fail(f"--method must be {', '.join(methods)}, not {method}", 2)
     with planner_error_handling():
         work = api.at_rate(read_trace(trace), rate)
         max_length = max_tokens if max_tokens is not None else work.longest_tokens + 1
@@ -117,8 +105,6 @@ def stages(
             qoe=measured.qoe,
             trace=(work, measured.replica),
             replayed=replay,
-            method=Method(method),
-            min_gain=min_gain,
         )
         planned, sample, verdict, took_s = result.plan, result.sample, result.verdict, result.took_s
         figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}
@@ -142,14 +128,9 @@ def stages(
         span = (f"{stage.from_tokens:,}", f"{stage.to_tokens:,}")
         table.add_row(str(i + 1), *span, str(stage.instances), f"{len(lengths):,}", share)
     console.print(table)
-    if planned.gap is None:
-        proof = "heuristic: too many instances for the exact answer"
-    elif planned.gap == 0:
-        proof = "exact for its cut points"
-    elif planned.method.value == "exact":
+    proof = "exact for its cut points"
+    if planned.gap:
         proof = f"{planned.gap:.1%} above the least QoE, which does not know queues: the replay decides"
-    else:
-        proof = f"heuristic, {planned.gap:.1%} above the exact answer"
     chain = "no chain: more instances than ranges" if planned.chain_quality is None else _against(planned, "chain")
     lines = [
         *([verdict.sentence] if verdict is not None else ["Not replayed: whether these stages help is not known."]),
@@ -199,7 +180,7 @@ def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:
         "quality": plan.quality,
         "one_stage_quality": plan.one_stage_quality,
         "chain_quality": plan.chain_quality,
-        "method": plan.method.value,
+        "method": "exact",
         "gap": plan.gap,
         "seconds": took_s,
     }

@@ -46,8 +46,8 @@ class StagesVerdict:
 class StageLayout:
     """Stages and their total QoE (lower is better), compared with one stage and with one instance per stage.
 
-    chain_quality: of one instance per stage; None if there are more instances than ranges. method: exact or heuristic.
-    gap: relative distance to the exact result; None if that was not computed. plan: the published plan, if it was published.
+    chain_quality: of one instance per stage; None if there are more instances than ranges.
+    gap: relative distance to the least quality. plan: the published plan, if it was published.
     verdict: None where nothing was replayed. qoe: the model by which the stages were planned.
     """
 
@@ -55,8 +55,7 @@ class StageLayout:
     quality: float
     one_stage_quality: float
     chain_quality: float | None
-    method: str
-    gap: float | None
+    gap: float
     elapsed_seconds: float
     plan: Plan | None = None
     verdict: StagesVerdict | None = None

@@ -8,7 +8,7 @@ from penstock.planner_service.files.profiles import fit_qoe
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.stages.choice import choose
-from penstock.planner_service.stages.partition import Method, MoveCost, StagePlan, plan_stages, with_layout
+from penstock.planner_service.stages.partition import MoveCost, StagePlan, plan_stages, with_layout
 from penstock.planner_service.stages.profile import batches_of
 from penstock.planner_service.stages.replay import ReplayVerdict
 from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
@@ -47,8 +47,6 @@ def stages(
     trace: tuple[Workload, Replica] | None = None,
     replayed: bool = True,
     against: StageLayout | None = None,
-    method: Method = Method.AUTO,
-    min_gain: float = 0.0,
 ) -> Stages:
     """The stages of so many instances, up to max_tokens.
 
@@ -68,7 +66,7 @@ def stages(
         if trace is None:
             raise invalid("sequences", "missing, and there is no trace that has them")
         sample = in_flight(trace[0], count_in_flight(trace[0], qoe, instances, trace[1]))
-    plan = plan_stages(sample, qoe, instances, max_tokens, move, method, min_gain)
+    plan = plan_stages(sample, qoe, instances, max_tokens, move)
     verdict, took_s = None, time.monotonic() - began
     if trace is not None and replayed:
         moves = Moves(move.kv_bytes_per_token, move.bandwidth_bytes_per_s, mixed=0.0)

@@ -147,9 +147,7 @@ def stages(payload: bytes, emit: Emit) -> None:
     response.quality, response.one_stage_quality = result.quality, result.one_stage_quality
     if result.chain_quality is not None:
         response.chain_quality = result.chain_quality
-    if result.gap is not None:
-        response.gap = result.gap
-    response.method = result.method.value
+    response.gap = result.gap
     response.elapsed_seconds = time.monotonic() - began
     emit(response)
 

@@ -8,8 +8,6 @@ An even share of a set on k instances has the k-th part of its sums. The paper s
 a search for the least over all k then finds those k whose samples happen to be light, most of all in small sets.
 """
 
-import enum
-import heapq
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,15 +20,6 @@ from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import QoeModel, Stage
 
 CUTS_PER_DOUBLING = 2
-EXACT_TERMS = 2e9  # of the recurrence: about 2 s
-
-
-class Method(enum.Enum):
-    """How a layout is found."""
-
-    AUTO = "auto"  # exact where its recurrence has at most EXACT_TERMS terms
-    EXACT = "exact"
-    HEURISTIC = "heuristic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +45,14 @@ class StagePlan:
     """A layout and its total QoE, and those of one stage and of one instance per stage; the less the better.
 
     chain_quality: None where there are more instances than ranges between cut points. gap: how far quality lies above the
-    exact answer's, relative; None where that was not computed.
+    least one, relative.
     """
 
     layout: StageLayout
     quality: float
     one_stage_quality: float
     chain_quality: float | None
-    method: Method
-    gap: float | None
+    gap: float
 
 
 Part = tuple[int, int, int]  # a stage: from and to which cut point, on how many instances
@@ -94,15 +82,6 @@ class Problem:
         held = sum(float(self.quality[a, b, k]) for a, b, k in parts)
         return held + sum(float(self.crossing[a]) for a, _, _ in parts[1:])
 
-    @property
-    def tractable(self) -> bool:
-        """Whether the recurrence has at most `EXACT_TERMS` terms."""
-        return (self.instances * len(self.cut_points)) ** 2 / 4 <= EXACT_TERMS
-
-    def best(self) -> list[Part]:
-        """The exact answer where it is tractable, else the heuristic's."""
-        return self.exact() if self.tractable else self.heuristic()
-
     def exact(self) -> list[Part]:
         """The best of all layouts."""
         shape = (self.instances + 1, len(self.cut_points))
@@ -127,61 +106,6 @@ class Problem:
             b = int(cut[e, b])
         return parts[::-1]
 
-    def heuristic(self) -> list[Part]:
-        """A chain, then neighbours merged by greatest gain from a heap, as long as there is any.
-
-        With more instances than ranges no chain exists; then every range is a stage to begin with, and gets instances one by
-        one, each where quality falls most.
-        """
-        return self._merged(self.chain() or self._finest())
-
-    def _finest(self) -> list[Part]:
-        count = len(self.cut_points) - 1
-        held = [1] * count
-
-        def gain(i: int) -> float:
-            k = held[i]
-            return float(self.quality[i, i + 1, k] - self.quality[i, i + 1, min(k + 1, self.instances)])
-
-        heap = [(-gain(i), i) for i in range(count)]
-        heapq.heapify(heap)
-        for _ in range(self.instances - count):
-            i = heap[0][1]
-            held[i] += 1
-            heapq.heapreplace(heap, (-gain(i), i))
-        return [(i, i + 1, k) for i, k in enumerate(held)]
-
-    def _merged(self, parts: list[Part]) -> list[Part]:
-        stages: list[Part | None] = list(parts)
-        after = [*range(1, len(parts)), -1]
-        before = [-1, *range(len(parts) - 1)]
-        heap: list[tuple[float, int, Part, Part]] = []
-
-        def offer(i: int) -> None:
-            one, other = stages[i], stages[after[i]] if after[i] >= 0 else None
-            if one is None or other is None:
-                return
-            merged = self.quality[one[0], other[1], one[2] + other[2]]
-            gain = self.quality[one] + self.quality[other] + self.crossing[other[0]] - merged
-            if gain > 0:
-                heapq.heappush(heap, (-float(gain), i, one, other))
-
-        for i in range(len(parts)):
-            offer(i)
-        while heap:
-            _, i, one, other = heapq.heappop(heap)
-            j = after[i]
-            if stages[i] != one or j < 0 or stages[j] != other:
-                continue  # one of them has been merged since
-            stages[i], stages[j] = (one[0], other[1], one[2] + other[2]), None
-            after[i] = after[j]
-            if after[j] >= 0:
-                before[after[j]] = i
-            offer(i)
-            if before[i] >= 0:
-                offer(before[i])
-        return [stage for stage in stages if stage is not None]
-
     def layout(self, parts: list[Part]) -> StageLayout:
         points = self.cut_points
         return StageLayout(tuple(Stage(int(points[a]), int(points[b]), k) for a, b, k in parts))
@@ -196,42 +120,20 @@ def exponential_cuts(max_tokens: int, per_doubling: int = CUTS_PER_DOUBLING) -> 
     return np.concatenate([[0], points[points < max_tokens], [max_tokens]])
 
 
-def plan_stages(
-    sample: LengthSample,
-    qoe: QoeModel,
-    instances: int,
-    max_tokens: int,
-    move: MoveCost,
-    method: Method = Method.AUTO,
-    min_gain: float = 0.0,
-) -> StagePlan:
+def plan_stages(sample: LengthSample, qoe: QoeModel, instances: int, max_tokens: int, move: MoveCost) -> StagePlan:
     """The layout of least total QoE for these sequences. Deterministic.
-
-    min_gain: one stage is kept unless the layout's quality is lower by so much, relative. Means hide what pooling is worth
-    while few requests are in flight; a gain within the QoE model's own error is none to count on.
 
     Raises:
         InvalidRequest: no instance, or a sequence that does not fit max_tokens.
     """
     problem = Problem(sample, qoe, instances, move, exponential_cuts(max_tokens))
-    exact = problem.exact() if method is Method.EXACT or problem.tractable else None
-    chosen, gap = exact, 0.0 if exact is not None else None
-    if exact is None or method is Method.HEURISTIC:
-        chosen = problem.heuristic()
-        gap = None if exact is None else problem.total(chosen) / problem.total(exact) - 1
-    assert chosen is not None
-    single = [(0, len(problem.cut_points) - 1, instances)]
-    if problem.total(chosen) > (1 - min_gain) * problem.total(single):
-        chosen = single
-        gap = None if exact is None else problem.total(single) / problem.total(exact) - 1
-    one_chain = problem.chain()
+    parts, chain = problem.exact(), problem.chain()
     return StagePlan(
-        problem.layout(chosen),
-        problem.total(chosen),
-        problem.total(single),
-        None if one_chain is None else problem.total(one_chain),
-        Method.EXACT if exact is not None and method is not Method.HEURISTIC else Method.HEURISTIC,
-        gap,
+        problem.layout(parts),
+        problem.total(parts),
+        problem.total([(0, len(problem.cut_points) - 1, instances)]),
+        None if chain is None else problem.total(chain),
+        0.0,
     )
 
 
@@ -243,8 +145,7 @@ def with_layout(
     if chosen == plan.layout:
         return plan
     quality = layout_quality(chosen, sample, qoe, move)
-    best = None if plan.gap is None else plan.quality / (1 + plan.gap)
-    return replace(plan, layout=chosen, quality=quality, gap=None if best is None else max(0.0, quality / best - 1))
+    return replace(plan, layout=chosen, quality=quality, gap=max(0.0, quality / plan.quality * (1 + plan.gap) - 1))
 
 
 def layout_quality(layout: StageLayout, sample: LengthSample, qoe: QoeModel, move: MoveCost) -> float:

@@ -49,7 +49,7 @@ def _by_move_cost(problem: Problem) -> Iterator[StageLayout]:
     crossing = problem.crossing.copy()
     for factor in MOVE_FACTORS:
         problem.crossing = crossing * factor
-        yield problem.layout(problem.best())
+        yield problem.layout(problem.exact())
     problem.crossing = crossing
 
 

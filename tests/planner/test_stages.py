@@ -25,7 +25,7 @@ from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.simulator.loop import serve_cluster
 from penstock.planner_service.simulator.policies import LeastWork
-from penstock.planner_service.stages.partition import Method, MoveCost, Problem, exponential_cuts, plan_stages
+from penstock.planner_service.stages.partition import MoveCost, Problem, exponential_cuts, plan_stages, with_layout
 from penstock.planner_service.stages.profile import batches_of
 from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
 from penstock.services.domain.errors import InvalidRequest
@@ -71,7 +71,7 @@ def quality(layout: list[Stage], sample: LengthSample, qoe: QoeModel, move: Move
 
 
 def test_the_partition_equals_brute_force() -> None:
-    rng, above = np.random.default_rng(5), list[float]()
+    rng = np.random.default_rng(5)
     for case in range(220):
         sample, instances = random_sample(rng), int(rng.integers(1, 6))
         qoe = QoeModel(*(rng.uniform(0, 1, 5) * np.array([1, 1e-2, 1e-4, 1e-7, 1e-3]) + 1e-12))
@@ -89,13 +89,6 @@ def test_the_partition_equals_brute_force() -> None:
         if chain is not None:
             least = min(quality(x, sample, qoe, move) for x in chains)
             assert problem.total(chain) == pytest.approx(least, rel=1e-9), case
-        merged = problem.heuristic()
-        assert sum(k for _, _, k in merged) == instances
-        above.append(problem.total(merged) / best - 1)
-        assert above[-1] >= -1e-9
-        if chain is not None:
-            assert problem.total(merged) <= problem.total(chain) + 1e-9
-    assert np.mean(above) < 0.25  # greedy is no proof, but no disaster either
 
 
 def test_moves_that_cost_more_make_fewer_stages_and_none_at_the_end() -> None:
@@ -116,19 +109,13 @@ def test_a_plan_says_what_it_is_held_against() -> None:
     rng = np.random.default_rng(3)
     sample = random_sample(rng, 400)
     exact = plan_stages(sample, QOE, 4, 2048, MOVE)
-    assert (exact.method, exact.gap) == (Method.EXACT, 0)
+    assert exact.gap == 0
     assert exact.chain_quality is not None
     assert exact.quality <= min(exact.one_stage_quality, exact.chain_quality)
-    quick = plan_stages(sample, QOE, 4, 2048, MOVE, Method.HEURISTIC)
-    assert quick.gap == pytest.approx(quick.quality / exact.quality - 1)
-    gain = 1 - exact.quality / exact.one_stage_quality
-    assert plan_stages(sample, QOE, 4, 2048, MOVE, min_gain=gain - 0.01).layout == exact.layout
-    kept = plan_stages(sample, QOE, 4, 2048, MOVE, min_gain=gain + 0.01)
+    kept = with_layout(exact, None, sample, QOE, MOVE)
     assert len(kept.layout.stages) == 1
     assert kept.gap == pytest.approx(kept.one_stage_quality / exact.quality - 1)
-    huge = plan_stages(sample, QOE, 20_000, 2048, MOVE)
-    assert (huge.method, huge.gap, huge.chain_quality) == (Method.HEURISTIC, None, None)
-    assert huge.layout.instances == 20_000
+    assert plan_stages(sample, QOE, 400, 2048, MOVE).chain_quality is None
     with pytest.raises(InvalidRequest, match="max_tokens"):
         plan_stages(sample, QOE, 4, int(sample.tokens[-1]), MOVE)
     with pytest.raises(InvalidRequest, match="instances"):

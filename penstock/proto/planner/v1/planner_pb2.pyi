@@ -3566,7 +3566,6 @@ class PlanStagesResponse(_message.Message):
     QUALITY_FIELD_NUMBER: _builtins.int
     ONE_STAGE_QUALITY_FIELD_NUMBER: _builtins.int
     CHAIN_QUALITY_FIELD_NUMBER: _builtins.int
-    METHOD_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
     ELAPSED_SECONDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
@@ -3578,10 +3577,8 @@ class PlanStagesResponse(_message.Message):
     """
     one_stage_quality: _builtins.float
     chain_quality: _builtins.float
-    method: _builtins.str
-    """exact or heuristic."""
     gap: _builtins.float
-    """Relative distance of the quality to the exact result; unset if that was not computed."""
+    """Relative distance of the quality to the least one."""
     elapsed_seconds: _builtins.float
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stage]: ...
@@ -3604,25 +3601,19 @@ class PlanStagesResponse(_message.Message):
         quality: _builtins.float = ...,
         one_stage_quality: _builtins.float = ...,
         chain_quality: _builtins.float | None = ...,
-        method: _builtins.str = ...,
-        gap: _builtins.float | None = ...,
+        gap: _builtins.float = ...,
         elapsed_seconds: _builtins.float = ...,
         plan: Global___Plan | None = ...,
         verdict: Global___StagesVerdict | None = ...,
         qoe: Global___QoeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "gap", b"gap", "plan", b"plan", "qoe", b"qoe", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "chain_quality", b"chain_quality", "plan", b"plan", "qoe", b"qoe", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "_gap", b"_gap", "chain_quality", b"chain_quality", "elapsed_seconds", b"elapsed_seconds", "gap", b"gap", "method", b"method", "one_stage_quality", b"one_stage_quality", "plan", b"plan", "qoe", b"qoe", "quality", b"quality", "stages", b"stages", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "chain_quality", b"chain_quality", "elapsed_seconds", b"elapsed_seconds", "gap", b"gap", "one_stage_quality", b"one_stage_quality", "plan", b"plan", "qoe", b"qoe", "quality", b"quality", "stages", b"stages", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chain_quality: _TypeAlias = _typing.Literal["chain_quality"]  # noqa: Y015
     _WhichOneofArgType__chain_quality: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality"]  # noqa: Y015
-    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
-    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chain_quality) -> _WhichOneofReturnType__chain_quality | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
 
 Global___PlanStagesResponse: _TypeAlias = PlanStagesResponse  # noqa: Y015
 
