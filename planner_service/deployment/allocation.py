@@ -19,10 +19,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from penstock.planner_service.deployment.search import LatencyTable
+from penstock.planner_service.simulator.workload import Floats
 
 SPLIT_UNITS, SPLIT_MOST = 16, 128
 """All ways to share GPUs out are tried in so many units, where there are at most so many GPUs: three tiers have 105."""
@@ -49,56 +48,33 @@ def allocate(
     return best
 
 
-def solve_milp(
-    tables: Sequence[Sequence[float]], gpus: int, *, use_all: bool = False
-) -> tuple[tuple[int, ...], float] | None:
-    """(GPUs of each tier, L) by HiGHS; tables[i][f] is l_i(f) for f = 0..N. None where infeasible.
+def shared_out(tables: Sequence[Sequence[float]], gpus: int) -> tuple[tuple[int, ...], float] | None:
+    """(GPUs of each tier, L) with equality in (ii); tables[i][f] is l_i(f) for f = 0..N. None where infeasible.
 
-    use_all: (ii) with equality. Then among the optima, the one with the least sum of latencies: GPUs that cannot help the
-    slowest tier help the others.
+    Among the optima, the one with the least sum of latencies: GPUs that cannot help the slowest tier help the others.
     """
-    places = [(i, f) for i, table in enumerate(tables) for f in range(gpus + 1) if np.isfinite(table[f])]
-    if {i for i, _ in places} != set(range(len(tables))):
+    rows = np.array(tables, float)
+    _, slowest_s = _least(rows, np.maximum, gpus)
+    if not np.isfinite(slowest_s):
         return None
-    seconds = [tables[i][f] for i, f in places]
-    result = _solve(places, seconds, gpus, use_all=use_all, sum_of_latencies=False)
-    if result is None:
-        return None
-    slowest = max(tables[i][f] for i, f in enumerate(result))
-    if use_all:
-        remaining = [(place, s) for place, s in zip(places, seconds, strict=True) if s <= slowest]
-        fast_places, fast_s = [p for p, _ in remaining], [s for _, s in remaining]
-        result = _solve(fast_places, fast_s, gpus, use_all=True, sum_of_latencies=True) or result
-    return result, slowest
+    return _least(np.where(rows <= slowest_s, rows, np.inf), np.add, gpus)[0], slowest_s
 
 
-def _solve(
-    places: list[tuple[int, int]], seconds: list[float], gpus: int, *, use_all: bool, sum_of_latencies: bool
-) -> tuple[int, ...] | None:
-    """The chosen f of each tier. Variables: x of every place (i, f), then L."""
-    n, tiers = len(places), 1 + max(i for i, _ in places)
-    one = csr_array((np.ones(n), ([i for i, _ in places], range(n))), shape=(tiers, n + 1))
-    budget = np.array([float(f) for _, f in places] + [0.0])
-    slack = np.zeros((tiers, n + 1))
-    slack[[i for i, _ in places], range(n)] = [-s for s in seconds]
-    slack[:, n] = 1.0
-    result = milp(
-        np.array([*seconds, 0.0] if sum_of_latencies else [0.0] * n + [1.0]),
-        integrality=np.array([1] * n + [0]),
-        bounds=Bounds(np.zeros(n + 1), np.array([1.0] * n + [np.inf])),
-        constraints=[
-            LinearConstraint(one, 1.0, 1.0),
-            LinearConstraint(budget[None, :], float(gpus) if use_all else 0.0, float(gpus)),
-            LinearConstraint(slack, 0.0, np.inf),
-        ],
-    )
-    if result.x is None:
-        return None
-    counts = [0] * tiers
-    for (i, f), x in zip(places, result.x[:n], strict=True):
-        if x > 0.5:
-            counts[i] = f
-    return tuple(counts)
+def _least(rows: Floats, combined: np.ufunc, gpus: int) -> tuple[tuple[int, ...], float]:
+    """(GPUs of each tier, the least combination of their latencies) with all GPUs given away.
+
+    best[i, n] = min over f of combined(best[i-1, n-f], l_i(f)): of the first i tiers on n GPUs.
+    """
+    best, chosen = np.where(np.arange(gpus + 1) == 0, 0.0, np.inf), np.zeros(rows.shape, np.int64)
+    for tier, row in enumerate(rows):
+        each = [combined(best[n::-1], row[: n + 1]) for n in range(gpus + 1)]
+        chosen[tier] = [values.argmin() for values in each]
+        best = np.array([values.min() for values in each])
+    counts, left = [0] * len(rows), gpus
+    for tier in reversed(range(len(rows))):
+        counts[tier] = int(chosen[tier, left])
+        left -= counts[tier]
+    return tuple(counts), float(best[gpus])
 
 
 def fewest_within(tables: Sequence[LatencyTable], limit_s: float, gpus: int) -> list[int] | None:

@@ -12,7 +12,7 @@ from penstock.planner_service.deployment.allocation import (
     every_split,
     fewest_within,
     in_proportion,
-    solve_milp,
+    shared_out,
 )
 from penstock.planner_service.deployment.saturation import Sustain, needed_per_s, saturated_per_s
 from penstock.planner_service.deployment.search import (
@@ -235,11 +235,11 @@ class Deployer:
         return [table.next_fewer(count) if count else None for table, count in zip(tables, counts, strict=True)]
 
     def spread(self, thresholds: Sequence[float]) -> Deployment | None:
-        """As deploy, but by the MILP, and with all GPUs given to tiers that have requests (= N, not <= N)."""
+        """As deploy, but with all GPUs given to tiers that have requests (= N, not <= N)."""
         _, tables = self._routed(thresholds)
         counts = range(self.gpus + 1)
         rows = [[t.latency_s(f) if t.least_gpus or not f else INFEASIBLE for f in counts] for t in tables]
-        solved = solve_milp(rows, self.gpus, use_all=True)
+        solved = shared_out(rows, self.gpus)
         if solved is None:
             return None
         strategies = [table.best(f) for table, f in zip(tables, solved[0], strict=True)]

@@ -255,7 +255,7 @@ def test_beyond_three_tiers_the_twin_searches() -> None:
 
 
 def test_all_gpus_can_be_given_away() -> None:
-    """= N by the MILP: no slower than <= N, every GPU given, none to a tier without requests."""
+    """= N: no slower than <= N, every GPU given, none to a tier without requests."""
     for seed in range(12):
         deployer, sample = instance(seed, count=8)
         thresholds = least_latency(deployer, wanted_quality(sample)).thresholds
