@@ -68,7 +68,9 @@ class LoadTracker:
 
         def window() -> Iterable[Observation]:
             drafting = engine.speculation().drafting or Drafting((), 0, None)
-            yield self._observed(drafting.window, {"penstock.draft.chain": " > ".join(drafting.chain) or "none"})
+            yield self._observed(
+                drafting.window, {"penstock.draft.chain": drafting.chain[0] if drafting.chain else "none"}
+            )
 
         def share() -> Iterable[Observation]:
             drafting = engine.speculation().drafting
