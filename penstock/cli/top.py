@@ -226,7 +226,7 @@ def _drafting(instance: InstanceStatus) -> tuple[str, str]:
     drafting = instance.drafting
     if drafting is None:
         return "-", "-"
-    chain = f"{drafting.chain[0]}, {drafting.window}" if drafting.chain else "none now"
+    chain = f"{' > '.join(drafting.chain)}, {drafting.window}" if drafting.chain else "none now"
     return chain, "-" if drafting.accepted_share is None else f"{100 * drafting.accepted_share:.0f} %"
 
 

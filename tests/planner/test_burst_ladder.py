@@ -250,7 +250,7 @@ def test_a_ladder_or_the_reason_for_none_is_in_the_report() -> None:
 
 @pytest.mark.slow
 def test_commands_compute_show_replay_and_compare_a_ladder(tmp_path: Path, ladder: BurstLadder) -> None:
-    """The plan file has it; `simulate` lets thresholds give way by it; `diff` shows both; a damaged one is named."""
+    """The plan file has it; `simulate` lets thresholds give way by it; a damaged one is named."""
     trace, one, other = EXAMPLES / "trace.csv", tmp_path / "one.json", tmp_path / "other.json"
     inputs_ = ("--trace", trace, "--min-quality", 80)
     with_floor = asked(runs=0, requests=60, rules={"burst_floor": 70, "burst_mean": 75})

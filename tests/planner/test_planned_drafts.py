@@ -1,6 +1,5 @@
 """What a plan says of drafts reaches the mesh as it was planned: by file, by manifests and over gRPC."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,6 @@ def test_a_drafter_that_the_models_file_does_not_have_is_named(plan: Path, tmp_p
     inputs = json.loads(own.read_text())["inputs"]
     for arguments in (
         ("plan", "render", own, "--to", "compose"),
-        ("plan", "diff", plan, own),
         ("simulate", "--plan", own, "--trace", inputs["trace"]),
     ):
         done = run(*arguments)
@@ -143,28 +141,6 @@ def test_replicas_over_several_gpus_are_not_planned_with_drafters(plan: Path, tm
     assert done.returncode == 2
     said = " ".join(done.output.split())
     assert "tiers[1].replicas[0]: large has drafters: the engine that drafts runs a replica on one GPU" in said
-
-
-def test_a_diff_shows_what_drafts_and_restarts_those_replicas(plan: Path, tmp_path: Path) -> None:
-    """The same shapes; only the window of one tier differs."""
-    own = copied(plan, tmp_path)
-    content = json.loads(own.read_text())
-    content["tiers"][1]["speculation"]["max_window"] = 2
-    own.write_text(json.dumps(content))
-    same = json.loads(run("plan", "diff", plan, plan, "--json").output)
-    assert same["move"]["steps"] == []
-    changed = json.loads(run("plan", "diff", plan, own, "--json").output)
-    assert [each["max_window"] for each in changed["tiers"][1]["speculation"]] == [5, 2]
-    assert changed["tiers"][0]["speculation"] == [None, None]
-    started = list(itertools.chain.from_iterable(step["starts"] for step in changed["move"]["steps"]))
-    assert {start["tier"] for start in started} == {"large"}
-    weights = sum(drafter["weights_gb"] for drafter in content["tiers"][1]["speculation"]["drafters"])
-    own_gb = planned_site(read_plan(own)).models[1].weight_bytes / 1e9
-    assert changed["move"]["loaded_gb"] == pytest.approx(sum(s["count"] for s in started) * (own_gb + weights))
-    shown = run("plan", "diff", plan, own).output
-    assert "large: drafts" in shown
-    assert "up to 2" in shown
-    assert "drafts" not in run("plan", "diff", plan, plan).output
 
 
 @pytest.mark.parametrize(

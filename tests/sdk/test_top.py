@@ -37,9 +37,9 @@ def test_stages_show_their_ranges_and_each_worker_its_own() -> None:
 
 
 def test_workers_show_what_drafts_and_how_much_of_it_is_accepted() -> None:
-    text = drawn(*workers(drafting=[Drafting(("small",), 5, 0.834), Drafting(), None]))
+    text = drawn(*workers(drafting=[Drafting(("small", "medium"), 5, 0.834), Drafting(), None]))
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip().startswith("w")}
-    assert "small, 5" in rows["w0"]
+    assert "small > medium, 5" in rows["w0"]
     assert "83 %" in rows["w0"]
     assert "none now" in rows["w1"]
     assert "%" not in rows["w1"] + rows["w2"]

@@ -68,9 +68,7 @@ class LoadTracker:
 
         def window() -> Iterable[Observation]:
             drafting = engine.speculation().drafting or Drafting((), 0, None)
-            yield self._observed(
-                drafting.window, {"penstock.draft.chain": drafting.chain[0] if drafting.chain else "none"}
-            )
+            yield self._observed(drafting.window, {"penstock.draft.chain": " > ".join(drafting.chain) or "none"})
 
         def share() -> Iterable[Observation]:
             drafting = engine.speculation().drafting
