@@ -42,7 +42,7 @@ from penstock.services.field_problems import SettingsError
 from penstock.services.grpc_types import Context
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshRouter
-from penstock.types.events import Escalated, EscalationReason, Judged
+from penstock.types.events import Escalated, Judged
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import TokenFrame
@@ -279,37 +279,26 @@ async def test_an_accepted_answer_is_compared_with_rejected_ones_before_it(
     assert [event.to_tier for event in served.output.of(Escalated)] == ["medium"]
 
 
-async def test_a_last_tier_without_an_earlier_answer_streams_unjudged(router: Router) -> None:
-    """Where the tiers before it have no instance."""
-    served = await router.serve({}, started=["large"])
-    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("large", False, [])
-    assert served.output.tokens == all_tokens("large")
-    assert not served.verdicts
+EARLY = Plan(1, (replace(TIERS[0], early_checks=(EarlyCheck(5, 50.0),)), TIERS[2]), best_answer=True)
+NOTHING_TO_COMPARE: dict[str, tuple[dict[str, Score], dict[str, Any], str]] = {
+    "no tier before it has an instance": ({}, {"started": ["large"]}, "large"),
+    "the request names a tier": ({}, {"model": "small"}, "small"),
+    "the request names the last one": ({}, {"model": "large"}, "large"),
+    "the first answer cannot be judged": ({"small": None}, {}, "large"),
+    "the first answer is rejected early": ({"small": 10.0, "medium": 90.0}, {"plan": EARLY}, "large"),
+    "a resumed answer goes on at its tier": ({}, {"resume": Resume("small", (0, 1, 2))}, "small"),
+}
 
 
-@pytest.mark.parametrize("model", ["small", "large"])
-async def test_so_does_a_tier_that_the_request_names(model: str, router: Router) -> None:
-    served = await router.serve({}, model=model)
-    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == (model, False, [])
-
-
-async def test_an_answer_that_could_not_be_judged_is_no_earlier_answer(router: Router) -> None:
-    served = await router.serve({"small": None})
-    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("large", False, ["small"])
-    assert [event.reason for event in served.output.of(Escalated)] == [EscalationReason.JUDGE_UNAVAILABLE]
-
-
-async def test_nor_is_one_that_was_rejected_early(router: Router) -> None:
-    """It is not finished, so its score says nothing of it."""
-    small = replace(TIERS[0], early_checks=(EarlyCheck(5, 50.0),))
-    served = await router.serve(
-        {"small": 10.0, "medium": 90.0},
-        replace(PLAN, tiers=(small, TIERS[2])),
-        scripts={"small": (10, asyncio.Event())},
-    )
-    assert served.answers[0].rejected_early
-    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("large", False, ["small"])
-    assert not served.answers[0].frames
+@pytest.mark.parametrize("case", NOTHING_TO_COMPARE)
+async def test_an_answer_without_an_earlier_one_streams_unjudged(case: str, router: Router) -> None:
+    scores, options, tier = NOTHING_TO_COMPARE[case]
+    if options.get("plan") is EARLY:
+        options = options | {"scripts": {"small": (10, asyncio.Event())}}
+    served = await router.serve(scores, **options)
+    assert (served.answer.tier.name, served.answer.held) == (tier, False)
+    assert served.judge.asked == (["small"] if "small" in scores else [])
+    assert served.output.tokens == all_tokens(tier, 3 if "resume" in options else 0)
 
 
 @pytest.mark.parametrize(("small", "best"), [(10.0, "small"), (0.0, "large")])
@@ -329,13 +318,6 @@ async def test_without_a_judge_at_the_end_the_last_answer_is_delivered(router: R
     served = await router.serve({"small": leave}, replace(PLAN, tiers=TIERS[::2]))
     assert (served.answer.tier.name, served.judge.asked) == ("large", ["small"])
     assert served.verdicts == [("small", 55.0, False, ""), ("large", None, True, "")]
-
-
-async def test_a_resumed_answer_goes_on_at_its_tier_and_is_not_judged_again(router: Router) -> None:
-    """Whatever came after it: its tier is that of the tokens that the client has."""
-    served = await router.serve({}, resume=Resume("small", (0, 1, 2)))
-    assert (served.answer.tier.name, served.answer.held, served.judge.asked) == ("small", False, [])
-    assert served.output.tokens == all_tokens("small", 3)
 
 
 async def test_a_deadline_that_passes_while_the_last_answer_is_judged_is_an_error(router: Router) -> None:
