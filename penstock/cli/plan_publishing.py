@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 ForceOption = Annotated[
     bool,
-    typer.Option("--force", help="Publish the plan although it was made for other models; workers keep their shapes."),
+    typer.Option(
+        "--force", help="Publish the plan although it was made for other models; workers keep their models and shapes."
+    ),
 ]
 
 
@@ -153,7 +155,8 @@ def refuse_other_models(current: Plan, planned: list[PlannedTier], *, force: boo
         fail(reason, 2)
     if (reason := plan_changes.other_models(current, planned)) and not force:
         plan_changes.show(errors, current, planned)
-        fail(f"the plan is for other models: {reason}; publish it anyway with --force", 2)
+        changed = "which the mesh file changes (tiers[].model), no plan"
+        fail(f"the plan is for other models, {changed}: {reason}; publish it anyway with --force", 2)
     if (reason := plan_changes.other_drafters(current, planned)) and not force:
         plan_changes.show(errors, current, planned)
         advice = (

@@ -149,7 +149,11 @@ def rollback(
         refuse_other_models(current, tiers, force=force)
         if not json:
             plan_changes.show(console, current, tiers)
-        same = tuple(dataclasses.replace(t, drafters=()) for t in earlier.tiers)  # the planner knows what workers load
+        # the planner knows what workers load
+        same = tuple(
+            dataclasses.replace(t, model=now.model, drafters=())
+            for t, now in zip(earlier.tiers, current.tiers, strict=True)
+        )
         plan = dataclasses.replace(earlier, tiers=same, source="rollback", note=note or f"to plan {target_revision}")
         _publish(planner, plan, current, json=json)
 

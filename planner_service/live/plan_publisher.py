@@ -14,6 +14,7 @@ from penstock.services.background import end, supervise
 from penstock.services.clock import Clock
 from penstock.services.domain.errors import InvalidRequest, Unavailable
 from penstock.services.domain.instances import InstanceRecord, Role
+from penstock.services.domain.plans import same_model
 from penstock.services.state import Leadership, MeshFeed, PlanStore, StateUnavailable
 from penstock.types.plans import Plan
 from penstock.types.problems import FieldProblem
@@ -88,12 +89,12 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         Raises:
             NotLeading: another planner leads.
             InvalidRequest: a tier has more instances than may be, none has any, or the plan names a scorer that the
-                judge does not have, or drafters that workers do not load, or shapes that they cannot have.
+                judge does not have, or models or drafters that workers do not load, or shapes that they cannot have.
             RevisionConflict: another plan than `expected` is current.
             StateUnavailable: Redis cannot be reached.
         """
         tiers = [self.shapes.filled(tier) for tier in plan.tiers]
-        problems = [*self._too_many(plan), *self._other_drafters(plan)]
+        problems = [*self._too_many(plan), *self._other_models(plan), *self._other_drafters(plan)]
         problems += [p for i, tier in enumerate(tiers) for p in self.shapes.problems(tier, f"plan.tiers[{i}]")]
         nobody = not any(tier.instances for tier in plan.tiers)
         if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
@@ -129,6 +130,14 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
             if tier.instances > most:
                 problem = f"must be at most {most}, not {tier.instances}: see planner.max_instances in the mesh file"
                 yield FieldProblem(f"plan.tiers[{i}].instances", problem)
+
+    def _other_models(self, plan: Plan) -> Iterator[FieldProblem]:
+        """A tier has one model at a time: its workers continue each other's replies, and its rules were fitted to it."""
+        for i, tier in enumerate(plan.tiers):
+            seeded = self._seed.tier(tier.name)
+            if seeded is not None and not same_model(seeded.model, tier.model):
+                problem = f"workers of tier {tier.name} load {seeded.model}, not {tier.model[:200]}: no plan changes it"
+                yield FieldProblem(f"plan.tiers[{i}].model", f"{problem}; see tiers[].model in the mesh file")
 
     def _drafters(self, tier: str) -> tuple[str, ...]:
         """What drafts in the tier's workers, which load it when they start."""

@@ -260,6 +260,22 @@ async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProc
         assert (await planner.set_plan(Plan(tiers=plan.tiers, scorer="confidence"))).scorer == "confidence"
 
 
+async def test_no_plan_changes_the_model_of_a_tier(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """Its workers continue each other's replies, so they have one model. The name may be shorter, as catalogues have it."""
+    tiers = [{"name": "small", "model": "Org/S-1B-Instruct", "threshold": 50}, {"name": "large", "model": "l"}]
+    async with Planner(mesh_file(tiers), redis.url) as planner:
+        plan = await planner.get_plan()
+        small, large = plan.tiers
+        other = dataclasses.replace(small, model="S-3B", instances=2)
+        with pytest.raises(
+            InvalidRequestError, match=r"tiers\[0\]\.model: workers of tier small load S-1B-Instruct, not S-3B"
+        ):
+            await planner.set_plan(dataclasses.replace(plan, tiers=(other, large)))
+        assert await planner.get_plan() == plan
+        short = dataclasses.replace(small, model="s-1b", instances=2)
+        assert (await planner.set_plan(dataclasses.replace(plan, tiers=(short, large)))).tiers[0].instances == 2
+
+
 async def test_a_plan_says_the_shapes_of_workers_that_their_engines_have(
     redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:
