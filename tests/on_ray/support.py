@@ -17,7 +17,7 @@ from tests.conftest import write_mesh_file
 from tests.support.cli import penstock, penstock_process
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
-STREAMS = 20
+STREAMS = 50
 TOKENS = 300
 SLOW = {"overhead_ms": 40.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}  # 12 s a reply
 BRIEF = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 20}
@@ -27,15 +27,16 @@ SERVICES = 7  # planner, judge, two routers, three workers
 
 
 @contextmanager
-def three_nodes(head: dict[str, Any]) -> Iterator[Cluster]:
-    """A cluster that `--on ray` finds. head: options of the head node."""
-    config = {"prestart_worker_first_driver": False}  # idle workers would take the cores that the mesh needs
+def three_nodes(head: dict[str, Any], gpus: int = 0) -> Iterator[Cluster]:
+    """A cluster that `--on ray` finds. head: options of the head node. gpus: that the others say they have."""
+    # idle workers would take the cores that the mesh needs, and at Ray's nice 15 all else on this machine does
+    config = {"prestart_worker_first_driver": False, "worker_niceness": 0}
     cluster = Cluster(
         initialize_head=True, head_node_args=NODE | head | {"include_dashboard": False, "_system_config": config}
     )
     try:
         for _ in range(2):
-            cluster.add_node(**NODE)
+            cluster.add_node(**NODE, num_gpus=gpus)
         os.environ["RAY_ADDRESS"] = cluster.address
         yield cluster
     finally:
@@ -45,13 +46,13 @@ def three_nodes(head: dict[str, Any]) -> Iterator[Cluster]:
 
 @contextmanager
 def mesh_on(cluster: Cluster, folder: Path, **parts: Any) -> Iterator[None]:
-    """A mesh that runs from a folder, and that leaves nothing on the cluster."""
+    """A mesh that runs from a folder, and that leaves nothing on the cluster. parts: of the mesh file."""
     tiers = [
         {"name": "small", "model": "s", "engine": "simulated", "simulated": BRIEF, "threshold": 50},
         {"name": "large", "model": "l", "engine": "simulated", "simulated": SLOW, "workers": 2},
     ]
     router = {"replicas": 2, "grpc_port": 0, "http_port": 0, "worker_silence_s": 4.0}
-    file = write_mesh_file(folder, tiers, router=router, **parts)
+    file = write_mesh_file(folder, **({"tiers": tiers, "router": router} | parts))
     os.environ["PENSTOCK_OPEN_ACCESS"] = "true"
     began = time.monotonic()
     up(file, folder)
@@ -62,7 +63,10 @@ def mesh_on(cluster: Cluster, folder: Path, **parts: Any) -> Iterator[None]:
     down = penstock_process("down", "--folder", folder)
     assert down.returncode == 0, down.stdout + down.stderr
     assert read_run_file(folder) is None
-    assert not [pid for pid in processes("ray::Supervisor") if parent(pid) in raylets(cluster)]
+    deadline = time.monotonic() + BACK_S  # Ray ends actors after it has answered
+    while [pid for pid in processes("ray::Supervisor") if parent(pid) in raylets(cluster)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     del os.environ["PENSTOCK_OPEN_ACCESS"]
 
 
