@@ -24,7 +24,7 @@ help:
 	@echo "make test-compat    install LangChain, LiteLLM and OpenAI's npm client in a folder of their own, run the tests with them"
 	@echo "make test-compose   build the images and run the tests in real containers (docker, or podman and podman-compose)"
 	@echo "make test-kube      install Helm's library and schemas, render the chart with ten value files, check it; its pods in podman"
-	@echo "make test-ray       install Ray, run the mesh on a Ray cluster of three nodes on this machine, kill its processes"
+	@echo "make test-ray       install Ray, and SGLang as test-sglang does; a mesh on a Ray cluster of three nodes on this machine, its processes killed"
 	@echo "make mutants        plant faults in pure and failure-path modules and see whether tests notice; an hour; NAMES=..."
 	@echo "make check          ruff, types, import rules, stubs, generated pages, buf lint and breaking, vulnerabilities of dependencies"
 	@echo "make docs           build the site of docs/ in build/site; a broken link is an error"
@@ -106,6 +106,7 @@ test-kube: $(VENV)/.dev
 	$(BIN)/pytest --kube -m kube -s $(TESTS)
 
 test-ray: $(VENV)/.dev
+	tests/support/sglang_cpu/install.sh
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/pytest --ray -m ray -s $(TESTS)
 

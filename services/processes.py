@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +26,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 STEADY_S = 60.0  # a process that ran this long starts with the shortest delay again
 UNUSABLE_SETTINGS = 2
 """Exit status for bad settings: a restart would not help."""
+ANY_STATUS = range(-signal.NSIG, 256)
 LOG_TAIL_LINES = 20
 MAX_LOG_BYTES = 64 << 20  # of one process; as much again is kept in a second file
 LOG_CHECK_S = 30.0
@@ -153,13 +154,17 @@ class Watcher:
     """Keeps processes running until they are stopped."""
 
     def __init__(
-        self, on_end: Callable[[Watched], None] = lambda _: None, *, final: Collection[int] = (UNUSABLE_SETTINGS,)
+        self,
+        on_end: Callable[[Watched], None] = lambda _: None,
+        *,
+        final: Collection[int] = (UNUSABLE_SETTINGS,),
+        prepare: Callable[[Watched], Awaitable[ProcessSpec]] | None = None,
     ) -> None:
         """on_end: called with a process that ended by itself, before it is restarted.
 
-        final: exit statuses after which a process is not restarted.
+        final: exit statuses after which a process is not restarted. prepare: awaited before each start; says how it is run.
         """
-        self._on_end, self._final = on_end, final
+        self._on_end, self._final, self._prepare = on_end, final, prepare
         self.watched: dict[str, Watched] = {}
 
     async def start(self, spec: ProcessSpec) -> Watched:
@@ -201,6 +206,8 @@ class Watcher:
             await asyncio.gather(*(self.stop(name) for name in group))
 
     async def _spawn(self, entry: Watched) -> None:
+        if self._prepare is not None:
+            entry.spec = await self._prepare(entry)
         log_file = entry.spec.log.open("ab") if entry.spec.log is not None else contextlib.nullcontext()
         with log_file as log:
             entry.process = await asyncio.create_subprocess_exec(

@@ -5,18 +5,22 @@ A process with a bad value ends at boot and names the field.
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.mesh_view import PULL_INTERVAL_S
+from penstock.services.domain.server_nodes import ServerNode
 from penstock.services.field_problems import SettingsError, field_problems, joined
 from penstock.services.mesh_schema import MAX_PORT, MAX_ROUTER_PROCESSES, MeshFile, processes_problem
 from penstock.services.redis_url import redis_url_problem
 from penstock.types.problems import FieldProblem
+
+T = TypeVar("T")
 
 
 class ServiceSettings(BaseSettings):
@@ -37,6 +41,9 @@ class ServiceSettings(BaseSettings):
     worker_shape: str = ""
     """Shape of a worker, where it is not the mesh file's: `tp2pp1`, `tp4pp2ep4attndp2-h100`. `penstock up` sets it as the
     plan says."""
+    worker_node: str = ""
+    """Which part of a server over several nodes a worker runs, RANK/COUNT@HOST:PORT: `1/2@10.0.0.7:20000`. `penstock up --on
+    ray` sets it."""
     instance_id: str = ""
     """Unique name of this process in the mesh. Empty: derived from role, tier, host and process id."""
     sglang_endpoint: str = ""
@@ -150,11 +157,16 @@ class ServiceSettings(BaseSettings):
         Raises:
             SettingsError: It is none; names PENSTOCK_WORKER_SHAPE.
         """
-        try:
-            return ReplicaShape.named(self.worker_shape) if self.worker_shape else None
-        except ValueError as error:
-            fault = FieldProblem("PENSTOCK_WORKER_SHAPE", str(error))
-            raise SettingsError(joined([fault]), [fault]) from None
+        return _named(ReplicaShape.named, self.worker_shape, "PENSTOCK_WORKER_SHAPE")
+
+    @property
+    def server_node(self) -> ServerNode | None:
+        """The part of a server that a worker runs; None: all of it.
+
+        Raises:
+            SettingsError: It is none; names PENSTOCK_WORKER_NODE.
+        """
+        return _named(ServerNode.named, self.worker_node, "PENSTOCK_WORKER_NODE")
 
     def processes_of_router(self, mesh: MeshFile) -> int:
         """How many processes each router has.
@@ -182,6 +194,15 @@ class ServiceSettings(BaseSettings):
     def resolve(self, path: str) -> Path:
         """A path from the mesh file, resolved if it is relative."""
         return Path(self.mesh_folder or self.mesh_file.resolve().parent) / path
+
+
+def _named(parse: Callable[[str], T], name: str, variable: str) -> T | None:
+    """What a variable names; None if it is empty."""
+    try:
+        return parse(name) if name else None
+    except ValueError as error:
+        fault = FieldProblem(variable, str(error))
+        raise SettingsError(joined([fault]), [fault]) from None
 
 
 def environment_value(name: str) -> str | None:

@@ -2,18 +2,22 @@
 
 import asyncio
 import functools
+import os
 from collections.abc import Callable
+from typing import NoReturn
 
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import NotFound
-from penstock.services.domain.instances import ModelCard
+from penstock.services.domain.instances import ModelCard, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages import bidding
 from penstock.services.domain.stages.worth import move_s
 from penstock.services.extensions import engine_of, tier_in_shape, tier_problems
 from penstock.services.field_problems import SettingsError, joined
+from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.processes import exits_on_unusable_settings
 from penstock.services.runtime import Chassis
 from penstock.services.settings import ServiceSettings
 from penstock.services.state import MeshFeed
@@ -42,9 +46,7 @@ async def compose(chassis: Chassis) -> None:
         SettingsError: The tier or its model cannot be served.
     """
     settings = chassis.settings
-    if not settings.tier:
-        raise SettingsError("PENSTOCK_TIER: required for a worker")
-    tier = tier_in_shape(chassis.mesh, chassis.mesh.tier(settings.tier), settings.shape)
+    tier = _own_tier(chassis.mesh, settings)
     shape = engine_of(chassis.mesh, tier).shape(tier)
     engine = build_engine(chassis.mesh, tier, settings, chassis.loading)
     try:
@@ -157,6 +159,22 @@ async def compose(chassis: Chassis) -> None:
         chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
 
 
+def run_server_part(settings: ServiceSettings) -> NoReturn:
+    """Become the part of a worker's server that `settings.server_node` says, on a node that is not the worker's own."""
+    with exits_on_unusable_settings(Role.WORKER.value):
+        mesh = load_mesh_file(settings.mesh_file)
+        tier = _own_tier(mesh, settings)
+        part = _checked_engine(mesh, tier, settings).server_part(EngineSite(mesh, tier, settings))
+    os.execvpe(part.command[0], part.command, {**os.environ, **part.environment})
+
+
+def _own_tier(mesh: MeshFile, settings: ServiceSettings) -> MeshTier:
+    """The tier of this worker, in its shape."""
+    if not settings.tier:
+        raise SettingsError("PENSTOCK_TIER: required for a worker")
+    return tier_in_shape(mesh, mesh.tier(settings.tier), settings.shape)
+
+
 async def _address_of(feed: MeshFeed, instance_id: str) -> str:
     """The address of a worker of this tier that accepts new requests.
 
@@ -213,11 +231,16 @@ def build_engine(
     Raises:
         SettingsError: `penstock check` refuses the tier, or something that it names is missing.
     """
+    engine = _checked_engine(mesh, tier, settings)
+    delay_s = settings.frame_interval_ms / 1000
+    hold = OutputCoalescing(delay_s, settings.frame_tokens) if delay_s else None
+    return engine.build(EngineSite(mesh, tier, settings, hold, progress))
+
+
+def _checked_engine(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -> EngineExtension:
     if problems := tier_problems(mesh, tier, settings):
         raise SettingsError(joined(problems), problems)
     engine = engine_of(mesh, tier)
     if not isinstance(engine, EngineExtension):
         raise SettingsError(f"tiers: {tier.name}: engine: '{tier.engine}' is no EngineExtension")
-    delay_s = settings.frame_interval_ms / 1000
-    hold = OutputCoalescing(delay_s, settings.frame_tokens) if delay_s else None
-    return engine.build(EngineSite(mesh, tier, settings, hold, progress))
+    return engine

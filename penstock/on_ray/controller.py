@@ -38,8 +38,8 @@ class Controller:
     """Starts the mesh, or continues where the controller before it was."""
 
     async def __init__(self, mesh: str, shared: Shared) -> None:  # type: ignore[misc]  # as Ray calls it
+        from penstock.on_ray.on_node import own_folder, write_files
         from penstock.on_ray.placer import RayPlacer
-        from penstock.on_ray.supervisor import own_folder, write_files
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         stored = shared_state.load(mesh)

@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from penstock.on_ray.resources import actor_options, bundles, rooms
+from penstock.on_ray.resources import actor_options, bundle, bundles, over_nodes, rooms
+from penstock.on_ray.server_parts import ServerPart, part_name
 from penstock.on_ray.shared import NAMESPACE
 from penstock.on_ray.supervisor import Supervisor
 from penstock.placement.processes import STOP_ORDER, STOP_S, MeshProcess, role_of
@@ -27,6 +31,8 @@ class RayPlacer:
         self._mesh, self._runtime_env = mesh, runtime_env
         self._processes: dict[str, MeshProcess] = {}
         self._actors: dict[str, Any] = {}
+        self._parts: dict[str, list[Any]] = {}
+        self._groups: dict[str, PlacementGroup | None] = {}
         self._starting = set[asyncio.Task[None]]()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -38,7 +44,9 @@ class RayPlacer:
         """The processes that a controller before this one has started."""
         actors = ray.util.list_named_actors(all_namespaces=True)
         names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-        return sorted(name.partition("/")[2] for name in names if name.startswith(f"{self._mesh}/"))
+        prefix = f"{self._mesh}/"
+        own = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        return sorted(name for name in own if "/" not in name)  # not the parts of their servers
 
     def pool_of(self, process: MeshProcess) -> str:
         return process.gpu_type
@@ -48,18 +56,32 @@ class RayPlacer:
 
     async def start(self, process: MeshProcess) -> None:
         """Start a process, or find the actor that runs it already."""
+        name = f"{self._mesh}/{process.name}"
+        group = self._groups[process.name] = await asyncio.to_thread(_group, name, process)
+        if group is not None:
+            process = replace(process, nodes=group.bundle_count)
         self._processes[process.name] = process
         request_resources(bundles=bundles(self._processes.values()))
-        actor = ray.remote(Supervisor).options(
-            name=f"{self._mesh}/{process.name}",
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            runtime_env=self._runtime_env,
-            **actor_options(process),
-        )
-        self._actors[process.name] = actor.remote(self._mesh, process)
+
+        def actor(kind: type, name: str, rank: int, *arguments: object) -> Any:
+            options = actor_options(process)
+            if group is not None:
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank)
+            actor_class = ray.remote(kind).options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                runtime_env=self._runtime_env,
+                **options,
+            )
+            return actor_class.remote(self._mesh, process, *arguments)
+
+        self._actors[process.name] = actor(Supervisor, name, 0)
+        self._parts[process.name] = [
+            actor(ServerPart, part_name(self._mesh, process.name, rank), rank, rank) for rank in range(1, process.nodes)
+        ]
         task = asyncio.create_task(self._watch_start(process.name))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -82,7 +104,10 @@ class RayPlacer:
         with contextlib.suppress(RayError, TimeoutError):  # it died, and its process with it, or it has no node yet
             async with asyncio.timeout(STOP_S + ANSWER_S):
                 await actor.stop.remote()
-        ray.kill(actor, no_restart=True)
+        for each in (actor, *self._parts.pop(name)):
+            ray.kill(each, no_restart=True)
+        if (group := self._groups.pop(name)) is not None:
+            ray.util.remove_placement_group(group)
         del self._actors[name]
 
     async def stop_all(self) -> None:
@@ -119,3 +144,16 @@ class RayPlacer:
             if not any(service.endswith(f"-{state.host}-{state.pid}") for service in present):
                 lines.append(f"{name}:\n{state.log_tail}")
         return "\n".join(lines)
+
+
+def _group(name: str, process: MeshProcess) -> PlacementGroup | None:
+    """The GPUs of a worker on several nodes: those that it has already, or on as few nodes as have as many; None: on one."""
+    with contextlib.suppress(ValueError):
+        return ray.util.get_placement_group(name)
+    with contextlib.suppress(ValueError):
+        ray.get_actor(name, namespace=NAMESPACE)
+        return None
+    spread = over_nodes(process, ray.nodes())
+    if spread.nodes == 1:
+        return None
+    return ray.util.placement_group([bundle(spread)] * spread.nodes, strategy="PACK", name=name, lifetime="detached")

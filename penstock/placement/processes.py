@@ -19,7 +19,8 @@ STOP_S = 35.0  # a little longer than a service drains
 class MeshProcess:
     """A process of a mesh. name: begins with its role. env: variables of its own.
 
-    cpus, gpus: what it needs of a host; gpu_type: of those GPUs, empty for any.
+    cpus, gpus: what it needs of a host; gpu_type: of those GPUs, empty for any. nodes: that it is on, with equal parts of
+    the GPUs, and as many cores on each; node_counts: what that number may be, ascending.
     """
 
     name: str
@@ -27,6 +28,8 @@ class MeshProcess:
     cpus: int = 0
     gpus: int = 0
     gpu_type: str = ""
+    nodes: int = 1
+    node_counts: tuple[int, ...] = (1,)
 
     @property
     def role(self) -> str:
@@ -69,8 +72,9 @@ def worker(mesh: MeshFile, tier_name: str, index: int, shape: ReplicaShape | Non
     env = {"PENSTOCK_TIER": tier.name, "PENSTOCK_WORKER_INDEX": str(index), "OMP_NUM_THREADS": str(tier.threads)}
     if shaped is not tier and shape is not None:
         name, env = f"{name}@{shape.name}", {**env, "PENSTOCK_WORKER_SHAPE": shape.name}
-    gpus = engine_of(mesh, shaped).gpu_count(shaped)
-    return MeshProcess(name, env, tier.threads, gpus, shaped.gpu_type if gpus else "")
+    engine = engine_of(mesh, shaped)
+    gpus, gpu_type, counts = engine.gpu_count(shaped), shaped.gpu_type, engine.node_counts(shaped)
+    return MeshProcess(name, env, tier.threads, gpus, gpu_type if gpus else "", node_counts=counts if gpus else (1,))
 
 
 def process_named(name: str, mesh: MeshFile, described: Sequence[MeshProcess]) -> MeshProcess:

@@ -21,6 +21,7 @@ from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.chart import SERVER_PORT, dns_name
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.services.domain.server_nodes import node_counts
 from penstock.services.extensions import engine_of, tier_in_shape
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.settings import ServiceSettings
@@ -68,8 +69,7 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
             room = _type_of(site, shape, f"tiers[{tier}].replicas[{j}]").gpus_per_node
             if shape.tp > room:
                 raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")
-            # as few nodes as hold equal numbers of stages
-            nodes = next(n for n in range(1, shape.pp + 1) if shape.pp % n == 0 and shape.gpus // n <= room)
+            nodes = next(n for n in node_counts(shape) if shape.gpus // n <= room)
             name = dns_name(f"{site.tiers[tier]}-{shape.name}")
             result.append(Group(tier, name, shape, count, nodes, shape.gpus // nodes, drafts))
     return result

@@ -89,6 +89,10 @@ class EngineOptions(BaseModel):
         """How many GPUs one worker needs, its server's included."""
         return int("device" in self.tier_fields and tier.device.startswith("cuda"))
 
+    def node_counts(self, tier: MeshTier) -> tuple[int, ...]:
+        """The numbers of nodes that can have equal parts of one worker's GPUs, ascending."""
+        return (1,)
+
     def shape(self, tier: MeshTier) -> ReplicaShape | None:
         """The shape of its workers; None where it is not the mesh that decides, as of endpoints."""
         return ReplicaShape(1, 1, tier.gpu_type)

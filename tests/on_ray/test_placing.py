@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from penstock.on_ray.mesh import RayMesh
-from penstock.on_ray.resources import actor_options, bundles, rooms
+from penstock.on_ray.on_node import placed_spec, write_files
+from penstock.on_ray.resources import actor_options, bundles, over_nodes, rooms
 from penstock.on_ray.shared import Shared
-from penstock.on_ray.supervisor import placed_spec, write_files
 from penstock.placement.mesh_input import MeshInput, MeshOptions
 from penstock.placement.processes import (
     MeshProcess,
     mesh_processes,
     process_named,
+    worker,
 )
 from penstock.placement.workers import Workers
+from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import InstanceRecord, ModelCard, Role
 from penstock.services.domain.rolling import Kinds, Roll, next_moves
 from penstock.services.field_problems import SettingsError
@@ -138,6 +140,31 @@ def test_what_processes_ask_of_ray(tmp_path: Path) -> None:
     total = bundles([*by_name.values(), MeshProcess("redis", {})])
     assert sum(each.get("GPU", 0) for each in total) == 8
     assert sum(each.get("CPU", 0) for each in total) == 1 + 2 * 3 + 1 + 2
+
+
+def test_a_worker_with_more_gpus_than_a_node_is_on_as_few_as_have_them(tmp_path: Path) -> None:
+    """In equal parts, of whole stages or of a stage's shards. What cannot be divided, or has no known node, waits whole."""
+
+    def nodes(*gpus: float, kind: str = "H100") -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": each, kind: 1.0}} for each in gpus]
+
+    def chosen(options: dict[str, Any], listed: list[dict[str, Any]]) -> int:
+        mesh = load_mesh_file(write_mesh_file(tmp_path, [SMALL, LARGE | {"sglang": options}]))
+        return over_nodes(worker(mesh, "large", 0), listed).nodes
+
+    assert chosen({"tp": 8, "pp": 2}, nodes(8, 8)) == 2
+    assert chosen({"tp": 8, "pp": 2}, nodes(16, 8)) == 1
+    assert chosen({"tp": 16}, nodes(8, 8)) == 2
+    assert chosen({"tp": 4, "pp": 3}, nodes(8, 8, 8)) == 3
+    assert chosen({"tp": 8, "pp": 2, "dp": 2}, nodes(8, 8, 8, 8)) == 1
+    dead = [node | {"Alive": False} for node in nodes(16)]
+    assert chosen({"tp": 8, "pp": 2}, [*dead, *nodes(4, 4, 4, 4), *nodes(16, kind="A100")]) == 4
+    assert chosen({"tp": 8, "pp": 2}, nodes(16, kind="A100")) == 1
+    mesh = load_mesh_file(write_mesh_file(tmp_path, [SMALL, LARGE]))
+    spread = over_nodes(worker(mesh, "large", 0, ReplicaShape(8, 2, "H100")), nodes(8, 8))
+    assert bundles([spread]) == [{"CPU": 3, "GPU": 8, "H100": 0.001}] * 2
+    assert actor_options(spread)["num_gpus"] == 8
+    assert over_nodes(worker(mesh, "small", 0), nodes(8)).nodes == 1
 
 
 def test_files_reach_those_that_need_them_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

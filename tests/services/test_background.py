@@ -277,6 +277,7 @@ OWNED = {
     "penstock/cli/local.py": "waits of one function",
     "penstock/local/mesh.py": "waits of one function",
     "penstock/on_ray/placer.py": "reports of starts: kept until they end",
+    "penstock/on_ray/server_parts.py": "waits of one function",
     "penstock/on_ray/supervisor.py": "reports to the controller: kept until they end",
     "penstock/placement/mesh.py": "waits of one function",
     "router_service/generation/attempt.py": "a move: ended with its reply",

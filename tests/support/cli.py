@@ -40,4 +40,4 @@ def penstock(*arguments: object, text: str = "", columns: int = 80) -> Ended:
 def penstock_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The same as a process of its own, as users start it."""
     command = [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=700, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1_000, check=False)

@@ -1,6 +1,7 @@
 """How SGLang servers are started, and what a worker does with one that cannot run. Needs no SGLang."""
 
 import asyncio
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,19 @@ from typing import Any
 import pytest
 
 from penstock.services.chart import SERVER_PORT, values_of
+from penstock.services.domain.server_nodes import ServerNode
+from penstock.services.extensions import engine_of
+from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.devices import worker_device
+from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 from penstock.worker_service.engine.interface import Engine, EngineUnusable
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
-from penstock.worker_service.engine.sglang.server import TURN_POLL_S, start_turn
+from penstock.worker_service.engine.sglang.server import TURN_POLL_S, ServerProcess, start_turn
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.present import present
 
@@ -242,6 +247,50 @@ def test_flags_that_no_worker_can_work_with_are_refused(mesh_file: MeshFileMaker
     assert "--lora-paths is not supported" in fields["tiers[0].sglang.flags[2]"]
     assert "--nnodes is not supported: a worker starts servers on its own machine" in fields["tiers[0].sglang.flags[3]"]
     assert not any(field.endswith(("flags[0]", "flags[1]", "flags[4]")) for field in fields)
+
+
+def test_the_parts_of_a_server_over_nodes_know_their_place(mesh_file: MeshFileMaker) -> None:
+    """Each has all flags of the whole server; a place that is none is refused by name, and so is an engine without parts."""
+    tiers = [
+        {
+            "name": "only",
+            "model": MODEL,
+            "engine": "sglang",
+            "device": "cuda",
+            "threshold": 50,
+            "sglang": {"tp": 8, "pp": 2},
+        },
+        {"name": "own", "model": MODEL, "engine": "torch"},
+    ]
+    file = mesh_file(tiers)
+
+    def part(tier: str, node: str) -> list[str]:
+        mesh, settings = load_mesh_file(file), ServiceSettings.load(mesh_file=file, worker_node=node)
+        engine = engine_of(mesh, mesh.tier(tier))
+        assert isinstance(engine, EngineExtension)
+        return engine.server_part(EngineSite(mesh, mesh.tier(tier), settings)).command
+
+    argv = part("only", "1/2@10.0.0.7:20001")
+    options = dict(itertools.pairwise(argv))
+    assert (options["--tp-size"], options["--pp-size"]) == ("8", "2")
+    assert (options["--nnodes"], options["--node-rank"]) == ("2", "1")
+    assert options["--dist-init-addr"] == "10.0.0.7:20001"
+    for wrong in ("2/2@h:1", "1/2", "1@h:2"):
+        with pytest.raises(SettingsError, match=r"PENSTOCK_WORKER_NODE: must be like 1/2@10\.0\.0\.7:20000"):
+            part("only", wrong)
+    with pytest.raises(SettingsError, match="PENSTOCK_WORKER_NODE: the torch engine has no servers over several nodes"):
+        part("own", "1/2@h:1")
+
+
+async def test_a_part_of_a_server_is_not_started_again_by_its_worker() -> None:
+    """Whoever starts the other parts does, with all of them."""
+    server = ServerProcess(ServerShape(sys.executable, "m", "m", node=ServerNode(0, 2, "127.0.0.1:9")), 9)
+    await server.start()
+    async with asyncio.timeout(30):
+        while not server.lost:  # this Python has no sglang
+            await asyncio.sleep(0.01)
+    assert server.restarts == 0
+    await server.stop()
 
 
 def test_each_worker_has_its_own_gpus() -> None:

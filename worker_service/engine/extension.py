@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.services.extensions import EngineOptions
+from penstock.services.extensions import EngineOptions, ServerContainer
+from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.settings import ServiceSettings
 
@@ -40,3 +41,11 @@ class EngineExtension(EngineOptions):
         Raises:
             SettingsError: Something that the options name is missing.
         """
+
+    def server_part(self, site: EngineSite) -> ServerContainer:
+        """What runs on a node of a worker's server that is not the worker's own, by `site.settings.server_node`.
+
+        Raises:
+            SettingsError: The engine has no such servers.
+        """
+        raise SettingsError(f"PENSTOCK_WORKER_NODE: the {site.tier.engine} engine has no servers over several nodes")

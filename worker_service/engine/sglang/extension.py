@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from penstock.services.domain.hardware import ReplicaShape
+from penstock.services.domain.server_nodes import node_counts
 from penstock.services.extensions import ENGINE_FIELDS, ServerContainer
 from penstock.services.extensions.engines import CONTAINER_FOLDER
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MAX_PORT, MeshFile, MeshTier
 from penstock.services.model_folder import folder_problem, is_hub_id, model_folder
+from penstock.services.processes import free_port
 from penstock.services.settings import ServiceSettings, environment_value
 from penstock.types.problems import FieldProblem
 from penstock.worker_service.engine.devices import worker_device
@@ -32,7 +34,7 @@ SERVER_MARGIN_S = 60.0  # more than a server's own start time-out, so that its w
 LOOK_S = 30.0  # for an interpreter to say whether it has sglang
 
 UNSUPPORTED_FLAGS = {
-    "--nnodes": "a worker starts servers on its own machine: start one of several machines yourself, and set endpoint",
+    "--nnodes": "a worker starts servers on its own machine, or where `up --on ray` has GPUs for it: else set endpoint",
     "--node-rank": "see --nnodes",
     "--dist-init-addr": "see --nnodes",
     "--enable-lora": "set the tier's adapter, the adapter that the tier serves its model with",
@@ -174,12 +176,21 @@ class Sglang(EngineExtension):
             tool_format=tier.tool_format,
             model=tier.model,
             keeps_slos=tier.batch_policy == "slo",
-            tightest_tpot_s=site.mesh.slo.tightest_tpot_s,
+            # a server over several nodes is not started once more with other flags
+            tightest_tpot_s=None if settings.server_node is not None else site.mesh.slo.tightest_tpot_s,
         )
         return SglangEngine(options)
 
+    def server_part(self, site: EngineSite) -> ServerContainer:
+        shape = self._own_server(site, model_folder(site.settings, site.tier.adapter) if site.tier.adapter else None)
+        return ServerContainer(command(shape, free_port()), environment(shape))
+
     def gpu_count(self, tier: MeshTier) -> int:
         return 0 if self.endpoint or not super().gpu_count(tier) else self._gpus_each
+
+    def node_counts(self, tier: MeshTier) -> tuple[int, ...]:
+        # SGLang has no copies of a model behind one server over several nodes
+        return (1,) if self.endpoint or self.dp > 1 else node_counts(ReplicaShape(self.tp, self.pp))
 
     def shape(self, tier: MeshTier) -> ReplicaShape | None:
         return None if self.endpoint else ReplicaShape(self.tp, self.pp, tier.gpu_type, self.ep, self.attn_dp)
@@ -220,6 +231,7 @@ class Sglang(EngineExtension):
             device=tier.device if gpus else worker_device(tier.device, settings.worker_index, each),
             kv_store=str(settings.resolve(shape.kv_store)) if shape.kv_store else "",
             trace_to=collector.partition("://")[2] or collector,
+            node=settings.server_node,
         )
 
     def _server_shape(self, tier: MeshTier, python: str, model: str, adapter: str) -> ServerShape:

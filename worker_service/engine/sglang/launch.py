@@ -9,6 +9,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.services.domain.server_nodes import ServerNode
+
 
 @dataclass(frozen=True, slots=True)
 class ServerShape:
@@ -22,6 +24,7 @@ class ServerShape:
     mixed_chunk: a step computes decodes and a chunk of prompts together, instead of the chunk alone.
     trace_to: host:port of an OTLP collector; empty: none.
     adapter: the folder of a LoRA adapter that requests may use; empty: none.
+    node: the part of a server over several nodes; None: all of it.
     """
 
     python: str
@@ -50,6 +53,7 @@ class ServerShape:
     mixed_chunk: bool = False
     trace_to: str = ""
     adapter: str = ""
+    node: ServerNode | None = None
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -79,6 +83,8 @@ def command(shape: ServerShape, port: int, host: str = "127.0.0.1") -> list[str]
         options["chunked-prefill-size"] = pages * shape.kv_block_tokens
     if number:
         options["base-gpu-id"] = number
+    if (node := shape.node) is not None:
+        options |= {"nnodes": node.count, "node-rank": node.rank, "dist-init-addr": node.address}
     if shape.mem_fraction is not None:
         options["mem-fraction-static"] = shape.mem_fraction
     elif shape.kv_tokens is not None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.services.processes import ProcessSpec, Watched, Watcher
+from penstock.services.processes import ANY_STATUS, ProcessSpec, Watched, Watcher
 from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ class ServerProcess:
 
     def __init__(self, shape: ServerShape, port: int) -> None:
         self._shape, self._port = shape, port
-        self._watcher = Watcher()
+        # all parts of a server over several nodes start again together: not by this worker
+        self._watcher = Watcher(final=ANY_STATUS) if shape.node is not None else Watcher()
         self._entry: Watched | None = None
         self.endpoint = f"http://127.0.0.1:{port}"
 

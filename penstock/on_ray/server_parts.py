@@ -1,0 +1,128 @@
+"""Servers over several nodes: the actor of each part on another node than the worker, and how all start and end together.
+
+Their engine's processes wait for each other. So where one is lost, the others are ended, and all start again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.local.cpu_time import descendants
+from penstock.on_ray import shared as shared_state
+from penstock.on_ray.on_node import log_file, own_folder, placed_spec, write_files
+from penstock.on_ray.shared import NAMESPACE
+from penstock.placement.processes import MeshProcess
+from penstock.services.background import end, supervise
+from penstock.services.domain.server_nodes import ServerNode
+from penstock.services.processes import ANY_STATUS, ProcessSpec, Watched, Watcher, free_port, rotate
+
+_log = logging.getLogger(__name__)
+
+STOP_S = 5.0  # requests have ended before
+RETRY_S = 1.0
+
+Lost = Callable[[str, str], Awaitable[None]]
+"""Is told what has ended, and the last lines of its log."""
+
+
+def part_name(mesh: str, process: str, rank: int) -> str:
+    """Of the actor of a part. rank: from 1."""
+    return f"{mesh}/{process}/{rank}"
+
+
+class ServerPart:
+    """Runs the part of a worker's server on its node, each time that the supervisor of the worker says so."""
+
+    async def __init__(self, mesh: str, process: MeshProcess, rank: int) -> None:  # type: ignore[misc]  # as Ray calls it
+        import ray
+
+        self._name = f"{process.name}-rank-{rank}"
+        self._watcher = Watcher(final=ANY_STATUS)
+        shared = shared_state.load(mesh)
+        assert shared is not None
+        folder = own_folder(mesh, self._name)
+        write_files(folder, process.role, shared)
+        spec = placed_spec(process, shared, ray.util.get_node_ip_address(), folder, log_file(mesh, self._name))
+        self._spec = replace(spec, name=self._name, stop_s=STOP_S)
+
+    async def run(self, node: str) -> None:
+        """Start the part, instead of the one that ran before. node: a ServerNode's name."""
+        await self.stop()
+        assert self._spec.log is not None
+        rotate(self._spec.log, 0)
+        await self._watcher.start(replace(self._spec, env={**self._spec.env, "PENSTOCK_WORKER_NODE": node}))
+
+    async def ended(self) -> tuple[str, str]:
+        """Wait until the part has ended; return what did, and the last lines of its log."""
+        entry = self._watcher.watched[self._name]
+        assert entry.task is not None
+        await asyncio.wait([entry.task])  # also where it is stopped, for a worker that starts again
+        return f"{self._name} ended with status {entry.status}", entry.log_tail()
+
+    async def stop(self) -> None:
+        await self._watcher.stop_all()
+
+
+class ServerParts:
+    """The parts of a worker's server on other nodes, seen from its supervisor. lost: told which one has ended the worker."""
+
+    def __init__(self, mesh: str, process: MeshProcess, host: str, lost: Lost) -> None:
+        """host: of the worker's own node."""
+        self._names = [part_name(mesh, process.name, rank) for rank in range(1, process.nodes)]
+        self._host, self._lost = host, lost
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, entry: Watched) -> ProcessSpec:
+        """Start all parts, for a worker that is about to start; return how it is to be run."""
+        import ray
+
+        await self._forget()
+        count, address = 1 + len(self._names), f"{self._host}:{free_port()}"
+        while True:
+            try:
+                parts = [ray.get_actor(name, namespace=NAMESPACE) for name in self._names]
+                await asyncio.gather(
+                    *(p.run.remote(str(ServerNode(r, count, address))) for r, p in enumerate(parts, 1))
+                )
+                break
+            except (ValueError, ray.exceptions.RayError) as error:  # not created yet, or being moved to another node
+                _log.warning("waiting for the nodes of %s: %s", entry.spec.name, error)
+                await asyncio.sleep(RETRY_S)
+        self._watch = supervise("server-parts", lambda: self._end_with(parts, entry), endless=False)
+        return replace(entry.spec, env={**entry.spec.env, "PENSTOCK_WORKER_NODE": str(ServerNode(0, count, address))})
+
+    async def stop(self) -> None:
+        """Stop all parts, after the worker."""
+        import ray
+
+        await self._forget()
+        parts = [ray.get_actor(name, namespace=NAMESPACE) for name in self._names]
+        await asyncio.gather(*(part.stop.remote() for part in parts), return_exceptions=True)
+
+    async def _forget(self) -> None:
+        if self._watch is not None:
+            await end(self._watch)
+
+    async def _end_with(self, parts: Sequence[Any], entry: Watched) -> None:
+        """Kill the worker and its own part once another one has ended: the server answers no more, and would wait."""
+        import ray
+
+        ends = [asyncio.ensure_future(part.ended.remote()) for part in parts]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            what, log_tail = done.pop().result()
+        except ray.exceptions.RayError as error:
+            what, log_tail = f"a node of the server of {entry.spec.name} is lost", str(error)
+        finally:
+            await end(*ends)
+        await self._lost(what, log_tail)
+        while (pid := entry.pid) is None:
+            await asyncio.sleep(RETRY_S)
+        for each in (pid, *descendants(pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
