@@ -162,6 +162,8 @@ def test_an_autoscaler_has_the_counts_of_tiers_of_one_group(tmp_path: Path, kind
     assert {each["metadata"]["name"] for each in workers if "replicas" not in each["spec"]} == scaled
     for scaler, tier in zip(scalers, ("small", "medium"), strict=True):
         assert tier in json.dumps(scaler["spec"])
+        for trigger in scaler["spec"].get("triggers", ()):
+            assert trigger["metadata"]["ignoreNullValues"] == "false", "no metric is taken for a count of zero"
 
 
 def test_replicas_have_their_gpus_and_nodes(tmp_path: Path) -> None:
