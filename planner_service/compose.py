@@ -44,7 +44,17 @@ async def compose(chassis: Chassis) -> None:
     clock = SystemClock()
     leadership = Leadership(chassis.redis, chassis.keys, chassis.instance_id, clock)
     most, shapes = chassis.mesh.planner.max_instances, WorkerShapes(chassis.mesh)
-    publisher = PlanPublisher(store, leadership, feed, seed, clock, most, scorers, shapes=shapes)
+    publisher = PlanPublisher(
+        store,
+        leadership,
+        feed,
+        seed,
+        clock,
+        most,
+        scorers,
+        shapes=shapes,
+        predicts=bool(chassis.mesh.router.score_predictor),
+    )
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(publisher)
     scaler = await chassis.stack.enter_async_context(LoadScaler(chassis.mesh, publisher, clock))

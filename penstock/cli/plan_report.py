@@ -31,7 +31,7 @@ def show(plan: CascadePlan, rules: RuleOptions, written: list[Path]) -> None:
         table.add_column(column, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     for i, tier in enumerate(plan.tiers):
         threshold = "not used" if tier.threshold is None else f"{tier.threshold:.4g}"
-        if tier.used and i == len(plan.tiers) - 1:
+        if tier.used and (i == len(plan.tiers) - 1 or tier.threshold == 0):
             threshold = "all"
         table.add_row(
             tier.name,
@@ -164,13 +164,14 @@ def _choice_lines(plan: CascadePlan) -> list[str]:
     line = f"chosen from {', '.join(choice.tiers)}: {considered}"
     lines = [f"{line}; left out: {', '.join(left_out)}" if left_out else line]
     if (other := choice.runner_up) is None:
-        return [*lines, "runner-up: none, the plans of all other cascades are served by the same tiers"]
+        return [*lines, "runner-up: none, the plans of all other forms are served in the same way"]
     dollars = other.cost.dollars_per_hour
     cost = f"{other.cost.gpus} GPUs" + ("" if dollars is None else f", {dollars:,.2f} dollars per hour")
     rate = "" if plan.goal.value != "rate" or other.rate_per_s is None else f", {other.rate_per_s:.3g} requests/s"
     words = "" if plan.latency is None else plan.latency.words
     figures = f"quality {other.quality:.2f}, {words} {seconds(other.latency_p95_s)}, {cost}{rate}"
-    return [*lines, f"runner-up: {' + '.join(other.tiers)}, {figures}"]
+    by = " by a predictor" if other.routed else ""
+    return [*lines, f"runner-up: {(' or ' if other.routed else ' + ').join(other.tiers)}{by}, {figures}"]
 
 
 def _grading_lines(plan: CascadePlan) -> list[str]:

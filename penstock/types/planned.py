@@ -235,13 +235,15 @@ class QualityPromise:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """The best plan of other tiers. latency_p95_s: that the objective means, at its percentile."""
+    """The best plan of another form. latency_p95_s: that the objective means, at its percentile. routed: each prompt goes to
+    one of the tiers, by its predicted scores."""
 
     tiers: tuple[str, ...]
     quality: float
     latency_p95_s: float
     cost: Cost
     rate_per_s: float | None
+    routed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,15 @@ from typing import Any
 
 from penstock.planner_service.api.simulations import Shapes, deployment_of, planned_site, shapes_of
 from penstock.planner_service.codecs.plan_file import PlanFile
-from penstock.planner_service.manifests.render import compose, groups, mesh_file, planned_tiers, rules_in_mesh, tier_of
+from penstock.planner_service.manifests.render import (
+    SCORE_PREDICTOR,
+    compose,
+    groups,
+    mesh_file,
+    planned_tiers,
+    rules_in_mesh,
+    tier_of,
+)
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.routing.quality import SKIPPED
 from penstock.services.acceptance.pipeline import OF_PLANS
@@ -64,6 +72,12 @@ def _mesh(file: PlanFile, site: Site, shapes: Shapes, base: Path | None) -> dict
         if names != list(site.tiers):
             raise invalid("tiers", f"{base} has {', '.join(names)}, the plan {', '.join(site.tiers)}")
         mesh["tiers"] = [tier | planned for tier, planned in zip(mesh["tiers"], tiers, strict=True)]
+    if any(tier.skip_below is not None for tier in file.plan.tiers):
+        if base is not None and not mesh.get("router", {}).get("score_predictor"):
+            raise invalid(
+                "router.score_predictor", f"is needed by the plan, which has skip_below, and not set in {base}"
+            )
+        mesh["router"] = {"score_predictor": SCORE_PREDICTOR} | mesh.get("router", {})
     if rules := rules_in_mesh(OF_PLANS, file.plan):
         mesh["planner"] = mesh.get("planner", {}) | rules
     return mesh

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from penstock.planner_service.live.worker_shapes import WorkerShapes
+from penstock.services.acceptance.threshold import accepts_all
 from penstock.services.background import end, supervise
 from penstock.services.clock import Clock
 from penstock.services.domain.errors import InvalidRequest, Unavailable
@@ -45,11 +46,13 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         scorers: Collection[str] = (),
         *,
         shapes: WorkerShapes,
+        predicts: bool,
     ) -> None:
-        """scorers: those that the mesh's judge has; a plan may name one of them, or none."""
+        """scorers: those that the mesh's judge has; a plan may name one of them, or none. predicts: whether routers have a
+        score predictor."""
         self._store, self._leadership, self._feed, self._seed, self._clock = store, leadership, feed, seed, clock
         self._max_instances, self._scorers, self.shapes = max_instances, scorers, shapes
-        self._seeded = False
+        self._predicts, self._seeded = predicts, False
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -89,12 +92,14 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         Raises:
             NotLeading: another planner leads.
             InvalidRequest: a tier has more instances than may be, none has any, or the plan names a scorer that the
-                judge does not have, or models or drafters that workers do not load, or shapes that they cannot have.
+                judge does not have, or models or drafters that workers do not load, or shapes that they cannot have, or
+                it routes by scores that nothing predicts.
             RevisionConflict: another plan than `expected` is current.
             StateUnavailable: Redis cannot be reached.
         """
         tiers = [self.shapes.filled(tier) for tier in plan.tiers]
         problems = [*self._too_many(plan), *self._other_models(plan), *self._other_drafters(plan)]
+        problems += self._unpredicted(plan)
         problems += [p for i, tier in enumerate(tiers) for p in self.shapes.problems(tier, f"plan.tiers[{i}]")]
         nobody = not any(tier.instances for tier in plan.tiers)
         if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
@@ -138,6 +143,13 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
             if seeded is not None and not same_model(seeded.model, tier.model):
                 problem = f"workers of tier {tier.name} load {seeded.model}, not {tier.model[:200]}: no plan changes it"
                 yield FieldProblem(f"plan.tiers[{i}].model", f"{problem}; see tiers[].model in the mesh file")
+
+    def _unpredicted(self, plan: Plan) -> Iterator[FieldProblem]:
+        """A tier that accepts all would be sent every prompt."""
+        for i, tier in enumerate(plan.tiers[:-1]):
+            if tier.skip_below is not None and accepts_all(tier.threshold or 0.0) and not self._predicts:
+                problem = f"{tier.name} accepts all: needs router.score_predictor in the mesh file"
+                yield FieldProblem(f"plan.tiers[{i}].skip_below", problem)
 
     def _drafters(self, tier: str) -> tuple[str, ...]:
         """What drafts in the tier's workers, which load it when they start."""

@@ -99,6 +99,8 @@ def replan(payload: bytes, emit: Emit) -> None:
     rules = job.rules
     if judged.predicted is None:  # then routers cannot predict either, and ask every tier
         rules = replace(rules, skip_below=())
+    if not any(limit is not None for limit in rules.skip_below):  # limits stay as they are: none are looked for
+        judged = replace(judged, predicted=None)
     trace = workload_of(question.trace)
     staged = list[pb.PlanStagesRequest]()
     try:

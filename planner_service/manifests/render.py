@@ -33,6 +33,7 @@ SGLANG_IMAGE, REDIS_IMAGE = "lmsysorg/sglang:v0.5.23", "redis:7.4-alpine"
 # The images that docker-compose.yml builds, by role.
 _IMAGES = {"router": "router", "planner": "planner", "judge": "worker", "worker": "worker"}
 PENSTOCK_IMAGES = {role: f"penstock-mesh-{image}:{penstock.__version__}" for role, image in _IMAGES.items()}
+SCORE_PREDICTOR = "/models/score_predictor.json"
 GRPC_PORT, HTTP_PORT = 50051, 8000  # of our own image
 MESH_FILE = "/etc/penstock/mesh.yaml"
 GRADING_SHARE = 0.25  # of the places of a tier that grades
@@ -108,7 +109,7 @@ def planned_tiers(
 ) -> list[Manifest]:
     """What a plan says of each tier in a mesh file. thresholds: of the tiers but the last. counts: replicas by tier.
 
-    plan: whose rules they have, but for those that need a predictor or were fitted to a judge.
+    plan: whose rules they have, but for those that were fitted to a judge.
     """
     entries = []
     for i, (threshold, count) in enumerate(mesh_tiers(thresholds, counts)):

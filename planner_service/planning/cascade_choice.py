@@ -1,8 +1,9 @@
-"""The cascade itself chosen from candidate models: which of the tiers, in their order. No I/O.
+"""The form of a plan: which of the candidate models, in their order, as a cascade or with routing before generation. No I/O.
 
-Sets: candidates, in the order of escalation; cascades S, the subsets of so many of them. Variable: S. Objective and
-constraints: those of the goal, for the best plan of S alone. So each cascade is planned as if it had been stated, and the
-best of these plans is taken; of equal ones that with fewer tiers.
+Sets: candidates, in the order of escalation; forms S, the subsets of so many of them as a cascade, and where scores are
+predicted, those of two and more with each prompt sent to one of them. Variable: S. Objective and constraints: those of the
+goal, for the best plan of S alone. So each form is planned as if it had been stated, and the best of these plans is taken;
+of equal ones that with fewer tiers.
 
 Cascades with the best bounds are planned first, and those are left out that cannot matter:
 (1) no routing over the tiers reaches the quality; (2) it is too slow with each request alone on the fastest replica; (3) by
@@ -14,8 +15,9 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +37,28 @@ from penstock.types.planned import CascadeChoice, Cost, RunnerUp
 from penstock.types.planning import Objective
 
 Tiers = tuple[int, ...]
-PlanOf = Callable[[Tiers, Options], CascadePlan]
-Reaches = Callable[[Tiers, Options, float], bool]
+
+
+class Form(NamedTuple):
+    """tiers: by number, ascending. routed: each prompt goes to one of them, by predicted scores; else they are a cascade."""
+
+    tiers: Tiers
+    routed: bool = False
+
+    @property
+    def order(self) -> tuple[int, bool, Tiers]:
+        """By which equal forms are tried and taken."""
+        return len(self.tiers), self.routed, self.tiers
+
+    def of(self, site: Site, demand: Demand) -> tuple[Site, Demand]:
+        """The site and the demand of these tiers. Where prompts are routed, nothing is judged."""
+        if not self.routed:
+            return site.only(self.tiers), demand.only(self.tiers)
+        return dataclasses.replace(site, grading=None).only(self.tiers), demand.only(self.tiers).routed()
+
+
+PlanOf = Callable[[Form, Options], CascadePlan]
+Reaches = Callable[[Form, Options, float], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +97,31 @@ def best_cascade(
     reaches: Reaches,
     *,
     repeated: bool,
-    stated: bool = False,
 ) -> CascadePlan:
-    """The best plan over all cascades of the candidates, with how they were chosen.
+    """The best plan over all forms of the candidates, with how it was chosen.
 
     site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
-    unfit: candidates that fit nowhere, with the reason. plan(tiers, options): the best plan of a cascade; raises Unreachable.
-    reaches(tiers, options, rate): whether a plan is found at so many requests per second. repeated: whether a latency target
-    has to hold on other stretches, too. stated: the mesh has all candidates: all answers but
-    the last one's are judged.
+    unfit: candidates that fit nowhere, with the reason. plan(form, options): the best plan of a form; raises Unreachable.
+    reaches(form, options, rate): whether a plan is found at so many requests per second. repeated: whether a latency target
+    has to hold on other stretches, too.
 
     Raises:
         Unreachable: No cascade has a plan; it says which target binds for the one that comes nearest.
     """
-    return _Choice(site, demand, options, alone, unfit, plan, reaches, repeated=repeated, stated=stated).best()
+    return _Choice(site, demand, options, alone, unfit, plan, reaches, repeated=repeated).best()
 
 
 def cascades_of(candidates: int, options: Options) -> list[Tiers]:
     """All cascades of the sizes that are asked for, the smallest first, each in the order of the candidates."""
     least, most = _sizes(options)
     return [tiers for size in range(least, most + 1) for tiers in itertools.combinations(range(candidates), size)]
+
+
+def forms_of(candidates: int, options: Options, *, predicted: bool) -> list[Form]:
+    """All forms of the sizes that are asked for. predicted: whether prompts have predicted scores."""
+    cascades = cascades_of(candidates, options)
+    routed = cascades if predicted and options.is_plain else []
+    return [*map(Form, cascades), *(Form(tiers, routed=True) for tiers in routed if 2 <= len(tiers) <= MOST_TIERS)]
 
 
 def _sizes(options: Options) -> tuple[int, int]:
@@ -114,30 +141,29 @@ class _Choice:
         reaches: Reaches,
         *,
         repeated: bool,
-        stated: bool,
     ) -> None:
         self.site, self.demand, self.options, self.unfit = site, demand, options, unfit
-        self._plan, self._reaches, self._repeated, self._stated = plan, reaches, repeated, stated
+        self._plan, self._reaches, self._repeated = plan, reaches, repeated
         self._alone = alone
         self._kinds = alone.kinds
-        self.all = cascades_of(len(site.tiers), options)
-        self.left_out: dict[Tiers, LeftOut] = {}
-        self.bounds: dict[Tiers, _Bounds] = {}
-        self.plans: dict[Tiers, CascadePlan] = {}
-        self.failures: dict[Tiers, Unreachable] = {}
+        self.all = forms_of(len(site.tiers), options, predicted=demand.judged.predicted is not None)
+        self.left_out: dict[Form, LeftOut] = {}
+        self.bounds: dict[Form, _Bounds] = {}
+        self.plans: dict[Form, CascadePlan] = {}
+        self.failures: dict[Form, Unreachable] = {}
         self.within = dataclasses.replace(options, max_tiers=None, min_tiers=None)
-        for tiers in self.all:
-            if self._can_run(tiers):
-                self._bound(tiers)
+        for form in self.all:
+            if self._can_run(form):
+                self._bound(form)
 
     def best(self) -> CascadePlan:
         aim = self.options.aim
-        for tiers in sorted(self._open(), key=lambda t: (self.bounds[t].value(aim), len(t), t)):
+        for form in sorted(self._open(), key=lambda one: (self.bounds[one].value(aim), *one.order)):
             enough = self._enough()
-            if self.bounds[tiers].value(aim) > enough + EPSILON or self._slower(tiers, enough):
-                self.left_out[tiers] = LeftOut.BOUND
+            if self.bounds[form].value(aim) > enough + EPSILON or self._slower(form, enough):
+                self.left_out[form] = LeftOut.BOUND
             else:
-                self._try(tiers)
+                self._try(form)
         if not self.plans:
             self._try_slow()
         if not self.plans:
@@ -155,50 +181,49 @@ class _Choice:
                 *_sizes(self.options),
                 len(self.all),
                 len(self.plans),
-                dict(Counter(self.left_out[tiers] for tiers in self.all if tiers in self.left_out)),
+                dict(Counter(self.left_out[form] for form in self.all if form in self.left_out)),
                 None if other is None else _runner_up(other),
             ),
         )
 
-    def _can_run(self, tiers: Tiers) -> bool:
-        grading = self.site.grading
-        if any(self.site.tiers[tier] in self.unfit for tier in tiers):
-            self.left_out[tiers] = LeftOut.GPUS
-        elif grading is not None and grading.by_tier and grading.tier not in tiers and self._is_judged(tiers):
-            self.left_out[tiers] = LeftOut.JUDGE
-        return tiers not in self.left_out
+    def _can_run(self, form: Form) -> bool:
+        grading, is_judged = self.site.grading, len(form.tiers) > 1 and not form.routed
+        if any(self.site.tiers[tier] in self.unfit for tier in form.tiers):
+            self.left_out[form] = LeftOut.GPUS
+        elif grading is not None and grading.by_tier and grading.tier not in form.tiers and is_judged:
+            self.left_out[form] = LeftOut.JUDGE
+        return form not in self.left_out
 
-    def _is_judged(self, tiers: Tiers) -> bool:
-        return len(tiers) > 1 or (self._stated and tiers[-1] < len(self.site.tiers) - 1)
+    def _open(self) -> list[Form]:
+        return [form for form in self.all if form not in self.left_out]
 
-    def _open(self) -> list[Tiers]:
-        return [tiers for tiers in self.all if tiers not in self.left_out]
-
-    def _bound(self, tiers: Tiers) -> None:
-        """Compute the bounds of a cascade, and leave it out where they show that it misses a target.
+    def _bound(self, form: Form) -> None:
+        """Compute the bounds of a form, and leave it out where they show that it misses a target.
 
         Under a skip rule or one for long answers requests visit fewer tiers, and best answers have another quality: the
         bounds hold for none of these.
         """
-        options, judged = self.options, self.demand.judged.only(tiers)
+        options, tiers = self.options, form.tiers
+        demand = form.of(self.site, self.demand)[1]
+        judged = demand.judged
         least_cost = min(self._least_cost(tier) for tier in tiers)
         target = -1.0 if options.min_quality is None else options.min_quality
         if options.has_rules or len(tiers) > MOST_TIERS:
             most = float(judged.quality.max(axis=1).mean())
             reached = max(float(judged.quality.mean(axis=0).max()), judged.under(asked_of_plans(options.rules)).most)
-            self.bounds[tiers] = _Bounds(most, reached, 0.0, least_cost, False)
+            self.bounds[form] = _Bounds(most, reached, 0.0, least_cost, False)
             if most < target - EPSILON:
-                self.left_out[tiers] = LeftOut.MIN_QUALITY
+                self.left_out[form] = LeftOut.MIN_QUALITY
             return
         grid = Grid(judged)
         most = float(grid.qualities.max())
         few = grid.qualities.size <= ENUMERATE_UP_TO
         points = grid.at_least(target)
         if not points:
-            self.bounds[tiers] = _Bounds(most, most, 0.0, least_cost, few)
-            self.left_out[tiers] = LeftOut.MIN_QUALITY
+            self.bounds[form] = _Bounds(most, most, 0.0, least_cost, few)
+            self.left_out[form] = LeftOut.MIN_QUALITY
             return
-        requests, alone_s = self.demand.requests.only(tiers), self._alone_s(tiers)
+        requests, alone_s = demand.requests, self._alone_s(tiers)
         limit_s = math.inf if options.max_latency_s is None else options.max_latency_s
         quality = most
         if options.latency is not Objective.LARGEST_TIER:
@@ -208,14 +233,14 @@ class _Choice:
             bounds = grid.latency_bounds(requests, alone_s, options.percentile)
             fastest = min(float(bounds[point]) for point in points)
             quality = max((float(grid.qualities[p]) for p in points if bounds[p] <= limit_s + EPSILON), default=most)
-        self.bounds[tiers] = _Bounds(quality, most, fastest, least_cost, few)
+        self.bounds[form] = _Bounds(quality, most, fastest, least_cost, few)
         if fastest > limit_s + EPSILON:
-            self.left_out[tiers] = LeftOut.MAX_LATENCY
+            self.left_out[form] = LeftOut.MAX_LATENCY
 
     def _alone_s(self, tiers: Tiers) -> Floats:
         """(C, N) seconds of each request alone at each tier of a cascade, of what the tier is measured by there."""
-        measured = (measured_at(self.options.latency, streamed=tier == tiers[-1]) for tier in tiers)
-        return np.array([self._alone.tier_alone_s(tier, what) for tier, what in zip(tiers, measured, strict=True)])
+        measured = measured_at(self.options.latency, streamed=True)
+        return np.array([self._alone.tier_alone_s(tier, measured) for tier in tiers])
 
     def _least_cost(self, tier: int) -> float:
         """Of a tier that serves at all, in the unit of CascadePlan.cost."""
@@ -233,50 +258,50 @@ class _Choice:
         ranked = self._ranked()
         return math.inf if len(ranked) < 2 else self.plans[ranked[1]].rank(self.options.aim)[0]
 
-    def _slower(self, tiers: Tiers, enough: float) -> bool:
-        """Whether the rate is what is to be best, and a cascade has no plan at that of the second best."""
+    def _slower(self, form: Form, enough: float) -> bool:
+        """Whether the rate is what is to be best, and a form has no plan at that of the second best."""
         if self.options.aim is not Goal.RATE or self.options.has_rules or enough == math.inf:
             return False
-        return not self._reaches(tiers, self.within, -enough)
+        return not self._reaches(form, self.within, -enough)
 
-    def _try(self, tiers: Tiers) -> None:
+    def _try(self, form: Form) -> None:
         try:
-            self.plans[tiers] = self._plan(tiers, self.within)
-            self.left_out.pop(tiers, None)
+            self.plans[form] = self._plan(form, self.within)
+            self.left_out.pop(form, None)
         except Unreachable as error:
-            self.failures[tiers], self.left_out[tiers] = error, LeftOut.NO_PLAN
+            self.failures[form], self.left_out[form] = error, LeftOut.NO_PLAN
 
     def _try_slow(self) -> None:
         """Plan those that are too slow by their bounds: their errors say what latency can be had."""
-        slow = [tiers for tiers, why in self.left_out.items() if why is LeftOut.MAX_LATENCY]
-        for tiers in sorted(slow, key=lambda t: (self.bounds[t].latency_s, t)):
+        slow = [form for form, why in self.left_out.items() if why is LeftOut.MAX_LATENCY]
+        for form in sorted(slow, key=lambda one: (self.bounds[one].latency_s, one.order)):
             known = (e.best for e in self.failures.values() if e.binds is Binds.MAX_LATENCY)
-            if self.bounds[tiers].latency_s < min(known, default=math.inf):
-                self._try(tiers)
+            if self.bounds[form].latency_s < min(known, default=math.inf):
+                self._try(form)
 
-    def _ranked(self) -> list[Tiers]:
-        """Cascades with a plan, the best first; of those that serve with the same tiers, the best one alone."""
+    def _ranked(self) -> list[Form]:
+        """Forms with a plan, the best first; of those that serve in the same way, the best one alone."""
 
-        def key(tiers: Tiers) -> tuple[tuple[float, float], int, Tiers]:
-            return self.plans[tiers].rank(self.options.aim), len(tiers), tiers
+        def key(form: Form) -> tuple[tuple[float, float], tuple[int, bool, Tiers]]:
+            return self.plans[form].rank(self.options.aim), form.order
 
-        serving: dict[tuple[str, ...], Tiers] = {}
-        for tiers in sorted(self.plans, key=key):
-            serving.setdefault(_serving(self.plans[tiers]), tiers)
+        serving: dict[tuple[bool, tuple[str, ...]], Form] = {}
+        for form in sorted(self.plans, key=key):
+            serving.setdefault(_serving(self.plans[form]), form)
         return list(serving.values())
 
     def _solution(self, chosen: CascadePlan) -> Solution:
-        """What is proved of the chosen plan, over all cascades: the gap is to the best of what each of them may have."""
+        """What is proved of the chosen plan, over all forms: the gap is to the best of what each of them may have."""
         own, aim = chosen.solution, self.options.aim
         best, least = chosen.rank(aim)[0], math.inf
-        for tiers in self.all:
-            why = self.left_out.get(tiers)
+        for form in self.all:
+            why = self.left_out.get(form)
             if why is LeftOut.BOUND:
-                least = min(least, self.bounds[tiers].value(aim))
-            elif why is LeftOut.NO_PLAN and not self._is_proved(tiers):
+                least = min(least, self.bounds[form].value(aim))
+            elif why is LeftOut.NO_PLAN and not self._is_proved(form):
                 least = -math.inf
             elif why is None:
-                least = min(least, _least(self.plans[tiers], aim))
+                least = min(least, _least(self.plans[form], aim))
         evaluations = sum(plan.solution.evaluations for plan in self.plans.values())
         if least == -math.inf or self.options.has_rules:  # nothing is proved over rules
             return dataclasses.replace(own, proof=Proof.SEARCHED, gap=None, evaluations=evaluations)
@@ -291,44 +316,49 @@ class _Choice:
             proof = Proof.ENUMERATED if every and proofs == {Proof.ENUMERATED} else Proof.BOUNDED
         return dataclasses.replace(own, proof=proof, gap=gap, evaluations=evaluations)
 
-    def _is_proved(self, tiers: Tiers) -> bool:
-        """Whether a cascade for which no plan was found has none: all of its routings were tried, or none has the quality."""
+    def _is_proved(self, form: Form) -> bool:
+        """Whether a form for which no plan was found has none: all of its routings were tried, or none has the quality."""
         options = self.options
         if options.has_rules:
             return False
-        if len(tiers) <= MOST_TIERS and self.failures[tiers].binds is Binds.MIN_QUALITY:
+        if len(form.tiers) <= MOST_TIERS and self.failures[form].binds is Binds.MIN_QUALITY:
             return True
         lowered = self._repeated and options.max_latency_s is not None  # the limit: what fails then is not proved
-        return self.bounds[tiers].few_routings and options.latency is Objective.LARGEST_TIER and not lowered
+        return self.bounds[form].few_routings and options.latency is Objective.LARGEST_TIER and not lowered
 
     def _unreachable(self) -> Unreachable:
-        """What binds for the cascade that comes nearest to the targets."""
+        """What binds for the form that comes nearest to the targets."""
         if self.failures and any(error.binds is not Binds.MIN_QUALITY for error in self.failures.values()):
-            tiers, error = min(self.failures.items(), key=lambda one: (*one[1].distance, len(one[0]), one[0]))
-            of = f"the nearest of {len(self.all)} cascades is {self._words(tiers)}"
+            form, error = min(self.failures.items(), key=lambda one: (*one[1].distance, *one[0].order))
+            of = f"the nearest of {len(self.all)} cascades is {self._words(form)}"
             return Unreachable(f"{error} ({of})", error.best, error.binds)
         if not self.bounds:
             why = "; ".join(self.unfit.values())
             return Unreachable(f"no cascade of the candidates fits the GPUs{f' ({why})' if why else ''}", math.inf)
-        tiers = max(self.bounds, key=lambda t: (self.bounds[t].reached, -len(t)))
-        if (known := self.failures.get(tiers)) is not None:
-            of = f"{self._words(tiers)}, the best of {len(self.all)} cascades"
+        form = max(self.bounds, key=lambda one: (self.bounds[one].reached, -len(one.tiers)))
+        if (known := self.failures.get(form)) is not None:
+            of = f"{self._words(form)}, the best of {len(self.all)} cascades"
             return Unreachable(f"{known} ({of})", known.best, known.binds)
-        best, unfit = self.bounds[tiers].reached, "; ".join(self.unfit.values())
+        best, unfit = self.bounds[form].reached, "; ".join(self.unfit.values())
         return Unreachable(
             f"min quality binds: no cascade of the candidates reaches quality {self.options.min_quality:g}: the best, "
-            f"{self._words(tiers)}, has {rounded_down(best)}{f' ({unfit})' if unfit else ''}",
+            f"{self._words(form)}, has {rounded_down(best)}{f' ({unfit})' if unfit else ''}",
             best,
             Binds.MIN_QUALITY,
         )
 
-    def _words(self, tiers: Tiers) -> str:
-        return " + ".join(self.site.tiers[tier] for tier in tiers)
+    def _words(self, form: Form) -> str:
+        return form_words([self.site.tiers[tier] for tier in form.tiers], routed=form.routed)
 
 
-def _serving(plan: CascadePlan) -> tuple[str, ...]:
-    """The tiers of a plan that serve anything."""
-    return tuple(tier.name for tier in plan.tiers if tier.strategy.used)
+def form_words(tiers: Sequence[str], *, routed: bool) -> str:
+    """`small + large`, or `small or large by a predictor`."""
+    return f"{' or '.join(tiers)} by a predictor" if routed else " + ".join(tiers)
+
+
+def _serving(plan: CascadePlan) -> tuple[bool, tuple[str, ...]]:
+    """(whether prompts are routed, the tiers of a plan that serve anything)."""
+    return plan.is_routed, tuple(tier.name for tier in plan.tiers if tier.strategy.used)
 
 
 def _least(plan: CascadePlan, goal: Goal) -> float:
@@ -341,4 +371,5 @@ def _least(plan: CascadePlan, goal: Goal) -> float:
 
 def _runner_up(plan: CascadePlan) -> RunnerUp:
     names = tuple(tier.name for tier in plan.tiers)
-    return RunnerUp(names, plan.quality, plan.felt_s, Cost(plan.gpus, plan.dollars_per_hour), plan.rate_per_s)
+    cost = Cost(plan.gpus, plan.dollars_per_hour)
+    return RunnerUp(names, plan.quality, plan.felt_s, cost, plan.rate_per_s, plan.is_routed)

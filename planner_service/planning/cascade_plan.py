@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.planning_options import Goal, GpuBudget
 from penstock.planner_service.question.site import Demand, Site
@@ -18,6 +20,7 @@ from penstock.planner_service.routing.solution import Solution
 from penstock.planner_service.simulator import Dispatch, Percentiles, Report
 from penstock.planner_service.simulator.felt import latency_words
 from penstock.services.acceptance.pipeline import NO_RULES
+from penstock.services.acceptance.threshold import SKIPPED, accepts_all
 from penstock.types.planned import CascadeChoice, LargestAlone, QualityPromise
 from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules, BurstLadder
@@ -140,6 +143,21 @@ class CascadePlan:
         return self.felt_s, self.gpus
 
     @property
+    def is_routed(self) -> bool:
+        """Whether each prompt goes to one of several tiers, by its predicted scores, and nothing is judged."""
+        asked = [limit for limit in self.thresholds if limit <= 100]
+        return bool(asked) and all(map(accepts_all, asked)) and sum(tier.strategy.used for tier in self.tiers) > 1
+
+    @property
+    def as_routed(self) -> Self:
+        """A plan for prompts that are routed, whose thresholds are limits of predicted scores, as it is served."""
+        served = tuple(SKIPPED if limit > 100 else 0.0 for limit in self.thresholds)
+        limits = tuple(limit if 0 < limit <= 100 else None for limit in self.thresholds)
+        solution = dataclasses.replace(self.solution, thresholds=served)
+        rules = AcceptanceRules(skip_below=limits) if any(limits) else NO_RULES
+        return dataclasses.replace(self, thresholds=served, solution=solution, rules=rules)
+
+    @property
     def utilisation(self) -> tuple[float, ...]:
         """By tier, the rate offered to it over what it sustains; 0 where arrivals have no rate."""
         return (0.0,) * len(self.tiers) if self.load is None else self.load.utilisation
@@ -167,7 +185,8 @@ def outcome(
     deployer: Deployer,
     reasons: dict[str, str],
 ) -> CascadePlan:
-    """The plan that a solution amounts to, simulated from end to end."""
+    """The plan that a solution amounts to, simulated from end to end. A tier from which nothing escalates accepts all."""
+    solution = dataclasses.replace(solution, thresholds=_lowered(demand, solution.thresholds))
     strategies = solution.deployment.strategies
     run = run_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
     processed = route(demand.judged, solution.thresholds)
@@ -214,6 +233,16 @@ def outcome(
         grading=run.grading,
         cached_share=demand.cached_share,
     )
+
+
+def _lowered(demand: Demand, thresholds: Sequence[float]) -> tuple[float, ...]:
+    """The thresholds, 0 for tiers from which neither judged prompts nor requests escalate: these are simulated as not
+    judged."""
+    if demand.judged.routed or demand.judged.least is not None:  # those of early checks are not lowered
+        return tuple(thresholds)
+    both = (one.rejecting(route(one, thresholds).processed) for one in (demand.judged, demand.requests))
+    rejecting = np.logical_or(*both)
+    return tuple(h if h > 100 or rejecting[tier] else 0.0 for tier, h in enumerate(thresholds))
 
 
 def dollars_per_hour(site: Site, strategies: Sequence[Strategy]) -> float | None:

@@ -1,28 +1,28 @@
 """A cascade plan from a cluster, models, arrivals and judged prompts: what `penstock plan` computes. No I/O."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
 from penstock.planner_service.deployment.search import NOTHING
-from penstock.planner_service.planning.cascade_choice import Tiers, best_cascade
+from penstock.planner_service.planning.cascade_choice import Form, best_cascade
 from penstock.planner_service.planning.cascade_plan import CascadePlan, outcome, with_runs
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.planning.largest_alone import largest_alone
-from penstock.planner_service.planning.one_plan import MARGIN, TIGHTENED, PlanSearch
+from penstock.planner_service.planning.one_plan import TIGHTENED, PlanSearch
 from penstock.planner_service.planning.rule_search import RuleSearch
 from penstock.planner_service.question.exclusions import names_of_files
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.confidence import NewPrompts
-from penstock.planner_service.routing.goals import rounded_down, rounded_up
+from penstock.planner_service.routing.goals import rounded_down
 from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
 from penstock.planner_service.routing.quality import SKIPPED, answered_quality
 from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable
 from penstock.planner_service.rules.burst_ladder import NoLadder, burst_ladder
-from penstock.services.acceptance.pipeline import asked_of_plans
+from penstock.services.acceptance.pipeline import NO_RULES, asked_of_plans
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective
+from penstock.types.rules import AcceptanceRules
 
 NEARER = 3  # times that the most that can be promised is computed, each from the one before
 
@@ -67,7 +67,7 @@ def plan_cascade(
     if demand.judged.under_rules:
         if len(site.tiers) > MOST_TIERS:  # what users feel cannot be searched
             options = dataclasses.replace(options, objective=Objective.LARGEST_TIER)
-    elif options.chooses_form(len(site.tiers)):
+    elif options.chooses_form(len(site.tiers), predicted=demand.judged.predicted is not None):
         # all of more than three tiers together can be searched for the slowest one alone, without a proof
         searches = [_of_any_form, *([_of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
         plans, failures = list[CascadePlan](), list[Unreachable]()
@@ -105,7 +105,7 @@ def _with_promise(
         promise = new.promise(answered_quality(served, plan.thresholds), requested)
         if requested is None or needed is None or promise.least_quality >= requested - EPSILON:
             break
-        needed = min(100.0, needed + requested - promise.least_quality)
+        needed = min(100.0, max(needed, plan.quality) + requested - promise.least_quality)
     return dataclasses.replace(plan, promise=promise)
 
 
@@ -147,10 +147,8 @@ def _with_chosen_tiers(
     options: Options,
     runs: Sequence[Demand],
     on_evaluation: Callable[[int], None],
-    *,
-    stated: bool = False,
 ) -> CascadePlan:
-    """The best plan over the cascades of the candidates. stated: the mesh has all of them, whether used or not."""
+    """The best plan over the forms of the candidates."""
     everything = dataclasses.replace(site, grading=None)
     alone, unfit = deployer_for(
         everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
@@ -162,56 +160,36 @@ def _with_chosen_tiers(
         evaluations = total
         on_evaluation(total)
 
-    def plan(tiers: Tiers, within: Options) -> CascadePlan:
+    def searched(form: Form, within: Options, factor: float = 1.0) -> CascadePlan:
+        """The best plan of a form; with a factor for the rate, any that meets the targets there."""
         before = evaluations
-        parts, their_runs = (site.only(tiers), demand.only(tiers)), [run.only(tiers) for run in runs]
+        parts, *others = (form.of(site, one.scaled(factor)) for one in (demand, *runs))
+        search = PlanSearch(parts[0], within, lambda n: progress(before + n))
+        their_runs = [run for _, run in others]
+        if factor != 1.0:
+            return search.checked_plan(parts[1], their_runs)
+        if form.routed:
+            return search.plan(parts[1], their_runs).as_routed
+        return _of_all_tiers(*parts, within, their_runs, lambda n: progress(before + n))
 
-        def of_tiers(limit_s: float | None) -> CascadePlan:
-            options = dataclasses.replace(within, max_latency_s=limit_s)
-            return _of_all_tiers(*parts, options, their_runs, lambda n: progress(before + n))
-
-        if not stated or tiers[-1] == len(site.tiers) - 1:
-            return of_tiers(within.max_latency_s)
-        return _within_limit(of_tiers, lambda plan: _of_stated(plan, site, demand, within, runs), within.max_latency_s)
-
-    def reaches(tiers: Tiers, within: Options, rate_per_s: float) -> bool:
+    def reaches(form: Form, within: Options, rate_per_s: float) -> bool:
         assert demand.rate_per_s is not None
-        factor, before = rate_per_s / demand.rate_per_s, evaluations
-        search = PlanSearch(site.only(tiers), within, lambda n: progress(before + n))
         try:
-            search.checked_plan(demand.only(tiers).scaled(factor), [run.only(tiers).scaled(factor) for run in runs])
+            searched(form, within, rate_per_s / demand.rate_per_s)
         except Unreachable:
             return False
         return True
 
-    return best_cascade(site, demand, options, alone, unfit, plan, reaches, repeated=bool(runs), stated=stated)
-
-
-def _within_limit(
-    planned: Callable[[float | None], CascadePlan],
-    as_stated: Callable[[CascadePlan], CascadePlan],
-    limit_s: float | None,
-) -> CascadePlan:
-    """A plan that keeps a latency limit in a mesh that has more tiers: there its last answers are judged, too. The limit that
-    it is planned for is lowered until it does."""
-    lowered_s, least_s = limit_s, math.inf
-    for _ in range(TIGHTENED):
-        plan = planned(lowered_s)
-        whole = as_stated(plan)
-        felt_s = whole.felt_s if whole.felt_interval is None else whole.felt_interval.mean
-        if limit_s is None or lowered_s is None or felt_s <= limit_s:
-            return plan
-        least_s = min(least_s, felt_s)
-        lowered_s *= MARGIN * limit_s / felt_s
-    raise Unreachable(f"max latency binds: the least was {rounded_up(least_s)} s", least_s, Binds.MAX_LATENCY)
+    return best_cascade(site, demand, options, alone, unfit, searched, reaches, repeated=bool(runs))
 
 
 def _of_any_form(
     site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
 ) -> CascadePlan:
-    """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers; the others are not used."""
+    """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers, or with prompts routed to as many; the
+    others are not used."""
     any_form = dataclasses.replace(options, max_tiers=min(len(site.tiers), MOST_TIERS))
-    plan = _with_chosen_tiers(site, demand, any_form, runs, on_evaluation, stated=True)
+    plan = _with_chosen_tiers(site, demand, any_form, runs, on_evaluation)
     return _of_stated(plan, site, demand, options, runs) if len(plan.tiers) < len(site.tiers) else plan
 
 
@@ -221,6 +199,8 @@ def _of_stated(plan: CascadePlan, site: Site, demand: Demand, options: Options, 
         factor = plan.rate_per_s / demand.rate_per_s
         demand, runs = demand.scaled(factor), [run.scaled(factor) for run in runs]
     serving = {tier.name: tier for tier in plan.tiers}
+    limits = dict(zip(serving, (*plan.rules.skip_below, None), strict=True)) if plan.is_routed else {}
+    rules = AcceptanceRules(skip_below=tuple(map(limits.get, site.tiers[:-1]))) if limits else NO_RULES
     thresholds = dict(zip(serving, (*plan.thresholds, 0.0), strict=True))  # the last one that serves accepts all
     strategies = tuple(serving[name].strategy if name in serving else NOTHING for name in site.tiers)
     deployment = Deployment(tuple(s.gpus for s in strategies), strategies, plan.solution.deployment.latency_s)
@@ -229,9 +209,10 @@ def _of_stated(plan: CascadePlan, site: Site, demand: Demand, options: Options, 
         thresholds=tuple(thresholds.get(name, SKIPPED) for name in site.tiers[:-1]),
         deployment=deployment,
     )
+    demand, runs = demand.under(rules), [run.under(rules) for run in runs]
     deployer, unfit = PlanSearch(site, options, lambda _: None).deployer(demand)
     whole = with_runs(site, outcome(site, demand, solution, deployer, unfit), runs)
-    return dataclasses.replace(whole, goal=plan.goal, choice=plan.choice, simulations=plan.simulations)
+    return dataclasses.replace(whole, goal=plan.goal, choice=plan.choice, simulations=plan.simulations, rules=rules)
 
 
 def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floor: float) -> CascadePlan:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from penstock.planner_service.planning.cascade_choice import form_words
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
@@ -50,11 +51,15 @@ def verdict(site: Site, plan: CascadePlan, step: NextStep | None = None) -> str:
 
 
 def _chosen(plan: CascadePlan) -> Sequence[str]:
-    """`small + large of 4 candidates`: the tiers that serve, where they were chosen."""
+    """`small + large of 4 candidates`, `small or large by a predictor of 4 candidates`: the form, where it was chosen."""
     if plan.choice is None:
         return []
-    names = " + ".join(tier.name for tier in plan.tiers if tier.strategy.used)
-    return [f"{names} of {len(plan.choice.tiers)} candidates"]
+    names = form_words([tier.name for tier in plan.tiers if tier.strategy.used], routed=plan.is_routed)
+    return [
+        f"{names}, of {len(plan.choice.tiers)} candidates"
+        if plan.is_routed
+        else f"{names} of {len(plan.choice.tiers)} candidates"
+    ]
 
 
 def _taken(site: Site, plan: CascadePlan) -> str:
@@ -74,10 +79,10 @@ def _taken(site: Site, plan: CascadePlan) -> str:
 
 
 def _runner_up(plan: CascadePlan) -> Sequence[str]:
-    """`the best of other tiers, small + medium + large, takes 14 GPUs and 56.00 dollars per hour`."""
+    """`the runner-up, small + medium + large, takes 14 GPUs and 56.00 dollars per hour`."""
     if plan.choice is None or plan.goal is not Goal.COST or (other := plan.choice.runner_up) is None:
         return []
-    return [f"the best of other tiers, {' + '.join(other.tiers)}, takes {_cost_words(other.cost)}"]
+    return [f"the runner-up, {form_words(other.tiers, routed=other.routed)}, takes {_cost_words(other.cost)}"]
 
 
 def _cost_words(cost: Cost) -> str:

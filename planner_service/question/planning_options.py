@@ -66,20 +66,20 @@ class Options(PlanOptions):
     def too_many(self, tiers: int) -> bool:
         """Whether there are more tiers than what users feel can be planned for: of a stated cascade, some may not be used."""
         most = tiers if self.max_tiers is None else self.max_tiers
-        return most > MOST_TIERS and (self.max_tiers is not None or not self._plain)
+        return most > MOST_TIERS and (self.max_tiers is not None or not self.is_plain)
 
     @property
-    def _plain(self) -> bool:
-        """Whether a plan is asked for that has thresholds alone."""
+    def is_plain(self) -> bool:
+        """Whether a plan is asked for without rules beside its form."""
         return not self.has_rules and self.rules.early_error is None
 
-    def chooses_form(self, tiers: int) -> bool:
-        """Whether a plan for a cascade of so many tiers looks for the best of its parts, too: for the least cost by what
-        users feel, and where there are too many tiers to search them together."""
-        if not self._plain or self.budget is GpuBudget.EXACT:
+    def chooses_form(self, tiers: int, *, predicted: bool) -> bool:
+        """Whether a plan for a cascade of so many tiers looks for the best of its parts, too: by what users feel, for the
+        least cost and where prompts can be routed; and where there are too many tiers to search them together."""
+        if not self.is_plain or self.budget is GpuBudget.EXACT:
             return False
-        least_cost = self.aim is Goal.COST and self.latency is not Objective.LARGEST_TIER
-        return tiers > MOST_TIERS or (tiers > 1 and least_cost)
+        by_users = (self.aim is Goal.COST or predicted) and self.latency is not Objective.LARGEST_TIER
+        return tiers > MOST_TIERS or (tiers > 1 and by_users)
 
     @property
     def latency(self) -> Objective:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from penstock.planner_service.routing.grading import Grading
-from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.quality import JudgedSample, routed_sample
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.judged import has_one_batch
 from penstock.planner_service.simulator.remote import RemoteTier
@@ -29,6 +29,9 @@ PIPELINES = (1, 2, 3, 4, 6, 8)
 _Value = TypeVar("_Value")
 
 ONE_GPU = "the engine that drafts runs a replica on one GPU"
+ROUTED_LEVELS = (
+    64  # limits of a tier that are tried for routing before generation, at quantiles of the predicted scores
+)
 DRAFT_RUNTIME = Runtime(step_overhead_s=0.0005)
 """Of a drafter, whose steps do nothing else than compute the next token of a batch."""
 
@@ -220,6 +223,11 @@ class Demand:
     def only(self, tiers: Sequence[int]) -> "Demand":
         """The same requests for some of the tiers, by number in ascending order."""
         return Demand(self.judged.only(tiers), self.requests.only(tiers), self.arrival_s)
+
+    def routed(self) -> "Demand":
+        """The same requests, each sent to one tier by its predicted scores; see `JudgedSample.routed_by`."""
+        judged = self.judged
+        return Demand(routed_sample(judged), routed_sample(judged, self.requests), self.arrival_s)
 
     def scaled(self, factor: float) -> "Demand":
         """The same requests, `factor` times as fast."""

@@ -12,11 +12,13 @@ from statistics import NormalDist
 
 import numpy as np
 
-from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route, routed_sample
 from penstock.planner_service.simulator.workload import Floats
 from penstock.types.planned import QualityPromise
 
-ROUTINGS = 200  # that are chosen from; drawn, so that any number of tiers takes as long
+ROUTINGS = (
+    200  # of cascades, and as many of prompts that are routed, that are chosen from; drawn, for any number of tiers
+)
 RESAMPLES = 100
 
 
@@ -25,10 +27,11 @@ class NewPrompts:
 
     def __init__(self, judged: JudgedSample, confidence: float, seed: int) -> None:
         rng, count = np.random.default_rng(seed), len(judged)
-        routings = _routings(judged, rng)
-        routed = [route(judged, thresholds) for thresholds in routings]
+        samples = [judged] if judged.predicted is None or judged.under_rules else [judged, routed_sample(judged)]
+        routings = [(sample, thresholds) for sample in samples for thresholds in _routings(sample, rng)]
+        routed = [route(*routing) for routing in routings]
         answered = np.array([judged.quality[np.arange(count), one.answered] for one in routed])
-        costs = np.array([_costs(one, thresholds) for one, thresholds in zip(routed, routings, strict=True)])
+        costs = np.array([_costs(one, thresholds) for one, (_, thresholds) in zip(routed, routings, strict=True)])
         weights = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES) / count
         self._confidence, self._prompts = confidence, count
         self._deviations = NormalDist().inv_cdf(confidence)

@@ -64,7 +64,7 @@ class Deployer:
         self._saturation: dict[int, Mapping[Replica, float]] = {}
         self._verified: set[int] = set()  # tiers
         self._keeps_up: dict[bytes, bool] = {}
-        self._tables: dict[tuple[int, bytes, bytes], LatencyTable] = {}
+        self._tables: dict[tuple[int, bytes, bytes, Measured], LatencyTable] = {}
         self._known: dict[tuple[bytes, ...], Deployment | None] = {}
         self._tried: set[tuple[bytes, ...]] = set()
         self._reached: dict[tuple[LatencyTable, ...], float] = {}  # limits within which there are enough GPUs
@@ -285,17 +285,15 @@ class Deployer:
     def alone_s(self) -> Floats:
         """(C, N) seconds of each request alone on the fastest replica of each tier, of what the tier is measured by.
 
-        Infinite where no replica fits. The last tier's answers count as streamed, which is less where they are held.
+        Infinite where no replica fits. Answers count as streamed, which is less where they are held.
         """
-        last = len(self.sample.tiers) - 1
-        return np.array(
-            [self.tier_alone_s(tier, measured_at(self.objective, streamed=tier == last)) for tier in range(last + 1)]
-        )
+        measured = measured_at(self.objective, streamed=True)
+        return np.array([self.tier_alone_s(tier, measured) for tier in range(len(self.sample.tiers))])
 
     def tier_alone_s(self, tier: int, measured: Measured) -> Floats:
         """(N) seconds of each request alone on the fastest replica of a tier; infinite where none fits."""
         everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
-        table = self._table(tier, everyone, nobody)
+        table = self._table(tier, everyone, nobody, measured)
         return table.alone_s(measured) if table.can_serve else np.full(len(everyone), INFEASIBLE)
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
@@ -310,8 +308,10 @@ class Deployer:
             self._on_evaluation(len(self._tried))
         if not self._judge_keeps_up(processed):
             return key, [self._unserved] * len(processed)
+        measured = [measured_at(self.objective, streamed=bool(streams)) for streams in self.sample.streamed(processed)]
         return key, [
-            self._table(tier, row, self._traffic.answers(tier, processed)) for tier, row in enumerate(processed)
+            self._table(tier, row, self._traffic.answers(tier, processed), measured[tier])
+            for tier, row in enumerate(processed)
         ]
 
     @functools.cached_property
@@ -337,26 +337,18 @@ class Deployer:
             self._keeps_up[key] = not len(work) or needed <= grading.sustained_per_s(work)
         return self._keeps_up[key]
 
-    def _table(self, tier: int, chosen: Bools, answers: Bools) -> LatencyTable:
-        key = (tier, chosen.tobytes(), answers.tobytes())
+    def _table(self, tier: int, chosen: Bools, answers: Bools, measured: Measured) -> LatencyTable:
+        key = (tier, chosen.tobytes(), answers.tobytes(), measured)
         if key not in self._tables:
-            self._tables[key] = self._new_table(tier, self._traffic.load(tier, chosen, answers))
+            self._tables[key] = self._new_table(tier, self._traffic.load(tier, chosen, answers), measured)
             if tier in self._verified:
                 self._tables[key].verify()
         return self._tables[key]
 
-    def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
-        sustain = self._sustain_of(tier, load.work)
-        how = (self.dispatch, self.percentile, sustain, load.counted, self._measured(tier, load))
-        return self.table(load.work, self.kinds[tier], *how)
-
-    def _measured(self, tier: int, load: TierLoad) -> Measured:
-        """What a tier is measured by; of one that only grades, the whole latency. With best answers, the last tier's count as
-        held, although those of requests without another answer are streamed."""
-        if not load.own.any():
-            return Measured.LATENCY
-        is_last = tier == len(self.sample.tiers) - 1
-        return measured_at(self.objective, streamed=is_last and self.sample.streams_last)
+    def _new_table(self, tier: int, load: TierLoad, measured: Measured) -> LatencyTable:
+        """measured: what the tier is measured by; one that only grades, by the whole latency."""
+        how = (self.dispatch, self.percentile, self._sustain_of(tier, load.work), load.counted)
+        return self.table(load.work, self.kinds[tier], *how, measured if load.own.any() else Measured.LATENCY)
 
     def _unserved_table(self, work: Workload) -> LatencyTable:
         return self.table(work, [], self.dispatch, self.percentile)

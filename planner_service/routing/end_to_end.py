@@ -311,8 +311,11 @@ def least_felt_s(
     Where no threshold is lower and the same tiers are asked, each request visits as many tiers or more: the least
     of this over the lowest routings bounds them all. A pace is that of the tier that answers, which may be faster at more
     tiers: it is bounded by all routings, if they are at most PACES_BOUNDED, else not (None).
+    Where each request goes to one tier alone, higher thresholds may be faster: nothing is known then (None).
     sample: the requests that arrive. alone_s (C, N): of what each tier is measured by under the objective.
     """
+    if sample.routed:
+        return None
 
     def alone(thresholds: Sequence[float]) -> float:
         processed = route(sample, thresholds).processed

@@ -79,7 +79,9 @@ class Grid:
 
         sample: the requests that arrive. alone_s (C, N).
         """
-        if sample.passed_over is not None:  # each tier's percentile is over fewer requests: any latency is possible
+        if (
+            sample.passed_over is not None or sample.routed
+        ):  # each tier's percentile is over fewer requests: any latency is possible
             return np.zeros(self.shape)
         tiers = len(sample.tiers)
         everyone, compared = np.zeros(len(sample)), sample.comparable

@@ -17,6 +17,7 @@ from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.grading import Grading, TierLoad
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Deployment
+from penstock.planner_service.simulator.felt import Measured
 from penstock.planner_service.simulator.remote import RemoteTier
 from penstock.planner_service.simulator.tier import Dispatch, Replica
 from penstock.planner_service.simulator.workload import Floats, Workload
@@ -75,7 +76,9 @@ class MixedDeployer(Deployer):
         """What all GPUs cost, and all requests at every remote tier."""
         everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
         tables = [
-            self._table(tier, everyone, nobody) for tier, remote in enumerate(self._remotes) if remote is not None
+            self._table(tier, everyone, nobody, Measured.LATENCY)
+            for tier, remote in enumerate(self._remotes)
+            if remote is not None
         ]
         tokens = sum(table.strategy.remote_dollars_per_hour for table in tables if isinstance(table, RemoteTable))
         return self.types.price(self.types.gpus) + tokens
@@ -141,18 +144,19 @@ class MixedDeployer(Deployer):
         room = tuple(have - other for have, other in zip(self.types.gpus, others, strict=True))
         return room, self.types.most - sum(others)
 
-    def _new_table(self, tier: int, load: TierLoad) -> LatencyTable:
+    def _new_table(self, tier: int, load: TierLoad, measured: Measured) -> LatencyTable:
+        measured = measured if load.own.any() else Measured.LATENCY
         remote = self._remotes[tier] if self._remotes else None
         if remote is None:
             how = (self.dispatch, self.percentile, self._sustain_of(tier, load.work), self.types)
-            return MixedTable(load.work, self.kinds[tier], *how, load.counted, self._measured(tier, load))
+            return MixedTable(load.work, self.kinds[tier], *how, load.counted, measured)
         return RemoteTable(
             remote,
             load.work,
             self.percentile,
             self.types,
             load.counted,
-            self._measured(tier, load),
+            measured,
             per_s=self._traffic.per_s(load.work),
             max_utilisation=1.0 if self.max_utilisation is None else self.max_utilisation,
         )

@@ -15,6 +15,8 @@ from penstock.services.acceptance.judged import PartScores as PartScores
 from penstock.services.acceptance.threshold import SKIPPED as SKIPPED
 from penstock.services.domain.errors import invalid
 
+ROUTED_LEVELS = 64  # limits of a tier that are tried where prompts are routed
+
 
 def replies(sample: JudgedSample, processed: Bools) -> Replies:
     """What users get. processed (C, N): who reaches each tier."""
@@ -61,10 +63,19 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
         raise invalid("thresholds", f"{tiers} tiers have {tiers - 1} thresholds, not {len(thresholds)}")
     ties_accepted = None if ties is None else ties.accepted
     processed = pipeline.processed(
-        sample.comparable, thresholds, passed_over=sample.passed_over, accepts_tie=ties_accepted
+        sample.comparable, thresholds, passed_over=sample.passed_over, accepts_tie=ties_accepted, routed=sample.routed
     )
     answered = sample.delivered(processed)
     return Routed(processed, answered, float(sample.quality[np.arange(len(sample)), answered].mean()))
+
+
+def routed_sample(judged: JudgedSample, of: JudgedSample | None = None) -> JudgedSample:
+    """`of`, or the judged prompts, each sent to one tier by its predicted scores. The limits that are tried are at quantiles
+    of those of the judged prompts."""
+    assert judged.predicted is not None
+    known, shares = np.nan_to_num(judged.predicted, nan=100.0).T, np.linspace(0, 1, ROUTED_LEVELS)
+    levels = [np.unique([0.0, *np.quantile(of_tier, shares, method="lower")]) for of_tier in known]
+    return (of or judged).routed_by(levels)
 
 
 def answered_quality(sample: JudgedSample, thresholds: Sequence[float]) -> Floats:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.services.acceptance import pipeline
+from penstock.services.acceptance.threshold import accepts_all
 from penstock.services.domain.errors import NotFound
 from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.types.events import EscalationReason
@@ -47,9 +48,17 @@ def at_step(tiers: tuple[TierPlan, ...], step: BurstStep) -> tuple[TierPlan, ...
     return (*(replace(tier, threshold=rule.score) for tier, rule in rules), tiers[-1])
 
 
-def judged_at(tiers: Sequence[TierPlan], at: int) -> bool:
-    """Whether the answer of tier `at` may be rejected: on every tier of a route except the last."""
+def may_escalate_at(tiers: Sequence[TierPlan], at: int) -> bool:
+    """Whether another tier may be asked instead of tier `at` or after it: on every tier of a route except the last."""
     return at < len(tiers) - 1
+
+
+def judged_at(tiers: Sequence[TierPlan], at: int, *, accepts_tie: bool = True) -> bool:
+    """Whether the answer of tier `at` may be rejected: not that of the last tier, nor of one that accepts all."""
+    threshold = tiers[at].threshold
+    if not may_escalate_at(tiers, at) or threshold is None:
+        return False
+    return bool(tiers[at].early_checks) or not (accepts_tie and accepts_all(threshold))
 
 
 def decide(
@@ -62,8 +71,8 @@ def decide(
     counted_tokens: int = 0,
 ) -> Accept | Escalate:
     """Whether the answer of tier `at` is accepted; see `pipeline.decide`. score: None if it could not be judged."""
-    if not judged_at(tiers, at) or tiers[at].threshold is None:
-        return Accept("last_tier")
+    if not judged_at(tiers, at, accepts_tie=accepts_tie):
+        return Accept("accepts_all" if may_escalate_at(tiers, at) else "last_tier")
     if score is None:
         if plan.judge_unavailable is JudgeUnavailable.ACCEPT:
             return Accept("judge_unavailable")
@@ -78,7 +87,7 @@ def passed_over(tiers: tuple[TierPlan, ...], at: int, predicted: Mapping[str, fl
     predicted: the score predicted for each tier's answer, 0 to 100; tiers without a prediction are asked.
     """
     score = predicted.get(tiers[at].name)
-    if not judged_at(tiers, at) or pipeline.is_asked(tiers[at], score):
+    if not may_escalate_at(tiers, at) or pipeline.is_asked(tiers[at], score):
         return None
     return Escalate(at + 1, EscalationReason.PREDICTED_SCORE_LOW, score)
 

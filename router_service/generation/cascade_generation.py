@@ -135,8 +135,8 @@ class CascadeGeneration:
         if (passed_over := run.passed_over()) is not None:
             return passed_over
         request, now_s = run.request, asyncio.get_running_loop().time()
-        # The last tier's answer is held, too, if there is another one that may be delivered instead.
-        held = run.may_escalate or (
+        # An answer that is accepted in any case is held, too, if there is another one that may be delivered instead.
+        held = (run.is_judged and not run.is_resumed) or (
             run.rejected.best is not None and self._promises.allows_holding_last(request, run.tier, now_s)
         )
         promise = self._promises.of(request, run.route, run.at, now_s, held=held)
@@ -174,7 +174,7 @@ class CascadeGeneration:
                     await self._judging.flag(run, answer)
         except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
             answer.end(error)
-            escalation = run.unable(_why_unable(error))
+            escalation = run.unable(_why_unable(error)) if answer.answered_at is None else None
             if escalation is None:
                 raise
         except BaseException as error:

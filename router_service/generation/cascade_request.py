@@ -50,12 +50,12 @@ class CascadeRequest:
     @property
     def is_judged(self) -> bool:
         """Whether the tier's answer may be rejected."""
-        return cascade.judged_at(self.route, self.at)
+        return cascade.judged_at(self.route, self.at, accepts_tie=self._accepts_tie)
 
     @property
     def may_escalate(self) -> bool:
         """Whether another tier may be asked instead of this one or after it."""
-        return self.is_judged and not self.is_resumed
+        return cascade.may_escalate_at(self.route, self.at) and not self.is_resumed
 
     def passed_over(self) -> Escalate | None:
         """To the next tier, if the score predicted for this one's answer is too low."""

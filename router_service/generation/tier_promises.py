@@ -37,7 +37,7 @@ class TierPromises:
         if due_s is None:
             return ReplyPromise(Promise(None))
         finish_by_s = self._times.finish_by_s(due_s, route[at:], now_s)
-        may_escalate = cascade.judged_at(route, at)
+        may_escalate = cascade.may_escalate_at(route, at)
         if may_escalate and self._times.is_too_late(tier.name, finish_by_s, now_s):
             return None
         first_due_s = self._times.first_token_due_s(tier.name, finish_by_s, now_s)

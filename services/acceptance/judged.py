@@ -44,7 +44,8 @@ class JudgedSample:
 
     By rules, see `under`; (N, C), None for no answer. passed_over: tiers that are not asked. rejected_early: answers that are
     not finished. long_enough: accepted whatever the threshold. highest_delivered: a request's reply is its answer with the
-    highest score. least (C - 1): lower thresholds are not tried; None if all are.
+    highest score. least (C - 1): lower thresholds are not tried; None if all are. routed: scores are predicted ones, and a
+    request goes to one tier alone, the first that its score is enough for; see `routed_by`.
     """
 
     tiers: tuple[str, ...]
@@ -60,6 +61,7 @@ class JudgedSample:
     long_enough: Bools | None = None
     refused: Bools | None = None
     highest_delivered: bool = False
+    routed: bool = False
     cached_tokens: Ints | None = None
 
     def __post_init__(self) -> None:
@@ -144,6 +146,17 @@ class JudgedSample:
         """The same prompts under the routing of a plan."""
         return pipeline.under(self, rules)
 
+    def routed_by(self, levels: Sequence[Floats]) -> "JudgedSample":
+        """The same prompts, each sent to one tier by its predicted scores: a threshold of the result is a `skip_below`.
+
+        levels: by tier, the limits that planning tries, ascending and from 0 on. A prompt without a prediction asks the tier.
+        """
+        assert self.predicted is not None
+        known = np.nan_to_num(self.predicted, nan=100.0)
+        at = [np.searchsorted(values, known[:, tier], side="right") - 1 for tier, values in enumerate(levels)]
+        scores = np.stack([values[places] for values, places in zip(levels, at, strict=True)], axis=1)
+        return replace(self, scores=scores, known_quality=self.quality, predicted=None, routed=True)
+
     @property
     def under_rules(self) -> bool:
         """Whether more than thresholds decides what is accepted, or which thresholds are tried."""
@@ -161,6 +174,11 @@ class JudgedSample:
         """Whether the last tier's answers are passed on as they are generated: then none is judged."""
         return not self.highest_delivered
 
+    def streamed(self, processed: Bools) -> Bools:
+        """(C) the tiers whose answers are passed on as they are generated. With best answers they count as held, although
+        those of requests without another answer are not."""
+        return ~self.rejecting(processed) & self.streams_last
+
     def delivered(self, processed: Bools) -> Ints:
         """(N) the tier whose answer is the reply. processed (C, N): who reaches each tier."""
         return pipeline.delivered(self.scores.T, self._finished(processed), highest=self.highest_delivered)
@@ -168,15 +186,28 @@ class JudgedSample:
     def held(self, processed: Bools) -> Bools:
         """(N) whether the answer of the last tier that a request reaches is judged before it is delivered, and not streamed.
 
-        Of the last tier of all only with `highest_delivered`, if the request has another answer.
+        Of a tier that accepts all only with `highest_delivered`, if the request has another answer.
         """
-        others = self._finished(processed)[:-1].any(axis=0)
-        return np.asarray(others if self.highest_delivered else ~processed[-1], np.bool_)
+        held = self.rejecting(processed)[self._last_reached(processed)]
+        return np.asarray(
+            held | (self._finished(processed).sum(axis=0) > 1) if self.highest_delivered else held, np.bool_
+        )
+
+    def rejecting(self, processed: Bools) -> Bools:
+        """(C) the tiers from which requests escalate. A tier from which none does accepts all: its answers are not judged."""
+        later = np.logical_or.accumulate(processed[::-1], axis=0)[::-1]
+        return np.append((processed[:-1] & later[1:]).any(axis=1), np.False_)
+
+    def _last_reached(self, processed: Bools) -> Ints:
+        """(N) the last tier that a request reaches."""
+        return np.asarray(len(self.tiers) - 1 - processed[::-1].argmax(axis=0), np.int64)
 
     def judged_answers(self, processed: Bools) -> Bools:
         """(C, N) the answers that are judged when they are finished. processed (C, N): who reaches each tier."""
-        judged = self._finished(processed).copy()
-        judged[-1] &= self.held(processed)
+        finished = self._finished(processed)
+        judged = finished & self.rejecting(processed)[:, None]
+        last, rows = self._last_reached(processed), np.arange(len(self))
+        judged[last, rows] |= finished[last, rows] & self.held(processed)
         return judged
 
     def judged_s(self, processed: Bools, judge_s: float) -> Floats:

@@ -221,11 +221,13 @@ def processed(
     *,
     passed_over: "Bools | None" = None,
     accepts_tie: "Bools | None" = None,
+    routed: bool = False,
 ) -> "Bools":
     """(C, N) who reaches each tier: each prompt escalates until an answer is accepted.
 
     scores (N, C): see `compared`. A tier whose threshold is above 100 is not asked. passed_over (N, C): who passes it over.
-    accepts_tie (N, C): of prompts that score exactly the threshold; None for all.
+    accepts_tie (N, C): of prompts that score exactly the threshold; None for all. routed: tiers whose score is not enough are
+    not asked.
     """
     import numpy as np
 
@@ -236,6 +238,8 @@ def processed(
             continue
         result[tier] = escalating if passed_over is None else escalating & ~passed_over[:, tier]
         tie = True if accepts_tie is None else accepts_tie[:, tier]
-        escalating = escalating & ~(result[tier] & meets(scores[:, tier], threshold, accepts_tie=tie))
+        accepted = result[tier] & meets(scores[:, tier], threshold, accepts_tie=tie)
+        result[tier] = accepted if routed else result[tier]
+        escalating = escalating & ~accepted
     result[-1] = escalating
     return result

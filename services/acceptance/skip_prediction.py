@@ -63,9 +63,6 @@ class SkipPrediction(AcceptanceRule):
         assert judged.predicted is not None
         return sorted({round(float(q), 1) for q in np.quantile(judged.predicted[:, tier], QUANTILES)} - {0.0})
 
-    def in_mesh_file(self, value: float | None) -> None:
-        """Nothing: it needs a predictor of the mesh's own prompts."""
-
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         limits = [f"{tier.name} below {tier.skip_below:g}" for tier in plan.tiers if tier.skip_below is not None]
         if not (limits if question is None else self.asked(question)):

@@ -17,6 +17,11 @@ def meets(score: "float | Floats", threshold: float, *, accepts_tie: "bool | Boo
     return (score > threshold) | ((score == threshold) & accepts_tie)
 
 
+def accepts_all(threshold: float) -> bool:
+    """Whether no score is too low: then answers are neither held nor judged."""
+    return threshold <= 0
+
+
 def levels(scores: "Floats", least: float = 0.0, *, also_best: bool = False) -> "Floats":
     """What planning tries: thresholds that differ in what they do. scores (N): of a tier's answers.
 

@@ -96,12 +96,13 @@ def test_replies_are_what_routers_deliver(seed: int, tiers: int) -> None:
     for point in np.ndindex(qualities.shape):
         thresholds = tuple(float(level[i]) for level, i in zip(levels, point, strict=True))
         routed, total = route(judged, thresholds), 0.0
+        escalated = [(routed.processed[t] & routed.processed[t + 1 :].any(axis=0)).any() for t in range(tiers)]
         held, judgings = judged.held(routed.processed), judged.judged_answers(routed.processed)
         for row in range(len(judged)):
             finished, reply = reply_of(judged, row, thresholds)
             assert routed.answered[row] == reply
             total += judged.quality[row, reply]
-            streamed = finished == [tiers - 1]  # nothing to compare it with
+            streamed = len(finished) == 1 and not escalated[finished[0]]  # nothing to compare it with, and all accepted
             assert held[row] == (not streamed)
             assert np.flatnonzero(judgings[:, row]).tolist() == ([] if streamed else finished)
         assert routed.quality == pytest.approx(total / len(judged))

@@ -73,6 +73,11 @@ def demand_at(rate_per_s: float, count: int = 400) -> Demand:
     return draw_demand(judged, np.cumsum(rng.exponential(1 / rate_per_s, count)), 1)
 
 
+def lowest_rejected(demand: Demand) -> tuple[float]:
+    """The threshold that rejects the fewest answers of the small tier, but some."""
+    return (float(demand.requests.scores[:, 0].min()) + 1e-6,)
+
+
 def planned_strategies(site: Site, demand: Demand) -> list[Strategy]:
     deployer, _ = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY, max_utilisation=0.75)
     deployment = present(deployer.cheapest_within(THRESHOLDS, LIMIT_S))
@@ -103,14 +108,15 @@ def test_a_tier_that_grades_needs_more(tmp_path: Path) -> None:
 
 
 def test_what_is_graded_follows_from_thresholds_and_skipping(tmp_path: Path) -> None:
-    """Every answer of a tier but the last is graded once: none of tiers that are passed over, by threshold or prediction."""
+    """Every answer of a tier but the last is graded once: none of tiers that are passed over, by threshold or prediction, and
+    none of one that accepts all."""
     site, demand = site_of(tmp_path, BY_LARGE), demand_at(20.0)
     strategies = planned_strategies(site, demand)
     skipping = demand.under(AcceptanceRules(skip_below=(50.0,)))
     for case, thresholds in ((demand, THRESHOLDS), (demand, (0.0,)), (demand, (101.0,)), (skipping, THRESHOLDS)):
         run = run_cascade(site, case, thresholds, strategies, Dispatch.CAPACITY)
         assert run.grading is not None
-        expected = int(route(case.requests, thresholds).processed[:-1].sum())
+        expected = 0 if thresholds == (0.0,) else int(route(case.requests, thresholds).processed[:-1].sum())
         assert run.grading.requests == expected
         assert run.grading.per_s == pytest.approx((demand.rate_per_s or 0.0) * expected / len(demand.requests))
         assert (run.grading.wait.p50 > 0) == (expected > 0)
@@ -136,7 +142,8 @@ def test_without_load_a_grade_takes_what_it_takes_alone(tmp_path: Path, judge: d
     """Requests far apart: an answer waits as long as its grading request has the judge for itself, and judge_s."""
     site, demand = site_of(tmp_path, judge, judge_s=0.5), demand_at(0.01, 50)
     strategies = planned_strategies(site_of(tmp_path, BY_LARGE), demand)
-    run = run_cascade(site, demand, (0.0,), strategies, Dispatch.CAPACITY)
+    thresholds = lowest_rejected(demand)
+    run = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
     requests, grading = demand.requests, site.grading
     assert grading is not None
     replica = grading.replicas[0] if grading.replicas else strategies[1].replicas[0][0]
@@ -150,7 +157,7 @@ def test_without_load_a_grade_takes_what_it_takes_alone(tmp_path: Path, judge: d
     tokens = requests.input_tokens + requests.output_tokens[:, 0] + (QUESTION_TOKENS if grading.by_tier else 0)
     assert answers.input_tokens.tolist() == tokens.tolist()
     plain = run_cascade(
-        dataclasses.replace(site, grading=None, judge_s=0.0), demand, (0.0,), strategies, Dispatch.CAPACITY
+        dataclasses.replace(site, grading=None, judge_s=0.0), demand, thresholds, strategies, Dispatch.CAPACITY
     )
     np.testing.assert_allclose(run.total_s - plain.total_s, alone_latency(answers, replica) + 0.5, rtol=1e-6)
 
@@ -160,9 +167,8 @@ def test_waits_grow_with_the_load(tmp_path: Path) -> None:
     waits = []
     for rate in (1.0, 20.0, 60.0):
         demand = demand_at(rate)
-        run = run_cascade(
-            site, demand, (0.0,), planned_strategies(site_of(tmp_path), demand_at(60.0)), Dispatch.CAPACITY
-        )
+        strategies = planned_strategies(site_of(tmp_path), demand_at(60.0))
+        run = run_cascade(site, demand, lowest_rejected(demand), strategies, Dispatch.CAPACITY)
         waits.append(present(run.grading).wait.p95)
     assert waits[0] < waits[1] < waits[2]
 
@@ -227,7 +233,8 @@ def brute_force_gpus(deployer: Deployer, sample: JudgedSample, min_quality: floa
 
 def fewest_of_tier(deployer: Deployer, sample: JudgedSample, processed: Any, tier: int, limit_s: float) -> float:
     arrivals = [Arrivals(np.flatnonzero(rows), deployer._traffic.arrival_s[rows]) for rows in processed]
-    load = tier_load(sample, tier, arrivals[tier], deployer.grading, list(enumerate(arrivals[:-1])))
+    rejecting = np.flatnonzero([(rows & processed[t + 1 :].any(axis=0)).any() for t, rows in enumerate(processed)])
+    load = tier_load(sample, tier, arrivals[tier], deployer.grading, [(t, arrivals[t]) for t in rejecting.tolist()])
     if not len(load.work):
         return 0.0
     small, fast = deployer.kinds[tier]
@@ -253,14 +260,15 @@ def test_sorts_of_requests_that_alternate_share_all_replicas() -> None:
 
 def test_a_tier_that_only_grades_is_held_to_the_latency_of_its_grades() -> None:
     """Without requests of its own, what counts are the grades: l(f) falls with more GPUs, and is not 0."""
-    plain, sample = instance(1, tiers=2, count=40, gpus=4)
-    deployer = Deployer(sample, plain._traffic.arrival_s * 0.1, plain.kinds, 4, grading=Grading(1, 20, 2))
-    deployment = present(deployer.deploy((0.0,)))
-    assert deployment.gpus[1] > 0
-    grades = deployer.latencies_s((0.0,), deployment.strategies) - Deployer(
-        sample, plain._traffic.arrival_s * 0.1, plain.kinds, 4
-    ).latencies_s((0.0,), (deployment.strategies[0], Strategy((), 0.0)))
-    assert deployment.strategies[1].latency_s == pytest.approx(np.percentile(grades[0], 95.0))
+    plain, sample = instance(1, tiers=3, count=40, gpus=6)
+    thresholds = float(np.median(sample.scores[:, 0])), 0.0
+    deployer = Deployer(sample, plain._traffic.arrival_s * 0.1, plain.kinds, 6, grading=Grading(2, 20, 2))
+    deployment = present(deployer.deploy(thresholds))
+    assert deployment.gpus[2] > 0
+    grades = deployer.latencies_s(thresholds, deployment.strategies) - Deployer(
+        sample, plain._traffic.arrival_s * 0.1, plain.kinds, 6
+    ).latencies_s(thresholds, (*deployment.strategies[:2], Strategy((), 0.0)))
+    assert deployment.strategies[2].latency_s == pytest.approx(np.percentile(grades[0], 95.0))
 
 
 def test_the_usual_tokens_are_those_of_the_judge() -> None:

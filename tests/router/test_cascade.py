@@ -11,7 +11,7 @@ from penstock.services.acceptance.pipeline import lowest_accepted
 from penstock.services.domain.errors import NotFound
 from penstock.types.events import EscalationReason
 from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
-from penstock.types.rules import BurstStep, BurstThreshold, LongAnswers
+from penstock.types.rules import BurstStep, BurstThreshold, EarlyCheck, LongAnswers
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))
 
@@ -36,6 +36,15 @@ def test_the_cascade_is_all_tiers_and_a_tier_is_itself() -> None:
 )
 def test_an_answer_stands_from_its_threshold_on(at: int, score: float | None, expected: Accept | Escalate) -> None:
     assert cascade.decide(PLAN, PLAN.tiers, at, score) == expected
+
+
+@pytest.mark.parametrize("score", [None, 0.0])
+def test_a_tier_that_accepts_all_needs_no_score(score: float | None) -> None:
+    tiers = (replace(PLAN.tiers[0], threshold=0.0), *PLAN.tiers[1:])
+    assert not cascade.judged_at(tiers, 0)
+    assert cascade.decide(PLAN, tiers, 0, score) == Accept("accepts_all")
+    assert cascade.judged_at(tiers, 0, accepts_tie=False), "a step may reject a score of 0"
+    assert cascade.judged_at((replace(tiers[0], early_checks=(EarlyCheck(10, 5.0),)), *tiers[1:]), 0)
 
 
 @pytest.mark.parametrize(

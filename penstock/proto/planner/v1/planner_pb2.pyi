@@ -2861,11 +2861,14 @@ class RunnerUp(_message.Message):
     LATENCY_P95_S_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
     RATE_PER_S_FIELD_NUMBER: _builtins.int
+    ROUTED_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
     latency_p95_s: _builtins.float
     """That `objective` means, at the percentile of the question."""
     rate_per_s: _builtins.float
     """Unset where arrivals have no rate."""
+    routed: _builtins.bool
+    """Each prompt goes to one of the tiers, by its predicted scores."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -2878,10 +2881,11 @@ class RunnerUp(_message.Message):
         latency_p95_s: _builtins.float = ...,
         cost: Global___Cost | None = ...,
         rate_per_s: _builtins.float | None = ...,
+        routed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s", "cost", b"cost", "rate_per_s", b"rate_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s", "cost", b"cost", "latency_p95_s", b"latency_p95_s", "quality", b"quality", "rate_per_s", b"rate_per_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s", "cost", b"cost", "latency_p95_s", b"latency_p95_s", "quality", b"quality", "rate_per_s", b"rate_per_s", "routed", b"routed", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
     _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
