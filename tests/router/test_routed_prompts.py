@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock import AsyncClient, Escalated, Tokens
+from penstock import AsyncClient, Escalated, Finished, Tokens
 from penstock.services.score_predictor_file import read_score_predictor
 from penstock.types.events import Judged
 from tests.support.cli import penstock
@@ -117,6 +117,7 @@ async def test_routers_send_each_prompt_to_one_tier_and_judge_nothing(mesh: Test
 
 async def replied(client: AsyncClient, text: str) -> tuple[str, list[Any]]:
     events = [event async for event in client.stream(text, temperature=0.0, max_tokens=200)]
+    assert isinstance(events[-1], Finished)
     return events[-1].tier, events
 
 
