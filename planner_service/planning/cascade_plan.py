@@ -145,8 +145,8 @@ class CascadePlan:
     @property
     def is_routed(self) -> bool:
         """Whether each prompt goes to one of several tiers, by its predicted scores, and nothing is judged."""
-        asked = [limit for limit in self.thresholds if limit <= 100]
-        return bool(asked) and all(map(accepts_all, asked)) and sum(tier.strategy.used for tier in self.tiers) > 1
+        limits = [limit for limit in self.thresholds if limit <= 100]
+        return bool(limits) and all(map(accepts_all, limits)) and sum(tier.strategy.used for tier in self.tiers) > 1
 
     @property
     def as_routed(self) -> Self:

@@ -70,7 +70,7 @@ class Options(PlanOptions):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a plan is asked for without rules beside its form."""
+        """Whether a plan is asked for without rules other than thresholds."""
         return not self.has_rules and self.rules.early_error is None
 
     def chooses_form(self, tiers: int, *, predicted: bool) -> bool:
