@@ -89,8 +89,8 @@ def test_a_plan_says_that_it_routes_and_what_the_runner_up_takes(folder: Path) -
     assert plan["thresholds"] == [0.0]
     assert 20 < plan["skip_below"][0] < 90
     assert plan["verdict"].startswith("small or large by a predictor, of 2 candidates; ")
-    assert "; the runner-up, small + large, takes " in plan["verdict"]
-    assert plan["cost"]["gpus"] <= plan["candidates"]["runner_up"]["cost"]["gpus"]
+    assert "; the runner-up, large, takes " in plan["verdict"]
+    assert plan["cost"]["gpus"] < plan["candidates"]["runner_up"]["cost"]["gpus"]
     assert not plan["candidates"]["runner_up"]["routed"]
     assert plan["promise"]["least_quality"] >= 85
     simulated = json.loads(run("simulate", "--plan", folder / "plan.json", "--trace", folder / "trace.csv", "--json"))
