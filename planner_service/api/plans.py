@@ -99,8 +99,32 @@ def plan(question: PlanningQuestion, on_evaluation: Progress = lambda _: None, *
     """
     site = dataclasses.replace(site_of(question.cluster, question.models), one_batch=for_slos)
     judged, trace = judged_of(question.quality, site.tiers), workload_of(question.trace)
-    options = _options(question, site, trace, judged)
-    return plan_for(site, trace, judged, options, on_evaluation=on_evaluation)
+    return _with_drafters(site, trace, judged, _options(question, site, trace, judged), on_evaluation)
+
+
+def _with_drafters(
+    site: Site, trace: Workload, judged: JudgedSample, options: Options, on_evaluation: Progress = lambda _: None
+) -> Planned:
+    """The best plan without drafters, without those of one tier, or with all that are stated.
+
+    Raises:
+        InvalidRequest, Unreachable: As `plan`.
+    """
+    plans, failures = list[Planned](), list[Unreachable]()
+
+    def attempt(candidate: Site) -> None:
+        try:
+            plans.append(plan_for(candidate, trace, judged, options, on_evaluation=on_evaluation))
+        except Unreachable as error:
+            failures.append(error)
+
+    drafted = [tier for tier in range(len(site.tiers)) if site.speculation_of(tier).drafters]
+    offs = [drafted, *([tier] for tier in drafted), []]  # of equal plans, that with the fewest
+    for off in [off for at, off in enumerate(offs) if off not in offs[:at]]:
+        attempt(site.without_drafters(off))
+    if not plans:
+        raise min(failures, key=lambda error: error.distance)
+    return min(plans, key=lambda planned: planned.plan.rank(options.aim))
 
 
 def _options(question: PlanningQuestion, site: Site, trace: Workload, judged: JudgedSample, *names: str) -> Options:
@@ -166,7 +190,7 @@ def sweep(
         on_point(number, len(values))
         changed = axis.of(options, value)
         try:
-            points.append(SweepPoint(value, plan_for(site, trace, judged, changed).report()))
+            points.append(SweepPoint(value, _with_drafters(site, trace, judged, changed).report()))
         except Unreachable as error:
             points.append(SweepPoint(value, None, str(error)))
     return Swept(options, points)

@@ -1,6 +1,6 @@
 """What a cascade is planned for: where it is to run, and what it is to serve. No I/O."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -162,6 +162,11 @@ class Site:
     def speculation_of(self, tier: int) -> TierSpeculation:
         """What drafts for a tier; without drafters where nothing does."""
         return self.speculation[tier] if self.speculation else TierSpeculation()
+
+    def without_drafters(self, tiers: Collection[int]) -> "Site":
+        """The same site where nothing drafts for these tiers."""
+        others = [TierSpeculation() if tier in tiers else each for tier, each in enumerate(self.speculation)]
+        return replace(self, speculation=tuple(others) if any(each.drafters for each in others) else ())
 
     def step_times(self, tier: int, shape: ReplicaShape) -> tuple[StepLatencyModel, list[SimulatedDrafter]]:
         """By data sheets, the step times of a tier's model without drafts, and of what drafts for it.

@@ -30,6 +30,8 @@ from penstock.planner_service.simulator.tier import Dispatch, Replica, serve
 from penstock.planner_service.simulator.workload import Bools, Floats, Workload
 from penstock.types.planning import Objective
 
+FEW = 50  # requests of a tier, of which what it sustains is simulated with them
+
 
 class Deployer:
     """The deployment solver under any routing, remembering what it has simulated.
@@ -354,21 +356,25 @@ class Deployer:
         return self.table(work, [], self.dispatch, self.percentile)
 
     def _sustain_of(self, tier: int, work: Workload) -> Sustain | None:
-        """What a tier must sustain of the requests that reach it, with the estimate of what its kinds do."""
-        if self.max_utilisation is None or not np.isfinite(self._traffic.rate_per_s):
+        """What a tier must sustain of the requests that reach it, with the estimate of what its kinds do: few requests may be
+        unlike all."""
+        if self.max_utilisation is None or not np.isfinite(self._traffic.rate_per_s) or not len(work):
             return None
-        return Sustain(self._traffic.per_s(work), self.max_utilisation, self._saturation_of(tier))
+        saturation = self._saturation_of(tier) if len(work) > FEW else self._saturations(tier, work)
+        return Sustain(self._traffic.per_s(work), self.max_utilisation, saturation)
 
     def _saturation_of(self, tier: int) -> Mapping[Replica, float]:
         """What simulation says of arithmetic capacities, over all requests: an estimate for those that reach the tier."""
         if tier not in self._saturation:
             everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
             work = self._traffic.load(tier, everyone[tier], self._traffic.answers(tier, everyone)).work
-            means = work.mean_tokens
-            self._saturation[tier] = {
-                kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]
-            }
+            self._saturation[tier] = self._saturations(tier, work)
         return self._saturation[tier]
+
+    def _saturations(self, tier: int, work: Workload) -> Mapping[Replica, float]:
+        """By kind, what simulation says of its arithmetic capacity, for these requests."""
+        means = work.mean_tokens
+        return {kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]}
 
     def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
         if not all(table.feasible for table in tables):

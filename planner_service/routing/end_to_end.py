@@ -200,10 +200,9 @@ class EndToEnd:
             result = known.get(point)
             return (INFEASIBLE,) if result is None else result[0]
 
-        begin = self.grid.nearest(start.thresholds)
-        starts = [begin] if begin in able else []
-        starts += [min(group, key=lambda p: (sum(p), p)) for group in self.grid.groups(able)]
-        best = min(dict.fromkeys(starts), key=key)
+        best = min(self._starts(able, start), key=key)
+        if key(best) == (INFEASIBLE,):  # what sustains the rate is elsewhere
+            best = min(self.grid.starts(able), key=key)
         while True:
             better = min((p for p in self._moves(best) if p in able), key=key, default=best)
             if key(better) >= key(best):
@@ -214,6 +213,16 @@ class EndToEnd:
             raise Unreachable(f"no routing fits {self._deployer.gpus} GPUs", INFEASIBLE)
         whole = [self._whole(point, deployment) for _, point, deployment in ranked[:SIMULATED_WHOLE]]
         return whole if by_key else sorted(whole, key=lambda one: one[:2])
+
+    def _starts(self, able: set[Point], start: Solution) -> list[Point]:
+        """Where a search begins; few routings are all tried. Where prompts are routed, also spread over them: neither high
+        nor low limits serve most with few GPUs."""
+        if len(able) <= MOST_ROUTINGS:
+            return sorted(able)
+        begin = self.grid.nearest(start.thresholds)
+        starts = [begin] if begin in able else []
+        starts += [min(group, key=lambda p: (sum(p), p)) for group in self.grid.groups(able)]
+        return list(dict.fromkeys([*starts, *(self.grid.starts(able) if self._judged.routed else [])]))
 
     def _whole(self, point: Point, deployment: Deployment) -> Whole:
         return self._seconds_whole(self.grid.thresholds(point), deployment), point, deployment

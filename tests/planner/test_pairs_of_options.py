@@ -146,6 +146,11 @@ def _meant(objective: Objective) -> Option:
     return Option(f"objective: {objective}", {"objective": objective}, lambda p: p.plan.objective is objective)
 
 
+def is_unjudged(planned: api.Planned) -> bool:
+    """Whether one model or a predictor decides."""
+    return len(planned.plan.tiers) == 1 or planned.plan.is_routed
+
+
 LEAST = {"goal": Goal.LATENCY, "objective": Objective.LARGEST_TIER}
 OPTIONS = (
     *(_best(goal) for goal in Goal),
@@ -166,7 +171,7 @@ OPTIONS = (
     Option("ignore_cached", {"ignore_cached": True}, lambda p: p.plan.cached_share == 0),
     Option("max_tiers", {"max_tiers": 1}, lambda p: sum(tier.strategy.used for tier in p.plan.tiers) == 1),
     Option("min_tiers", {"max_tiers": 2, "min_tiers": 2}, lambda p: len(p.plan.tiers) == 2),
-    Option("candidates", {"tiers": 4, "max_tiers": 4}, lambda p: p.plan.choice and p.plan.choice.cascades == 15),
+    Option("candidates", {"tiers": 4, "max_tiers": 4}, lambda p: p.plan.choice and p.plan.choice.cascades in (15, 25)),
     _ruled("rules.skip", skip=True),
     _ruled("rules.long_answers", long_answers=True),
     _ruled("rules.best_answer", best_answer=True),
@@ -174,10 +179,8 @@ OPTIONS = (
     _ruled("rules.burst_floor", lambda p: p.plan.burst or p.plan.burst_reason, burst_floor=30.0),
     _ruled("rules.burst_mean", lambda p: p.plan.burst or p.plan.burst_reason, burst_floor=30.0, burst_mean=50.0),
     Option("remote tiers", {"remote": True}, lambda p: p.plan.dollars_per_hour is not None),
-    Option(
-        "a tier that grades", {"judge": CascadeJudge(tier="tier1")}, lambda p: p.plan.grading or len(p.plan.tiers) == 1
-    ),
-    Option("a judge model", {"judge": JUDGE}, lambda p: p.plan.grading or len(p.plan.tiers) == 1),
+    Option("a tier that grades", {"judge": CascadeJudge(tier="tier1")}, lambda p: p.plan.grading or is_unjudged(p)),
+    Option("a judge model", {"judge": JUDGE}, lambda p: p.plan.grading or is_unjudged(p)),
     Option("several types", {"types": 2}, lambda p: len(p.site.types) == 2),
     Option("four tiers", {"tiers": 4}, lambda p: len(p.plan.tiers) == 4 or p.plan.choice),
     Option("drafters", {"drafters": True}),
@@ -239,9 +242,9 @@ def said(row: Exclusion, problem: str) -> bool:
 
 def is_sound(result: api.Planned) -> bool:
     """Whether a plan has the quality and the latency that were asked for and that a simulation of it has, and no rules that
-    were not asked for."""
+    were not asked for, but for those by which prompts are routed."""
     options, plan = result.options, result.plan
-    rules = [rule.asked(options.rules) for rule in WITH_FIELD if rule.value(plan.rules)]
+    rules = [plan.is_routed or rule.asked(options.rules) for rule in WITH_FIELD if rule.value(plan.rules)]
     demand = result.demand.under(plan.rules)
     quality = route(demand.judged, plan.thresholds).quality
     enough = options.min_quality is None or quality >= options.min_quality - 1e-9

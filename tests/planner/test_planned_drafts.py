@@ -29,18 +29,18 @@ LARGE = {"name": "large", "model": "qwen2.5-14b", "speculation": {"drafters": DR
 CASCADE: dict[str, Any] = {"tiers": [{"name": "small", "model": "qwen2.5-3b"}, LARGE]}
 
 
-def planned(folder: Path) -> Path:
+def planned(folder: Path, cascade: dict[str, Any] = CASCADE, *options: object) -> Path:
     """A plan file of `penstock plan`, for one GPU per tier."""
     rng = np.random.default_rng(3)
     (folder / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
-    (folder / "models.yaml").write_text(yaml.safe_dump(CASCADE))
+    (folder / "models.yaml").write_text(yaml.safe_dump(cascade))
     write_trace(folder / "trace.csv", ((i / 2, 100, 50) for i in range(100)))
     scores = ((100, 60, rng.integers(20, 90), 60, 95) for _ in range(60))
     write_table(folder / "quality.csv", judged_header(("small", "large")), scores)
     out = folder / "plan.json"
     inputs = [f"--{name}={folder / file}" for name, file in (("cluster", "cluster.yaml"), ("models", "models.yaml"))]
     inputs += [f"--{name}={folder / name}.csv" for name in ("trace", "quality")]
-    done = run("plan", *inputs, "--min-quality", 75, *asked(requests=40, runs=0), "--out", out)
+    done = run("plan", *inputs, "--min-quality", 75, *options, *asked(requests=40, runs=0), "--out", out)
     assert done.returncode == 0, done.output
     return out
 
@@ -83,6 +83,19 @@ def test_a_plan_file_has_drafters_memory_and_the_choice_of_every_batch_size(plan
     room = site.cluster.gpu.memory_bytes * 0.92 - 1e9 - site.models[1].weight_bytes
     own_kv = present(replica).kv_tokens * site.models[1].kv_bytes_per_token
     assert drafts["memory_gb"] * 1e9 + own_kv == pytest.approx(room, rel=1e-4)
+
+
+def test_drafters_that_do_not_help_are_off_in_the_plan_and_in_the_mesh(tmp_path: Path) -> None:
+    """They would hold a replica to one GPU, on which no answer is in time; and with a looser limit, nothing uses them."""
+    drafters = [{"model": "qwen2.5-0.5b", "acceptance": 0.02}]
+    alone = {"tiers": [{"name": "large", "model": "qwen2.5-14b", "speculation": {"drafters": drafters}}]}
+    for limit_s, tp in ((2.0, 1), (0.6, 2)):
+        plan = planned(tmp_path, alone, "--max-latency", limit_s)
+        (large,) = json.loads(plan.read_text())["tiers"]
+        assert (large["replicas"][0]["tp"], large["speculation"]) == (tp, None)
+    assert run("plan", "render", plan, "--to", "compose").returncode == 0
+    (tier,) = load_mesh_file(tmp_path / "plan.mesh.yaml").tiers
+    assert (tier.engine, tier.speculation) == ("sglang", MeshSpeculation())
 
 
 def test_workers_of_the_rendered_mesh_draft_as_planned(plan: Path, tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def within(load: SustainedLoad) -> bool:
 def test_a_tier_of_few_long_requests_gets_what_these_need(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
     """It sustains less of them than of all requests: by the estimate alone, the cheapest plan is offered more than the limit.
     Verified, it is within it; on the GPUs of the former there is another plan, or none."""
+    monkeypatch.setattr("penstock.planner_service.routing.deployer.FEW", 0)  # else they are simulated at once
     sample, arrivals = few_long(0)
 
     def planned(gpus: int) -> tuple[Solution, SustainedLoad]:
