@@ -52,7 +52,7 @@ class MeshTier(BaseModel, TierRules, frozen=True):
     workers: int = Field(default=1, ge=0, le=MAX_PROCESSES)
     """Worker processes."""
     threshold: float | None = Field(default=None, ge=0, le=100)
-    """Answers with at least this score are accepted. Required on every tier but the last."""
+    """Answers with at least this score are accepted; with 0 all, without a judge. Required on every tier but the last."""
     engine: str = "torch"
     """What runs the model, by its entry point: torch is the built-in engine, llamacpp the same on llama.cpp, for GGUF models,
     sglang an SGLang server, simulated a latency model, openai any endpoint of OpenAI's API; installed packages may add
