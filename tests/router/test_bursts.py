@@ -91,9 +91,7 @@ async def test_thresholds_give_way_to_a_burst_at_all_routers_and_come_back(mesh:
         for each in (client, other):
             during = await events(each)
             assert next(e for e in during if isinstance(e, Accepted)).burst_step == 1
-            judged = next(e for e in during if isinstance(e, Judged))
-            assert (judged.threshold, judged.accepted) == (0.0, True)
-            assert not any(isinstance(e, Escalated) for e in during)
+            assert not any(isinstance(e, Judged | Escalated) for e in during), "all are accepted, without the judge"
         shown = await burst_of(client)
         assert (shown.step, shown.steps, shown.mean_quality, shown.out_of_budget) == (1, 2, 80.0, False)
         assert 85.0 < shown.window_quality < 90.0, "of the requests of both steps"
@@ -141,7 +139,7 @@ async def test_a_spent_budget_brings_the_plans_own_thresholds_back(mesh: TestMes
 
 async def test_ties_are_broken_by_the_requests_own_seed(mesh: TestMesh) -> None:
     """Answers that score exactly the threshold: a share of them is accepted, the same ones whenever a seed is used again."""
-    await publish(mesh, PLAIN)
+    await publish(mesh, None)
     async with of_router(mesh, 0) as client:
         score = next(e for e in await events(client, TIED, seed=1) if isinstance(e, Judged)).score
         assert score is not None
