@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +114,10 @@ def penstock_at(tree: Path) -> Callable[[Path], AbstractAsyncContextManager[Cont
     return start
 
 
-def worker_of(up_pid: int) -> int:
-    """The worker among the processes below one."""
-    (pid,) = (p for p in descendants(up_pid) if b"worker_service" in Path(f"/proc/{p}/cmdline").read_bytes())
+def worker_of(up_pid: int, but: Container[int] = ()) -> int:
+    """The worker among the processes below one; `but`: other ones."""
+    below = (p for p in descendants(up_pid) if b"worker_service" in Path(f"/proc/{p}/cmdline").read_bytes())
+    (pid,) = (p for p in below if p not in but)
     return pid
 
 

@@ -1,0 +1,177 @@
+"""Meshes of the real models, live: how they start, what a killed worker costs, promises, drafts and tool calls.
+
+`python -m benchmarks.real_models live`, on a quiet machine, for half an hour. CPU seconds are those of worker processes.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from benchmarks import report
+from benchmarks.contenders import worker_of
+from benchmarks.meshes import mesh_of
+from benchmarks.real_models.prompts import FOLDER, MODELS, Task, tasks
+from benchmarks.real_models.tools import NEED, NO_NEED, TOOLS
+from penstock import AsyncClient, Options, Reply, Slo, Tokens
+from penstock.local.cpu_time import cpu_s
+from penstock.types.slo import SloClass
+
+SMALL, LARGE, TINY = MODELS
+TIMEOUT_S = 900.0
+ROUNDS, DRAFTED, DRAFTED_TOKENS = 3, 8, 128
+KILLED_AFTER, KILLED_TOKENS = 20, 120
+FIRST_TOKEN_S, TOKEN_S = 20.0, 1.0
+PROMISED, RATE_PER_S, PROMISED_TOKENS = 40, 0.12, 96
+SEED = 1
+
+
+def tier(model: str, **settings: Any) -> dict[str, Any]:
+    return {"name": model, "model": str(FOLDER / f"{model}.gguf"), **settings}
+
+
+@contextlib.asynccontextmanager
+async def serving(*tiers: dict[str, Any]) -> AsyncIterator[tuple[AsyncClient, float]]:
+    """(a client of a mesh with these tiers, seconds that its start took)."""
+    began_s = time.perf_counter()
+    async with mesh_of({"name": "bench", "tiers": list(tiers)}) as mesh:
+        started_s = time.perf_counter() - began_s
+        async with AsyncClient(mesh.grpc_addresses[0], timeout_s=TIMEOUT_S) as client:
+            yield client, started_s
+
+
+async def first_answer() -> dict[str, Any]:
+    """From nothing to the end of the first answer; a tier has a name, a model and a threshold."""
+    began_s = time.perf_counter()
+    tiers = (tier(TINY, threshold=70), tier(SMALL, threshold=70), tier(LARGE))
+    async with serving(*tiers) as (client, started_s):
+        reply = await client.generate("What is the capital of France?")
+    seconds = time.perf_counter() - began_s
+    return {"ready_s": round(started_s, 1), "answered_s": round(seconds, 1), "tier": reply.tier, "text": reply.text}
+
+
+async def killed() -> dict[str, Any]:
+    """The only worker of a tier is killed in the middle of a reply."""
+    task, options = tasks("humaneval")[1], Options(temperature=0, max_tokens=KILLED_TOKENS)
+    async with serving(tier(LARGE)) as (client, _):
+        alone = await client.generate(task.text, options)
+        began_s, tokens, text = time.perf_counter(), 0, ""
+        async for event in client.stream(task.text, options):
+            if not isinstance(event, Tokens):
+                continue
+            if tokens < KILLED_AFTER <= tokens + len(event.token_ids):
+                os.kill(worker_of(os.getpid()), signal.SIGKILL)
+            tokens, text = tokens + len(event.token_ids), text + event.text
+    seconds = time.perf_counter() - began_s
+    return {"same_text": text == alone.text, "alone_s": round(alone.total_s, 1), "killed_s": round(seconds, 1)}
+
+
+async def promises() -> dict[str, Any]:
+    """Requests with an SLO that arrive at random times, at a worker that promises."""
+    rng, prompts = random.Random(SEED), tasks("humaneval")[:PROMISED]
+    slo = Slo(FIRST_TOKEN_S, time_per_output_token_s=TOKEN_S)
+
+    async def one(client: AsyncClient, task: Task, delay_s: float) -> Reply:
+        await asyncio.sleep(delay_s)
+        return await client.generate(task.text, temperature=0, max_tokens=PROMISED_TOKENS, slo=slo)
+
+    async with serving(tier(LARGE, batch_policy="slo")) as (client, started_s):
+        at_s, times = 0.0, list[float]()
+        for _ in prompts:
+            at_s += rng.expovariate(RATE_PER_S)
+            times.append(at_s)
+        replies = await asyncio.gather(*(one(client, *each) for each in zip(prompts, times, strict=True)))
+    results = [reply.slo for reply in replies if reply.slo is not None and reply.slo.slo_class is SloClass.STANDARD]
+    return {
+        "ready_s": round(started_s, 1),
+        "requests": len(replies),
+        "admitted": len(results),
+        "kept": sum(result.attained for result in results),
+    }
+
+
+async def drafts() -> dict[str, Any]:
+    """CPU seconds of the same answers with a drafter over those without, in turns, one by one and four at once."""
+    some, spent, starts = tasks("humaneval")[-DRAFTED * ROUNDS :], dict[str, list[float]](), dict[str, float]()
+    options = Options(temperature=0, max_tokens=DRAFTED_TOKENS)
+    drafted = {"drafters": [str(FOLDER / f"{SMALL}.gguf")]}
+    texts = dict[str, list[str]]()
+    async with contextlib.AsyncExitStack() as stack:
+        clients, pids = dict[str, AsyncClient](), dict[str, int]()
+        for name, settings in (("alone", {}), ("drafted", {"speculation": drafted})):
+            known = set(pids.values())
+            clients[name], starts[name] = await stack.enter_async_context(serving(tier(LARGE, **settings)))
+            pids[name] = worker_of(os.getpid(), but=known)
+            await clients[name].generate(some[0].shown, options)
+        for number in range(ROUNDS):
+            part = some[DRAFTED * number : DRAFTED * (number + 1)]
+            for at_once in (1, 4):
+                for name in list(clients)[:: 1 if number % 2 == 0 else -1]:
+                    before_s, slots = cpu_s(pids[name]), asyncio.Semaphore(at_once)
+
+                    async def one(
+                        task: Task,
+                        client: AsyncClient = clients[name],
+                        slots: asyncio.Semaphore = slots,
+                        salt: str = f"{at_once}",
+                    ) -> str:
+                        async with slots:
+                            return (await client.generate(task.text, options, cache_salt=salt)).text
+
+                    texts.setdefault(name, []).extend(await asyncio.gather(*map(one, part)))
+                    spent.setdefault(f"{name} {at_once}", []).append(round(cpu_s(pids[name]) - before_s, 2))
+                    print(name, at_once, spent[f"{name} {at_once}"], flush=True)
+    ratios = {n: round(sum(spent[f"alone {n}"]) / sum(spent[f"drafted {n}"]), 3) for n in (1, 4)}
+    same = sum(a == b for a, b in zip(texts["alone"], texts["drafted"], strict=True))
+    return {
+        "ready_s": {name: round(each, 1) for name, each in starts.items()},
+        "cpu_s": spent,
+        "speed_of_alone": ratios,
+        "same_texts": [same, len(texts["alone"])],
+    }
+
+
+async def tools() -> dict[str, Any]:
+    """Calls where the model decides by itself whether to call."""
+    options = Options(temperature=0, max_tokens=96, tools=TOOLS)
+
+    async def called(client: AsyncClient, prompts: Sequence[str]) -> list[list[str]]:
+        slots = asyncio.Semaphore(8)
+
+        async def one(prompt: str) -> list[str]:
+            async with slots:
+                return [call.name for call in (await client.generate(prompt, options)).tool_calls]
+
+        return await asyncio.gather(*map(one, prompts))
+
+    async with serving(tier(LARGE)) as (client, _):
+        needed = await called(client, [prompt for _, prompt in NEED])
+        needless = await called(client, NO_NEED)
+    wrong = {prompt: names for (name, prompt), names in zip(NEED, needed, strict=True) if names != [name]}
+    called_anyway = {prompt: names for prompt, names in zip(NO_NEED, needless, strict=True) if names}
+    return {
+        "right": len(NEED) - len(wrong),
+        "of": len(NEED),
+        "needless": len(called_anyway),
+        "of_none": len(NO_NEED),
+        "wrong": wrong,
+        "called_anyway": called_anyway,
+    }
+
+
+PARTS = {each.__name__: each for each in (first_answer, killed, tools, promises, drafts)}
+
+
+def measure(names: Sequence[str]) -> None:
+    """Measure these parts, or all; the figures of the others stay."""
+    file = report.RESULTS / "real_models" / "live.json"
+    known = json.loads(file.read_text())["parts"] if file.is_file() else {}
+    for name in names or PARTS:
+        known[name] = asyncio.run(PARTS[name]())
+        print(name, known[name], flush=True)
+        report.write("real_models/live", {"parts": known})
