@@ -21,10 +21,6 @@ from penstock.services.compilation import compiled
 
 F32 = npt.NDArray[np.float32]
 
-MAX_PARAMETERS = 20_000_000
-"""Of models whose products are made of tiles: larger ones compute for longer than the calls of their operations take, and
-torch has threads."""
-
 LANES = 16
 """Columns of a vector. Processors with shorter ones take several registers for it."""
 _WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
@@ -119,13 +115,32 @@ def add_product(x: int, w: int, out: int, size: Product) -> None:
         done += width
 
 
-def panels(weight: F32) -> F32:
-    """A weight (outputs, inputs) as `product` reads it: (outputs / PANEL, inputs, PANEL), padded with 0."""
-    outputs, inputs = weight.shape
-    count = -(-outputs // PANEL)
-    padded = np.zeros((count * PANEL, inputs), np.float32)
-    padded[:outputs] = weight
-    return np.ascontiguousarray(padded.reshape(count, PANEL, inputs).transpose(0, 2, 1))
+def panels(*weights: F32) -> F32:
+    """Weights (outputs, inputs), one under the other, as `product` reads them: (outputs / PANEL, inputs, PANEL), padded with 0."""
+    outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
+    result = np.empty((-(-outputs // PANEL), inputs, PANEL), np.float32)
+    fill_panels(weights, result)
+    return result
+
+
+def fill_panels(weights: Sequence[F32], out: F32) -> None:
+    """Write the `panels` of weights to `out`, without a copy of them all."""
+    first = 0
+    for weight in weights:
+        for row in range(0, len(weight), PANEL):
+            part = weight[row : row + PANEL]
+            _fill(part, first + row, out)
+        first += len(weight)
+    out[-1, :, first - (len(out) - 1) * PANEL :] = 0.0
+
+
+def _fill(rows: F32, first: int, out: F32) -> None:
+    """Rows from output `first` on, which may begin within a panel."""
+    panel, lane = divmod(first, PANEL)
+    here = min(len(rows), PANEL - lane)
+    out[panel, :, lane : lane + here] = rows[:here].T
+    if here < len(rows):
+        out[panel + 1, :, : len(rows) - here] = rows[here:].T
 
 
 @compiled()

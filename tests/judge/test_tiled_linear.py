@@ -57,9 +57,6 @@ def test_other_models_keep_their_layers() -> None:
     half = LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16)
     use_tiles(half.base_model)
     assert tiled(half) == 0
-    large = LlamaForCausalLM(LlamaConfig(**shape | {"intermediate_size": 250_000}))
-    use_tiles(large.base_model)
-    assert tiled(large) == 0
     unknown = Qwen2ForCausalLM(Qwen2Config(**shape))
     unknown.config.model_type = "another"
     use_tiles(unknown.base_model)

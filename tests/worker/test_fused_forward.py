@@ -197,14 +197,18 @@ def test_no_bit_of_a_token_depends_on_the_passes_that_compute_it(name: str, tiny
 
 
 def test_the_weights_are_in_memory_once(tiny_models: dict[str, Path]) -> None:
-    """The modules of a model that the compiled pass has taken over hold no products."""
+    """The modules of a model that the compiled pass has taken over hold no products, and no embedding."""
     folder = tiny_models["qwen2"]
     model = load_model(folder, TorchEngineOptions(folder, "qwen2"))
     layers = model.num_parameters()
     runner = TorchRunner(model, BLOCKS, kv_layout(model, BLOCK_TOKENS, ""))
     assert isinstance(runner._compiled, CompiledForward)
-    products = runner._compiled.constants.weights[:8:2]
-    assert sum(product.size for product in products) >= layers - model.num_parameters() > 0
+    constants, head = runner._compiled.constants, runner._compiled.head
+    kept = {id(product): product.size for product in (*constants.weights[:8:2], constants.embedding, head)}
+    assert sum(kept.values()) >= layers - model.num_parameters() > 0
+    assert (head is constants.embedding) == model.config.tie_word_embeddings
+    assert not model.lm_head.weight.numel()
+    assert not model.model.embed_tokens.weight.numel()
     for layer in model.model.layers:
         for module in (layer.self_attn.q_proj, layer.self_attn.o_proj, layer.mlp.up_proj, layer.mlp.down_proj):
             assert not module.weight.numel()

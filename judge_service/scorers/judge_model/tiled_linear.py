@@ -1,4 +1,4 @@
-"""Linear layers of small models on one CPU thread, whose products torch computes at half the speed or less."""
+"""Linear layers on one CPU thread, whose products torch computes at half the speed or less."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def use_tiles(model: Any) -> None:
     """Replace the linear layers below a model of transformers that only calls them, where the tiles were measured."""
     config = model.config
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32 and torch.get_num_threads() == 1
-    if on_cpu and config.model_type in MODEL_TYPES and model.num_parameters() <= tiles.MAX_PARAMETERS:
+    if on_cpu and config.model_type in MODEL_TYPES:
         _replace(model)
 
 

@@ -115,7 +115,7 @@ def _draft(
     tables, known, places, sampling, chances = drafts
     size = kv[1].shape[3]
     no_bias = np.empty(0, np.float32)
-    logits = np.empty((1, model.embedding.shape[0]), np.float32)
+    logits = np.empty((1, model.vocab), np.float32)
     for b in range(tables.shape[0]):
         start, given, window = places[b, 0], places[b, 1], places[b, 2]
         drafted, survival = 0, 1.0

@@ -1,11 +1,10 @@
-"""The forward pass of a small model, compiled as one function, without Python or torch between its operations.
+"""The forward pass of a model in float32 on one thread, compiled as one function, without Python or torch in between.
 
 A small model computes a token in less time than Python takes to call its operations, and torch's products of few rows take
-longer than reading the weights once. One implementation computes prompts, decodes and verified drafts, and a token's result
-is the same, bit by bit, however the tokens are spread over passes.
+longer than reading the weights once, whatever the size. One implementation computes prompts, decodes and verified drafts, and
+a token's result is the same, bit by bit, however the tokens are spread over passes.
 """
 
-import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,16 +43,16 @@ _NONE = np.empty(0, np.float32)
 
 
 def can_compile(model: CausalModel) -> bool:
-    """Whether the pass suits a model that the fused one computes: small, in float32 on a CPU."""
-    on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
-    return on_cpu and model.num_parameters() <= tiles.MAX_PARAMETERS
+    """Whether the pass suits a model that the fused one computes: in float32 on a CPU."""
+    return model.device.type == "cpu" and model.dtype == torch.float32
 
 
 class Constants(NamedTuple):
-    """What every pass of a model is given. scale: of the attention's scores."""
+    """What every pass of a model is given. embedding: `panels`, of `vocab` tokens. scale: of the attention's scores."""
 
     weights: Weights
     embedding: F32
+    vocab: int
     last_norm: F32
     inverse_frequencies: F32
     angle_scale: float
@@ -66,13 +65,18 @@ class CompiledForward:
     """The hidden states of a model."""
 
     def __init__(self, model: CausalModel, pool: KvPool) -> None:
-        """Take over the products of the model's layers, whose modules are empty then. pool: of its KV, float32 on the CPU."""
+        """Take over the model's weights; the modules of its products are empty then. pool: of its KV, float32 on the CPU."""
         body, config = model.model, model.config
+        embedding, head = body.embed_tokens.weight, model.lm_head.weight
+        vocab = len(head)
         assert pool.stacked is not None  # it is on the CPU
         self.kv, self.block_tokens = pool.stacked, pool.block_tokens
+        weights = _taken(body.layers)
+        self.head = _released(head)
         self.constants = Constants(
-            _taken(body.layers),
-            body.embed_tokens.weight.data.numpy(),
+            weights,
+            self.head if embedding is head else _released(embedding),
+            vocab,
             body.norm.weight.data.numpy(),
             body.rotary_emb.inv_freq.float().numpy(),
             float(body.rotary_emb.attention_scaling),
@@ -80,12 +84,10 @@ class CompiledForward:
             float(body.layers[0].self_attn.scaling),
             int(config.num_attention_heads),
         )
-        self.head = tiles.panels(model.lm_head.weight.data.numpy())
-        self._vocab_size = len(model.lm_head.weight)
 
     def logits(self, hidden: F32) -> F32:
         """(N, V) of last hidden states (N, hidden)."""
-        out = np.empty((len(hidden), self._vocab_size), np.float32)
+        out = np.empty((len(hidden), self.constants.vocab), np.float32)
         tiles.product(hidden, self.head, _NONE, out)
         return out
 
@@ -121,7 +123,8 @@ def forward(model: Constants, kv: tuple[F32, F32], tokens: I64, layout: StepLayo
     where = kernels.Context(tables, np.arange(count), layout.runs, layout.table_of, positions + 1)
     items = (len(layout.runs) - 1) * kv_heads
     for n in range(count):
-        residual[n] = model.embedding[tokens[n]]
+        panel, lane = divmod(tokens[n], tiles.PANEL)
+        residual[n] = model.embedding[panel, :, lane]
         for d in range(half):
             angle = np.float32(positions[n]) * inverse_frequencies[d]
             cos[n, d] = np.cos(angle) * model.angle_scale
@@ -147,12 +150,15 @@ def _taken(layers: Any) -> Weights:
     """The weights of the layers, whose products are released."""
     products = list[F32]()
     for modules in zip(*map(parts, layers), strict=True):  # of one part in all layers
-        joined = [torch.cat([module.weight.data for module in of_layer]).numpy() for of_layer in modules]
-        products.append(np.stack([tiles.panels(weight) for weight in joined]))
+        outputs, inputs = sum(module.weight.shape[0] for module in modules[0]), modules[0][0].weight.shape[1]
+        joined = np.empty((len(modules), -(-outputs // tiles.PANEL), inputs, tiles.PANEL), np.float32)
+        for of_layer, panels in zip(modules, joined, strict=True):
+            tiles.fill_panels([module.weight.data.numpy() for module in of_layer], panels)
+            for module in of_layer:  # so that no more than a layer is there twice
+                module.weight.data = torch.empty(0)
+        products.append(joined)
         biases = [[module.bias.data for module in of_layer if module.bias is not None] for of_layer in modules]
         products.append(np.stack([torch.cat(of_layer).numpy() if of_layer else _NONE for of_layer in biases]))
-        for module in itertools.chain.from_iterable(modules):
-            module.weight.data = torch.empty(0)
     norms = [
         _norms([getattr(layer.self_attn, "q_norm", None) for layer in layers]),
         _norms([getattr(layer.self_attn, "k_norm", None) for layer in layers]),
@@ -160,6 +166,13 @@ def _taken(layers: Any) -> Weights:
         _norms([layer.post_attention_layernorm for layer in layers]),
     ]
     return Weights(*products, *norms)
+
+
+def _released(weight: torch.nn.Parameter) -> F32:
+    """The panels of a weight, which is empty then."""
+    panels = tiles.panels(weight.data.numpy())
+    weight.data = torch.empty(0)
+    return panels
 
 
 def _norms(modules: list[Any]) -> F32:
