@@ -88,7 +88,7 @@ NO_NEED = (
     "What is the past tense of 'to go'?",
     "How many legs does a spider have?",
     "Give me a synonym for 'quick'.",
-    "What does HTTP stand for?",
+    "What is HTTP short for?",
     "Write a one-line comment that explains recursion.",
     "Which planet is closest to the sun?",
     "Hello! How are you?",
