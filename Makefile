@@ -58,7 +58,7 @@ REAL = $(BIN)/penstock --folder $(PENSTOCK_MODELS)/run
 
 demo-real: $(VENV)/.mesh $(VENV)/.kernels
 	$(BIN)/python tests/support/real_models.py $(PENSTOCK_MODELS)
-	cp examples/mesh-real.yaml $(PENSTOCK_MODELS)/mesh.yaml
+	cp examples/real-models.yaml $(PENSTOCK_MODELS)/mesh.yaml
 	$(REAL) up --mesh $(PENSTOCK_MODELS)/mesh.yaml --detach
 	$(REAL) measure examples/programs.jsonl --right-by tests --concurrency 4 --max-tokens 400 --out $(PENSTOCK_MODELS)/judged.csv; \
 		ended=$$?; $(REAL) down; exit $$ended

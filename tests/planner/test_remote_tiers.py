@@ -165,7 +165,7 @@ def test_grading_by_an_api_is_paid() -> None:
     plain = MixedDeployer(
         sample, deployer._traffic.arrival_s, deployer.kinds, deployer.types, remotes=(*deployer._remotes[:-1], remote)
     )
-    thresholds = (0.0,) * (len(sample.tiers) - 1)
+    thresholds = tuple(float(np.median(scores)) for scores in sample.scores.T[:-1])
     for one in (graded, plain):
         one._remotes = (*one._remotes[:-1], dataclasses.replace(remote, requests_per_s=math.inf, tokens_per_s=math.inf))
     costs = [one.cost_within(thresholds, 100.0) for one in (graded, plain)]
