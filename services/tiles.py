@@ -116,7 +116,7 @@ def add_product(x: int, w: int, out: int, size: Product) -> None:
 
 
 def panels(*weights: F32) -> F32:
-    """Weights (outputs, inputs), one under the other, as `product` reads them: (outputs / PANEL, inputs, PANEL), padded with 0."""
+    """Weights (outputs, inputs), one under the other, as `product` reads them: (panels, inputs, PANEL), padded with 0."""
     outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
     result = np.empty((-(-outputs // PANEL), inputs, PANEL), np.float32)
     fill_panels(weights, result)

@@ -163,6 +163,7 @@ def plans(seed: int) -> list[bool]:
 @pytest.mark.slow
 def test_no_plan_is_offered_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 40 small sites, by all goals; by the estimate alone, some are."""
+    monkeypatch.setattr("penstock.planner_service.routing.deployer.FEW", 0)  # else they are simulated at once
     verified = [one for seed in range(40) for one in plans(seed)]
     assert len(verified) >= 100
     assert all(verified)
@@ -205,8 +206,9 @@ def brute_force(deployer: Deployer, min_quality: float) -> float:
 
 
 @pytest.mark.slow
-def test_the_optimum_of_what_sustains_the_rate_is_brute_forces() -> None:
+def test_the_optimum_of_what_sustains_the_rate_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
     """60 seeded instances, on some of which the first search ends at a plan that does not sustain it."""
+    monkeypatch.setattr("penstock.planner_service.routing.deployer.FEW", 0)  # else they are simulated at once
     again = unreachable = 0
     for seed in range(60):
         deployer = tight(seed)
