@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.on_ray import shared as shared_state
 from penstock.on_ray.controller import Controller, RayMeshState
-from penstock.on_ray.shared import NAMESPACE, Shared, controller_name
+from penstock.on_ray.shared import DETACHED, NAMESPACE, Shared, controller_name
 from penstock.placement.mesh import Addresses, MeshFailed
 from penstock.placement.mesh_input import MeshInput, MeshOptions
 from penstock.placement.running_mesh import RunningMesh
@@ -108,13 +108,10 @@ class RayMesh(RunningMesh):
         self._stack.callback(ray.shutdown)
         make = ray.remote(Controller).options(
             name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
             max_task_retries=-1,
             num_cpus=0,
             runtime_env=dict(shared.runtime_env),
+            **DETACHED,
         )
         self._controller = await asyncio.to_thread(make.remote, self.mesh.name, shared)
         if await self._call(self._controller.mesh_text) != self._input.text:

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.on_ray.resources import actor_options, bundle, bundles, over_nodes, rooms
 from penstock.on_ray.server_parts import ServerPart, part_name
-from penstock.on_ray.shared import NAMESPACE
+from penstock.on_ray.shared import DETACHED, NAMESPACE
 from penstock.on_ray.supervisor import Supervisor
 from penstock.placement.processes import STOP_ORDER, STOP_S, MeshProcess, role_of
 
@@ -67,15 +67,7 @@ class RayPlacer:
             options = actor_options(process)
             if group is not None:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank)
-            actor_class = ray.remote(kind).options(
-                name=name,
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                max_restarts=-1,
-                runtime_env=self._runtime_env,
-                **options,
-            )
+            actor_class = ray.remote(kind).options(name=name, runtime_env=self._runtime_env, **DETACHED, **options)
             return actor_class.remote(self._mesh, process, *arguments)
 
         self._actors[process.name] = actor(Supervisor, name, 0)

@@ -7,6 +7,13 @@ from typing import Any
 
 NAMESPACE = "penstock"
 """Of our actors in Ray, and of our keys in its store."""
+DETACHED: Mapping[str, Any] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "get_if_exists": True,
+    "max_restarts": -1,
+}
+"""The options of our actors: they outlive who starts them, are found by their names, and start again."""
 
 
 @dataclass(frozen=True, slots=True)

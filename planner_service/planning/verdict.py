@@ -55,11 +55,7 @@ def _chosen(plan: CascadePlan) -> Sequence[str]:
     if plan.choice is None:
         return []
     names = form_words([tier.name for tier in plan.tiers if tier.strategy.used], routed=plan.is_routed)
-    return [
-        f"{names}, of {len(plan.choice.tiers)} candidates"
-        if plan.is_routed
-        else f"{names} of {len(plan.choice.tiers)} candidates"
-    ]
+    return [f"{names}{',' if plan.is_routed else ''} of {len(plan.choice.tiers)} candidates"]
 
 
 def _taken(site: Site, plan: CascadePlan) -> str:

@@ -29,9 +29,6 @@ PIPELINES = (1, 2, 3, 4, 6, 8)
 _Value = TypeVar("_Value")
 
 ONE_GPU = "the engine that drafts runs a replica on one GPU"
-ROUTED_LEVELS = (
-    64  # limits of a tier that are tried for routing before generation, at quantiles of the predicted scores
-)
 DRAFT_RUNTIME = Runtime(step_overhead_s=0.0005)
 """Of a drafter, whose steps do nothing else than compute the next token of a batch."""
 

@@ -16,9 +16,7 @@ from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Rout
 from penstock.planner_service.simulator.workload import Floats
 from penstock.types.planned import QualityPromise
 
-ROUTINGS = (
-    200  # of cascades, and as many of prompts that are routed, that are chosen from; drawn, for any number of tiers
-)
+ROUTINGS = 200  # of cascades, and as many of routed prompts, that are chosen from; drawn, for any number of tiers
 RESAMPLES = 100
 
 

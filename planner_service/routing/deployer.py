@@ -340,17 +340,18 @@ class Deployer:
         return self._keeps_up[key]
 
     def _table(self, tier: int, chosen: Bools, answers: Bools, measured: Measured) -> LatencyTable:
+        """measured: what the tier is measured by; one that only grades, by the whole latency."""
         key = (tier, chosen.tobytes(), answers.tobytes(), measured)
         if key not in self._tables:
-            self._tables[key] = self._new_table(tier, self._traffic.load(tier, chosen, answers), measured)
+            load = self._traffic.load(tier, chosen, answers)
+            self._tables[key] = self._new_table(tier, load, measured if load.own.any() else Measured.LATENCY)
             if tier in self._verified:
                 self._tables[key].verify()
         return self._tables[key]
 
     def _new_table(self, tier: int, load: TierLoad, measured: Measured) -> LatencyTable:
-        """measured: what the tier is measured by; one that only grades, by the whole latency."""
         how = (self.dispatch, self.percentile, self._sustain_of(tier, load.work), load.counted)
-        return self.table(load.work, self.kinds[tier], *how, measured if load.own.any() else Measured.LATENCY)
+        return self.table(load.work, self.kinds[tier], *how, measured)
 
     def _unserved_table(self, work: Workload) -> LatencyTable:
         return self.table(work, [], self.dispatch, self.percentile)

@@ -79,10 +79,8 @@ class Grid:
 
         sample: the requests that arrive. alone_s (C, N).
         """
-        if (
-            sample.passed_over is not None or sample.routed
-        ):  # each tier's percentile is over fewer requests: any latency is possible
-            return np.zeros(self.shape)
+        if sample.passed_over is not None or sample.routed:
+            return np.zeros(self.shape)  # each tier's percentile is over fewer requests: any latency is possible
         tiers = len(sample.tiers)
         everyone, compared = np.zeros(len(sample)), sample.comparable
         shape = (*self.shape, *([1] * (MOST_TIERS - 1 - len(self.shape))))

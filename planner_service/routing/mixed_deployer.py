@@ -145,7 +145,6 @@ class MixedDeployer(Deployer):
         return room, self.types.most - sum(others)
 
     def _new_table(self, tier: int, load: TierLoad, measured: Measured) -> LatencyTable:
-        measured = measured if load.own.any() else Measured.LATENCY
         remote = self._remotes[tier] if self._remotes else None
         if remote is None:
             how = (self.dispatch, self.percentile, self._sustain_of(tier, load.work), self.types)

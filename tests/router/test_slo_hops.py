@@ -7,22 +7,17 @@ from dataclasses import dataclass, field
 
 import pytest
 from opentelemetry.context import Context
-from opentelemetry.metrics import NoOpMeter
-from opentelemetry.trace import NoOpTracer
 
-from penstock.router_service.clients.bid_client import BidClient
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
-from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.reply_promise import ReplyPromise
 from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.generation.slo_hops import SloHops
 from penstock.router_service.generation.tier_generation import TierGeneration
-from penstock.router_service.migration.bidding import MoveAgent
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.instances import SloHeadroom
 from penstock.services.domain.slo.promises import Promise
-from penstock.services.mesh_schema import MeshSlo, MeshStages
+from penstock.services.mesh_schema import MeshSlo
 from penstock.types.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
 from penstock.types.mesh_status import ReplyMoved
 from penstock.types.prompts import TextPrompt
@@ -70,18 +65,6 @@ def promise_of(
     return ReplyPromise(Promise.received(slo, asyncio.get_running_loop().time()), produced)
 
 
-def generation_of(scene: Scene, hops: MeshSlo = THREE_HOPS) -> TierGeneration:
-    agent = MoveAgent(
-        scene.view,
-        BidClient(scene._channels),
-        NoOpTracer(),
-        NoOpMeter("t"),
-        MeshStages(bid_timeout_s=1.0, turn_timeout_s=1.0),
-    )
-    client = WorkerClient(scene._channels, scene._sessions, LIMIT_S)
-    return TierGeneration(scene.pool, client, agent, NoOpTracer(), scene.policy, NoOpMeter("t"), hops)
-
-
 async def reply(
     scene: Scene,
     promise: ReplyPromise,
@@ -101,7 +84,7 @@ async def reply(
         outcome.token_ids += frame.token_ids  # type: ignore[attr-defined]
         promise.take(frame, loop.time())  # type: ignore[arg-type]
 
-    outcome.done = await (generation or generation_of(scene, hops)).generate(
+    outcome.done = await (generation or scene.tier(LIMIT_S, hops=hops)).generate(
         "only",
         GenerationRequest("r", TextPrompt("r"), SamplingParams(seed=1, max_tokens=TOKENS), resumed),
         loop.time() + LIMIT_S,
@@ -254,7 +237,7 @@ async def test_the_target_of_a_move_shall_decline_only_what_was_promised(scene: 
     source.keeps_slos = kept
     target = await scene.start("b")
     target.transferred.set_result(20)
-    generation, outcome = generation_of(scene), Outcome()
+    generation, outcome = scene.tier(LIMIT_S, hops=THREE_HOPS), Outcome()
     reading = asyncio.create_task(reply(scene, promise_of(), generation=generation, outcome=outcome))
     while len(outcome.token_ids) < 20:
         await asyncio.sleep(0)

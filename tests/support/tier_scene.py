@@ -15,12 +15,12 @@ from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import FailureHistory
 from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.reply_assembler import TierEvent
-from penstock.router_service.generation.tier_generation import TierGeneration
+from penstock.router_service.generation.tier_generation import NO_HOPS, TierGeneration
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.mesh_view import MeshView
-from penstock.services.mesh_schema import MeshRouter, MeshStages
+from penstock.services.mesh_schema import MeshRouter, MeshSlo, MeshStages
 from penstock.types.events import InstanceChanged, TierStarted
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import Draft, GenerationRequest
@@ -70,7 +70,7 @@ class Scene:
         self.view.hear(record, asyncio.get_running_loop().time())
         self.pool.view_changed()
 
-    def tier(self, silence_s: float = 30.0, tracer: Tracer | None = None) -> TierGeneration:
+    def tier(self, silence_s: float = 30.0, tracer: Tracer | None = None, hops: MeshSlo = NO_HOPS) -> TierGeneration:
         client = WorkerClient(self._channels, self._sessions, silence_s)
         agent = MoveAgent(
             self.view,
@@ -79,7 +79,7 @@ class Scene:
             NoOpMeter("t"),
             MeshStages(bid_timeout_s=1.0, turn_timeout_s=1.0),
         )
-        return TierGeneration(self.pool, client, agent, tracer or NoOpTracer(), self.policy, NoOpMeter("t"))
+        return TierGeneration(self.pool, client, agent, tracer or NoOpTracer(), self.policy, NoOpMeter("t"), hops)
 
     async def reply(
         self,
