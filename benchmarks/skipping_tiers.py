@@ -1,14 +1,13 @@
-"""Rejected answers, on held-out prompts of the shipped family: with and without skip prediction and early checks;
-and what it brings to deliver the best answer of each prompt instead of the last one.
+"""Rejected answers, on held-out prompts of the shipped family: with and without skip prediction; and what it brings to
+deliver the best answer of each prompt instead of the last one.
 
-Every tier answers every prompt, by the torch engine. Answers and their beginnings are scored as by the scorer of
-`mesh.yaml`: beginnings by the confidence of the tier itself, answers also by the judge's model where that is not sure. Then
-routing is replayed by the code that routers and planner use. Splits: half of the prompts to train the predictor, choose the
-skip rule and fit the early checks; the other half for the figures. Thresholds are those of `mesh.yaml`, for all; `as shipped`
-also takes its skip limits and the shipped predictor, which have seen none of these prompts.
+Every tier answers every prompt, by the torch engine. Answers are scored as by the scorer of `mesh.yaml`: by the confidence of
+the tier itself, and by the judge's model where that is not sure. Then routing is replayed by the code that routers and
+planner use. Splits: half of the prompts to train the predictor and choose the skip rule; the other half for the figures.
+Thresholds are those of `mesh.yaml`, for all; `as shipped` also takes its skip limits and the shipped predictor, which have
+seen none of these prompts.
 
 CPU time is computed from tokens and the costs on the family's card: steps of batch 8, prompts and judged answers read once.
-An answer that is rejected early costs LAG_TOKENS more than the check says: what is generated while it is scored.
 Then `skipping_under_load`: limits that move with the load, in virtual time.
 
 Answers and scores are kept in `build/skipping_tiers`; delete them to have them generated again (about 15 CPU minutes).
@@ -16,7 +15,6 @@ Answers and scores are kept in `build/skipping_tiers`; delete them to have them 
 
 import asyncio
 import json
-import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,19 +34,15 @@ from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, Judg
 from penstock.planner_service.question.score_predictor import train
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints
-from penstock.services.acceptance.early_checks import checked_answers, fit_early_checks
 from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.types.judging import JudgedAnswer
-from penstock.types.rules import AcceptanceRules, EarlyCheck, PlannedEarlyChecks
+from penstock.types.rules import AcceptanceRules
 
 ROOT = Path(__file__).parents[1]
 FAMILY, KEPT = ROOT / "models" / "family", ROOT / "build" / "skipping_tiers"
 TIERS = ("small", "medium", "large")
 MORE_PROMPTS, SEED = 3500, 4242
 SPLITS, QUICK_SPLITS = 10, 2
-CHECKS = (16, 64)
-ERROR = 0.01
-LAG_TOKENS = 8
 ROUTING_LIMITS = tuple(range(5, 100, 5))  # of direct routing, by predicted score
 BATCH = BatchOptions(64, 16_384)
 
@@ -59,21 +53,16 @@ def skips(limits: Sequence[float | None]) -> AcceptanceRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Data:
-    """N prompts. right (N, C): by the expected answers. read (N, C): whether the judge's model reads the answer.
-
-    part_scores: by tier, (N, K) of the first CHECKS tokens; NaN where the answer has no more.
-    """
+    """N prompts. right (N, C): by the expected answers. read (N, C): whether the judge's model reads the answer."""
 
     texts: list[str]
     sample: JudgedSample
     right: Bools
     read: Bools
-    part_scores: tuple[Floats, ...]
 
     def subset(self, rows: Ints) -> "Data":
-        parts = tuple(scores[rows] for scores in self.part_scores)
         texts = [self.texts[i] for i in rows]
-        return Data(texts, self.sample.subset(rows), self.right[rows], self.read[rows], parts)
+        return Data(texts, self.sample.subset(rows), self.right[rows], self.read[rows])
 
 
 @dataclass(slots=True)
@@ -122,9 +111,6 @@ def _measured(data: Data, splits: int) -> None:
         "prompts": len(data.texts),
         "splits": splits,
         "thresholds": thresholds,
-        "checks_after_tokens": CHECKS,
-        "stated_error": ERROR,
-        "lag_tokens": LAG_TOKENS,
         "step_cost_ms": costs.step,
         "read_cost_ms": costs.read,
         "ways": {way: _figures(outcomes, plain) for way, outcomes in by_way.items()},
@@ -180,56 +166,28 @@ def _split(fitted: Data, held_out: Data, thresholds: tuple[float, ...], costs: C
     per_token = tuple(costs.step[tier] / answers.COST_BATCH for tier in TIERS)
     rule = cheapest_rule(sample, thresholds, per_token, route(sample, thresholds).quality)
     in_vain_rule = cheapest_rule(sample, thresholds, (1.0, 1.0, 1.0), route(sample, thresholds).quality)
-    checks = [
-        fit_early_checks(CHECKS, fitted.part_scores[t], fitted.sample.scores[:, t] >= thresholds[t], ERROR)
-        for t in range(len(thresholds))
-    ]
     ways = {
         "cascade": _outcome(held_out, test, thresholds, costs),
         "skip (least compute)": _outcome(held_out, test.under(skips(rule.limits)), thresholds, costs),
         "skip (least tokens)": _outcome(held_out, test.under(skips(in_vain_rule.limits)), thresholds, costs),
-        "early": _outcome(held_out, test, thresholds, costs, checks),
-        "skip and early": _outcome(held_out, test.under(skips(rule.limits)), thresholds, costs, checks),
         "best answer": _outcome(held_out, test.under(AcceptanceRules(best_answer=True)), thresholds, costs),
         "large alone": _alone(held_out, costs),
     }
-    for name in ("skip (least compute)", "skip and early"):
-        ways[name].other |= {f"skip_below_{TIERS[t]}": limit or 0.0 for t, limit in enumerate(rule.limits)}
-    early = ways["skip and early"]
-    ways["direct routing"] = _direct(held_out, test, sample, early.tiers_ms + early.judge_ms, costs)
+    least = ways["skip (least compute)"]
+    least.other |= {f"skip_below_{TIERS[t]}": limit or 0.0 for t, limit in enumerate(rule.limits)}
+    ways["direct routing"] = _direct(held_out, test, sample, least.tiers_ms + least.judge_ms, costs)
     return ways
 
 
-def _outcome(
-    data: Data,
-    sample: JudgedSample,
-    thresholds: tuple[float, ...],
-    costs: Costs,
-    checks: Sequence[tuple[EarlyCheck, ...]] = ((), ()),
-) -> Outcome:
-    """Routed with early checks: an answer that one of them rejects is as one that scores 0, and shorter."""
-    tokens, scores = sample.output_tokens.copy(), sample.scores.copy()
-    judged = np.where(data.read, sample.input_tokens[:, None] + sample.output_tokens, 0)
-    wrong_rejections = accepted = 0
-    for t, of_tier in enumerate(checks):
-        checked = checked_answers(
-            PlannedEarlyChecks(of_tier, LAG_TOKENS), CHECKS, data.part_scores[t], sample.output_tokens[:, t]
-        )
-        rejected = checked.rejected
-        stands = sample.scores[:, t] >= thresholds[t]
-        wrong_rejections, accepted = wrong_rejections + int((rejected & stands).sum()), accepted + int(stands.sum())
-        tokens[:, t] = checked.tokens
-        judged[:, t] = np.where(rejected, 0, judged[:, t])  # it is not scored once more
-        scores[rejected, t] = 0.0
-    cut = replace(sample, output_tokens=tokens, scores=scores)
-    # a threshold of 0 accepts an answer that scores 0; these have none
-    routed = route(cut, thresholds)
+def _outcome(data: Data, sample: JudgedSample, thresholds: tuple[float, ...], costs: Costs) -> Outcome:
+    tokens = sample.output_tokens
+    judged = np.where(data.read, sample.input_tokens[:, None] + tokens, 0)
+    routed = route(sample, thresholds)
     answered, everyone = routed.answered, np.arange(len(sample))
     used = routed.processed.T
     stands = np.zeros_like(used)
     stands[everyone, answered] = True
-    other = {"error": wrong_rejections / accepted} if accepted else {}
-    judge_tokens = float((judged * cut.judged_answers(routed.processed).T).sum() / len(sample))
+    judge_tokens = float((judged * sample.judged_answers(routed.processed).T).sum() / len(sample))
     return Outcome(
         float(data.right[everyone, answered].mean()),
         float((tokens * (used & ~stands)).sum() / len(sample)),
@@ -237,7 +195,6 @@ def _outcome(
         judge_tokens * costs.read["judge"],
         judge_tokens,
         routed.share_answered(),
-        other,
     )
 
 
@@ -301,17 +258,12 @@ def _data() -> Data:
     outputs = np.array([[rows[t][i]["tokens"] for t in range(len(TIERS))] for i in range(count)], np.int64)
     right = np.array([[bool(rows[t][i]["right"]) for t in range(len(TIERS))] for i in range(count)])
     judged = [_verdicts(of_tier, calibrations, margin) for of_tier in rows]
-    parts = [
-        np.array([[_part_score(rows[t][i], after, calibrations.confidence) for after in CHECKS] for i in range(count)])
-        for t in range(len(TIERS))
-    ]
     inputs = np.array([row["prompt_tokens"] for row in rows[0]], np.int64)
     return Data(
         [row["prompt"] for row in rows[0]],
         JudgedSample(TIERS, inputs, np.maximum(1, outputs), np.array([of_tier.scores for of_tier in judged]).T),
         right,
         np.array([of_tier.read for of_tier in judged]).T,
-        tuple(parts),
     )
 
 
@@ -324,11 +276,6 @@ def _verdicts(rows: Sequence[dict[str, Any]], calibrations: Calibrations, margin
         [score * ok for score, ok in zip(judged.scores, whole, strict=True)],
         [read and ok for read, ok in zip(judged.read, whole, strict=True)],
     )
-
-
-def _part_score(row: dict[str, Any], after: int, calibration: Calibration) -> float:
-    """Of the first `after` tokens; NaN where the answer has no more."""
-    return calibration.apply(min(row["own_logprobs"][:after])) if row["tokens"] > after else math.nan
 
 
 def _problems() -> list[Problem]:

@@ -16,7 +16,6 @@ from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.clients.token_client import TokenClient
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
-from penstock.router_service.generation.early_rejection import EarlyCheckCounter
 from penstock.router_service.generation.in_flight_requests import InFlightRequests
 from penstock.router_service.generation.request_driver import RequestDriver
 from penstock.router_service.generation.tier_generation import TierGeneration
@@ -125,7 +124,6 @@ async def compose(chassis: Chassis) -> None:
         flag_below=options.flag_below,
         undrafted=undrafted,
         predictor=_predictor(chassis),
-        early_checks=EarlyCheckCounter(chassis.telemetry.meter),
         bursts=bursts,
         waiting=WaitingPrice(options.waiting_price, pool.delay_s) if options.waiting_price else None,
     )

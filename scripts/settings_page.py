@@ -31,7 +31,7 @@ from penstock.services.mesh_schema import (
     MeshTls,
 )
 from penstock.services.settings import ServiceSettings
-from penstock.types.rules import EarlyCheck, LongAnswers
+from penstock.types.rules import LongAnswers
 
 HEAD = """# Settings
 
@@ -44,7 +44,6 @@ error that names the field. `make reference` generates this page from the docstr
 SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("The mesh file", MeshFile),
     ("`tiers[]`", MeshTier),
-    ("`tiers[].early_checks[]`", EarlyCheck),
     ("`tiers[].long_answers`", LongAnswers),
     ("`tiers[].speculation`", MeshSpeculation),
     *((f"`tiers[].{name}`", extension(ENGINES, name, BaseModel, name)) for name in entry_points_of(ENGINES)),

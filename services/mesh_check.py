@@ -142,7 +142,6 @@ def _remarks(mesh: MeshFile) -> Iterator[FieldProblem]:
     for i, tier in enumerate(mesh.tiers):
         at = f"tiers[{i}]"
         limits += [(f"{at}.threshold", tier.threshold), (f"{at}.skip_below", tier.skip_below)]
-        limits += [(f"{at}.early_checks[{j}].reject_below", c.reject_below) for j, c in enumerate(tier.early_checks)]
         limits += [(f"{at}.long_answers.threshold", tier.long_answers.threshold)] if tier.long_answers else []
     for field, limit in limits:
         if limit is not None and 0 < limit <= 1:

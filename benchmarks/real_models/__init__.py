@@ -29,14 +29,12 @@ SCORERS = ("examples", "mean", "least", "combined", "agreement", *(f"believed:{m
 SYSTEMS = {
     "0.5B, 1.5B": System((SMALL, LARGE), "combined"),
     "0.5B, 1.5B, best answer": System((SMALL, LARGE), "combined", "best"),
-    "0.5B, 1.5B, early checks": System((SMALL, LARGE), "combined", early=True),
     "0.5B, 1.5B, examples only": System((SMALL, LARGE), "examples"),
     "0.5B, 1.5B, log-probability only": System((SMALL, LARGE), "mean"),
     "0.5B or 1.5B by the prompt": System((SMALL, LARGE), "mean", "routing"),
     "135M, 0.5B": System((TINY, SMALL), "combined"),
     "135M, 1.5B": System((TINY, LARGE), "combined"),
     "135M, 0.5B, 1.5B": System((TINY, SMALL, LARGE), "combined"),
-    "135M, 0.5B, 1.5B, early checks": System((TINY, SMALL, LARGE), "combined", early=True),
 }
 GOALS = ("cheap", "right")
 

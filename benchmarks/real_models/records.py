@@ -20,17 +20,14 @@ from penstock.judge_service.scorers.code.scorer import program_in
 from penstock.judge_service.scoring.comparison import same
 
 FOLDER = report.RESULTS / "real_models"
-EARLY = (8, 16, 32, 64, 128)
-"""Tokens after which the log-probabilities so far are kept."""
 RUN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A model's answer to a prompt. right: None: not known. early: by tokens, the (mean, least) log-probability so far.
-
-    examples: (shown, passed) by the prompt. believed: P(right) by model. samples: whether further answers agree with it; a
-    program agrees if it passes as many examples.
+    """A model's answer to a prompt. right: None: not known. examples: (shown, passed) by the prompt. believed: P(right) by
+    model. samples: whether further answers agree with it; a program agrees if it passes as many examples. early: of the first
+    records, by tokens, the (mean, least) log-probability so far; read by nothing any more.
     """
 
     id: str
@@ -40,11 +37,11 @@ class Record:
     truncated: bool
     mean: float
     least: float
-    early: dict[str, tuple[float, float]]
     examples: tuple[int, int]
     hash: str
     believed: dict[str, float] = field(default_factory=dict)
     samples: list[bool] = field(default_factory=list)
+    early: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def read(model: str) -> dict[str, Record]:
@@ -65,11 +62,6 @@ async def derived(task: Task, row: dict[str, Any], sandbox: Sandbox) -> Record:
         truncated=row["reason"] != "stop",
         mean=round(float(logprobs.mean()), 4),
         least=float(logprobs.min()),
-        early={
-            str(n): (round(float(logprobs[:n].mean()), 4), float(logprobs[:n].min()))
-            for n in EARLY
-            if n < len(logprobs)
-        },
         examples=(len(shown), await passed(task, text, shown, sandbox)),
         hash=hashlib.sha256(text.encode()).hexdigest()[:16],
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.real_models.costs import TokenCost
-from benchmarks.real_models.records import EARLY, Record
+from benchmarks.real_models.records import Record
 from penstock.judge_service.calibration.metrics import folds
 from penstock.judge_service.scorers.combined.combination import fitted, held_out_logits
 
@@ -24,7 +24,6 @@ Bools = npt.NDArray[np.bool_]
 RESAMPLES, SEED = 2_000, 7
 LIMITS = 24
 """Thresholds that are tried of a tier, quantiles of its scores; of two tiers, every second one of each."""
-EARLY_QUANTILES = (0.02, 0.05, 0.1, 0.2)
 UNKNOWN = 0.5
 
 
@@ -74,8 +73,7 @@ class Model:
 class Answers:
     """The answers of M models to N prompts. right, cpu_s, judging_s, score: (M, N); cut answers have the least score.
 
-    prompt: (N,) predicted share of right answers of the first model, by the prompt. parts: (M, N, E) mean log-probability
-    after EARLY tokens, not a number in shorter answers. spent: (M, N, E) CPU seconds by then.
+    prompt: (N,) predicted share of right answers of the first model, by the prompt.
     """
 
     right: Bools
@@ -83,8 +81,6 @@ class Answers:
     judging_s: Numbers
     score: Numbers
     prompt: Numbers
-    parts: Numbers
-    spent: Numbers
 
     def of(self, prompts: npt.NDArray[np.intp]) -> "Answers":
         return Answers(
@@ -93,21 +89,18 @@ class Answers:
             self.judging_s[:, prompts],
             self.score[:, prompts],
             self.prompt[prompts],
-            self.parts[:, prompts],
-            self.spent[:, prompts],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """models: indices, in the order in which they are asked. thresholds: of all but the last. best: of all answers that were
-    generated, the one with the highest score is delivered. early: (E index, least mean log-probability) of the first model.
-    before: the second model answers where the prompt's prediction is less, and nothing is judged."""
+    generated, the one with the highest score is delivered. before: the second model answers where the prompt's prediction is
+    less, and nothing is judged."""
 
     models: tuple[int, ...]
     thresholds: tuple[float, ...] = ()
     best: bool = False
-    early: tuple[int, float] | None = None
     before: float | None = None
 
 
@@ -130,18 +123,12 @@ def outcome(answers: Answers, policy: Policy) -> Outcome:
     active = np.ones(count, bool)
     for place, model in enumerate(policy.models):
         is_last = place == len(policy.models) - 1
-        spent, score = answers.cpu_s[model].copy(), answers.score[model]
-        ended = np.zeros(count, bool)
-        if policy.early is not None and place == 0:
-            after, limit = policy.early
-            ended = answers.parts[model, :, after] < limit
-            spent[ended] = answers.spent[model, ended, after]
-        judged = active & ~ended & (policy.best or not is_last)
-        cpu_s += active * spent + judged * answers.judging_s[model]
-        takes = active & ~ended & ((score > best) if policy.best else True)
+        score, judged = answers.score[model], active & (policy.best or not is_last)
+        cpu_s += active * answers.cpu_s[model] + judged * answers.judging_s[model]
+        takes = active & ((score > best) if policy.best else True)
         right[takes], best[takes] = answers.right[model, takes], score[takes]
         if not is_last:
-            active = active & (ended | (score < policy.thresholds[place]))
+            active = active & (score < policy.thresholds[place])
     return Outcome(right, cpu_s)
 
 
@@ -154,19 +141,12 @@ def read_answers(models: Sequence[Model], scorer: str, prompts: Sequence[str], f
     seen = [
         [float(np.log(each.tokens[0])), float(each.examples[0] > 0), float(each.set == "gsm8k")] for each in table[0]
     ]
-    parts = np.array([[[each.early.get(str(n), (np.nan,))[0] for n in EARLY] for each in row] for row in table])
-    spent = [
-        [[model.cost.of((record.tokens[0], n)) for n in EARLY] for record in row]
-        for model, row in zip(models, table, strict=True)
-    ]
     return Answers(
         right,
         np.array([[model.cpu_s(prompt) for prompt in prompts] for model in models]),
         np.array([[model.judging_s(prompt, scorer) for prompt in prompts] for model in models]),
         np.where(cut, -np.inf, score),
         _scored(seen, right[0], fit),
-        parts.astype(float),
-        np.array(spent),
     )
 
 
@@ -178,19 +158,13 @@ def _scored(values: Sequence[Sequence[float]], right: Bools, fit: npt.NDArray[np
     return logits
 
 
-def policies(answers: Answers, models: tuple[int, ...], *, best: bool, early: bool) -> Iterator[Policy]:
+def policies(answers: Answers, models: tuple[int, ...], *, best: bool) -> Iterator[Policy]:
     """All cascades of these models that are tried, with limits from these answers; the last model alone, too."""
     yield Policy(models[-1:])
     steps = LIMITS if len(models) == 2 else LIMITS // 2
     limits = [_quantiles(answers.score[model], steps) for model in models[:-1]]
-    checks: list[tuple[int, float] | None] = [None]
-    if early:
-        for after in range(len(EARLY)):
-            known = answers.parts[models[0], :, after]
-            if not np.isnan(known).all():
-                checks += [(after, float(limit)) for limit in np.nanquantile(known, EARLY_QUANTILES)]
-    for thresholds, check in product(product(*limits), checks):
-        yield Policy(models, thresholds, best, check)
+    for thresholds in product(*limits):
+        yield Policy(models, thresholds, best)
 
 
 def routings(answers: Answers, models: tuple[int, int]) -> Iterator[Policy]:
@@ -221,17 +195,16 @@ def chosen(answers: Answers, tried: Iterator[Policy], large: int, goal: str) -> 
 @dataclass(frozen=True, slots=True)
 class System:
     """What is fitted: `models` by index, asked in this order; its scorer; its kind, `cascade`, `best` (of all answers) or
-    `routing`; `early` checks or not."""
+    `routing`."""
 
     models: tuple[int, ...]
     scorer: str
     kind: str = "cascade"
-    early: bool = False
 
     def tried(self, answers: Answers) -> Iterator[Policy]:
         if self.kind == "routing":
             return routings(answers, (self.models[0], self.models[-1]))
-        return policies(answers, self.models, best=self.kind == "best", early=self.early)
+        return policies(answers, self.models, best=self.kind == "best")
 
 
 def cross_fitted(models: Sequence[Model], prompts: Sequence[str], system: System, goal: str) -> Outcome:

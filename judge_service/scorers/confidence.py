@@ -20,7 +20,6 @@ class ConfidenceScorer(Scorer):
     """
 
     needs_logprobs = True
-    scores_unfinished = True
 
     def __init__(self, statistic: Statistic = "mean") -> None:
         self._statistic = statistic

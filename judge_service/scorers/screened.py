@@ -26,8 +26,7 @@ class ScreenedScorer:
     """The first scorer's score where it is at most `margin` or at least 100 - margin; otherwise the second one's.
 
     Both scores are as their own calibrations say. raw: the score. Only answers that the second scorer is asked for take a
-    place in its queue. An answer without the logprobs that the first one needs is for the second. Unfinished answers are for
-    the first: most of them are accepted, and reading every part would cost more than what is rejected by it.
+    place in its queue. An answer without the logprobs that the first one needs is for the second.
     """
 
     name: str
@@ -44,7 +43,6 @@ class ScreenedScorer:
             second.calibrated,
             first.needs_logprobs or second.needs_logprobs,
             first.needs_reference or second.needs_reference,
-            first.scores_unfinished,
             tuple(dict.fromkeys((*first.tiers, *second.tiers))),
         )
 
@@ -56,11 +54,7 @@ class ScreenedScorer:
         if able:
             with at_positions(able):
                 first = await self.screen.results([answers[i] for i in able], left_s)
-            results = {
-                i: result
-                for i, result in zip(able, first, strict=True)
-                if answers[i].unfinished or is_sure(result.score, self.margin)
-            }
+            results = {i: result for i, result in zip(able, first, strict=True) if is_sure(result.score, self.margin)}
         unsure = [i for i in range(len(answers)) if i not in results]
         if unsure:
             left_s = None if left_s is None else max(0.0, left_s - (loop.time() - began_s))
@@ -70,9 +64,8 @@ class ScreenedScorer:
         return [replace(results[i], raw=results[i].score) for i in range(len(answers))]
 
     def _screens(self, answer: JudgedAnswer) -> bool:
-        """Whether the first scorer is asked; it refuses a part without logprobs that the second cannot score either."""
-        able = answer.logprobs is not None or not self.screen.info.needs_logprobs
-        return able or (answer.unfinished and not self.scorer.info.scores_unfinished)
+        """Whether the first scorer is asked."""
+        return answer.logprobs is not None or not self.screen.info.needs_logprobs
 
 
 class Screened(ScorerExtension):

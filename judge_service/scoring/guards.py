@@ -26,8 +26,6 @@ ALL_GUARDS = frozenset(Guard)
 
 def objection(item: JudgedAnswer, guards: frozenset[Guard] = ALL_GUARDS) -> str | None:
     """The reason why an answer scores 0 without a scorer; None if it must be scored."""
-    if item.unfinished:  # its form cannot be told yet
-        return REPEATED if Guard.REPEATED in guards and is_repetitive(item.answer) else None
     if not item.answer.strip():
         return EMPTY
     tool_use = item.prompt.tool_use if isinstance(item.prompt, ChatPrompt) else NO_TOOLS

@@ -33,11 +33,6 @@ class Scorer(ABC):
         """Whether answers need an expected answer."""
         return False
 
-    @property
-    def scores_unfinished(self) -> bool:
-        """Whether the beginning of an answer has a score."""
-        return False
-
     async def start(self) -> None:  # noqa: B027 -- many have nothing to start
         """Load the model or connect to it.
 

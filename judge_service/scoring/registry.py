@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.judge_service.scoring.backlog import Backlog
 from penstock.judge_service.scoring.guards import ALL_GUARDS, Guard, objection
 from penstock.judge_service.scoring.interface import Scorer
-from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, invalid
+from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, NotFound
 from penstock.types.judging import JudgedAnswer, ScoreResult, ScorerInfo
 from penstock.types.problems import FieldProblem
 
@@ -52,7 +52,7 @@ class RegisteredScorer:
     @property
     def info(self) -> ScorerInfo:
         needs = self.scorer.needs_logprobs, self.scorer.needs_reference
-        return ScorerInfo(self.name, self.kind, self.calibrated, *needs, self.scorer.scores_unfinished, self.tiers)
+        return ScorerInfo(self.name, self.kind, self.calibrated, *needs, self.tiers)
 
     async def results(self, answers: Seq[JudgedAnswer], left_s: float | None) -> list[ScoreResult]:
         with self.backlog.place(len(answers), left_s) if self.backlog is not None else nullcontext():
@@ -90,7 +90,6 @@ class ScorerRegistry:
 
         Raises:
             NotFound: There is no such scorer.
-            InvalidRequest: An answer is unfinished, and the scorer does not score such answers.
             Overloaded: The scorer's queue is full, or too long for the deadline.
             DeadlineExceeded: The deadline has passed; answers that were not started are dropped.
             PenstockError: The scorer failed.
@@ -99,9 +98,6 @@ class ScorerRegistry:
         if registered is None:
             raise NotFound("scorer", name)
         info = registered.info
-        for i, item in enumerate(answers):
-            if item.unfinished and not info.scores_unfinished:
-                raise invalid(f"items[{i}].unfinished", f"scorer {info.name} does not score unfinished answers")
         objections = [objection(item, self._guards) for item in answers]
         scored = [i for i, reason in enumerate(objections) if reason is None]
         results = [ScoreResult(0.0, 0.0, reason or "") for reason in objections]

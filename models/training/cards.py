@@ -201,8 +201,6 @@ The CPU time is computed from the tokens and the costs below: decode steps of ba
 `predictor.json` expects each tier's score from the prompt (trained on {figures["predictor"]["prompts"]:,} training prompts);
 passing tiers over reduces the tokens of answers that do not stand from {own["without_skipping"]["tokens_in_vain"]:.1f} to {own["tokens_in_vain"]:.1f} per prompt. A token read costs {", ".join(f"{name} {1000 * value:.0f} us" for name, value in figures["read_cost_ms"].items())}.
 
-`early_checks.json` has early checks for the demo, fitted by `penstock measure --early-after 16,64 --early-error 0.01 --json` to the prompts that thresholds were chosen on. Measure again when models, judge or thresholds change.
-
 The tasks ({len(TASKS)} of them, five levels each): {", ".join(TASKS)}. A problem is held out by a checksum of its content whatever its wording and whatever the order of
 operands that commute, one in {HELD_OUT_SHARE}; a wording by a checksum of its text, one in {WORDING_SHARE}. The test prompts (seed {TEST_SEED}) are in `../heldout.jsonl`.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json as json_module
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import resources
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import demo_report, demo_run, options, targets
-from penstock.cli.early_checks_file import EarlyChecksError, read_early_checks
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.local import started
@@ -20,7 +19,6 @@ from penstock.cli.output import cli_error_handling, console, fail, print_json, p
 from penstock.cli.replay import Run, arrivals_s, replay
 from penstock.client.aio import AsyncClient
 from penstock.client.aio_planner import AsyncPlannerClient
-from penstock.client.plans import EarlyCheck, TierPlan
 
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
@@ -69,14 +67,6 @@ def demo(
         Path | None,
         typer.Option("--questions", help="Prompts with their answers; default: those held out from training."),
     ] = None,
-    early_checks: Annotated[
-        Path | None,
-        typer.Option(
-            "--early-checks",
-            help="Output of `penstock measure --early-after ... --json`: also a run of the cascade with these checks. "
-            "Default: those of the shipped models, without --mesh.",
-        ),
-    ] = None,
     out: Annotated[Path, options.new_file("--out", help="The JSON file to write.")] = Path("demo.json"),
     folder: targets.Folder = Path(".penstock/demo"),
     json: targets.Json = False,
@@ -87,24 +77,15 @@ def demo(
     in the training data.
     """
     from penstock.local import MeshOptions
-    from penstock.services.field_problems import SettingsError
-    from penstock.services.mesh_file import load_mesh_file
 
     shipped = Path(str(resources.files("penstock.demo_data")))
-    if mesh is None:
-        mesh, early_checks = shipped / "mesh.yaml", early_checks or shipped / "models/family/early_checks.json"
     try:
         held_out = read_questions(questions or shipped / "models/heldout.jsonl", prompts or LEAST_PROMPTS)
-        checks = {} if early_checks is None else read_early_checks(early_checks)
-        if early_checks is not None:
-            checks = {tier.name: checks[tier.name] for tier in load_mesh_file(mesh).tiers[:-1] if tier.name in checks}
-            if not checks:
-                fail(f"{early_checks}: no checks of a tier of {mesh} but the last")
-    except (QuestionsError, EarlyChecksError, SettingsError) as error:
+    except QuestionsError as error:
         fail(str(error))
-    mesh_options = MeshOptions(mesh, folder, any_ports=True)
+    mesh_options = MeshOptions(mesh or shipped / "mesh.yaml", folder, any_ports=True)
     with cli_error_handling("the mesh of the demo"):
-        figures = asyncio.run(_run(mesh_options, held_out, prompts, rate, concurrency, checks, quiet=json))
+        figures = asyncio.run(_run(mesh_options, held_out, prompts, rate, concurrency, quiet=json))
     out.write_text(json_module.dumps(figures, indent=2) + "\n")
     if json:
         print_json(figures)
@@ -118,7 +99,6 @@ async def _run(
     prompts: int | None,
     rate: float | None,
     concurrency: int,
-    checks: Mapping[str, tuple[EarlyCheck, ...]],
     *,
     quiet: bool,
 ) -> dict[str, Any]:
@@ -162,10 +142,6 @@ async def _run(
                     without = partial(replace, skip_below=None)
                     async with demo_run.changed_plan(client, planner, "no tier is passed over", without):
                         await run(demo_report.PLAIN, "cascade")
-                if checks:
-                    fitted = partial(_with_checks, checks=checks)
-                    async with demo_run.changed_plan(client, planner, "with early checks", fitted):
-                        await run(demo_report.CHECKED, "cascade")
                 failover = await demo_run.fail_over(
                     client, held_out[-demo_run.FAILOVER_PROMPTS :], lambda instance: _process_of(mesh, instance)
                 )
@@ -178,10 +154,6 @@ async def _run(
         sustained_per_s=pace.sustained_per_s,
         limit_s=LIMIT_TIMES * pace.lone_s,
     )
-
-
-def _with_checks(tier: TierPlan, *, checks: Mapping[str, tuple[EarlyCheck, ...]]) -> TierPlan:
-    return replace(tier, early_checks=checks.get(tier.name, tier.early_checks))
 
 
 def mesh_cpu_s(mesh: "LocalMesh") -> float:

@@ -16,8 +16,8 @@ from penstock.cli.output import seconds
 from penstock.cli.replay import Outcome, Run
 
 SHOWN_REQUESTS = 8
-PLAIN, CHECKED = "no skips", "early checks"
-"""Further runs of the cascade: one in which no tier is passed over, and one with early checks."""
+PLAIN = "no skips"
+"""A further run of the cascade, in which no tier is passed over."""
 
 
 def run_figures(run: Run, limit_s: float) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def figures_of(
             "ttft_p50_s": percentile(ttft_s, 0.5),
             "ttft_p95_s": percentile(ttft_s, 0.95),
         },
-        "variants": {name: run_figures(run, limit_s) for name, run in runs.items() if name in (PLAIN, CHECKED)},
+        "variants": {name: run_figures(run, limit_s) for name, run in runs.items() if name == PLAIN},
         "failover": dataclasses.asdict(failover),
         "requests": [_request(outcome) for outcome in cascade.outcomes],
     }

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written, progress, table_of
 from penstock.cli.proposal import MeasuredTier, Proposal, ScorerWorth, propose, worth
@@ -22,7 +21,6 @@ from penstock.client.judging import Answered, AsyncJudge
 from penstock.client.types import Options
 from penstock.types.replies import FinishReason
 
-MAX_EARLY_CHECKS = 16  # of a plan
 RIGHT = 50.0  # the least score of a right answer
 
 
@@ -31,7 +29,6 @@ class _Scored:
     question: Question
     answered: Answered
     score: float
-    beginnings: list[float | None]
     refused: bool
     good: bool
     by_scorer: dict[str, float | None]
@@ -47,7 +44,6 @@ class _Scorers:
     right_by: str
 
 
-@needs_extra("measure --early-after", "planner")
 def measure(
     prompts: Annotated[
         Path | None, typer.Argument(help="JSONL file with prompt, or the messages of a chat, and, if known, answer.")
@@ -76,22 +72,6 @@ def measure(
             "are tests. Default: answers are compared, numbers by value.",
         ),
     ] = "",
-    early_after: Annotated[
-        str,
-        typer.Option(
-            "--early-after",
-            help="Also fit early checks: the tokens after which unfinished answers are scored, such as 16,64.",
-        ),
-    ] = "",
-    early_error: Annotated[
-        float,
-        options.number(
-            "--early-error",
-            help="The share of answers that would be accepted which early checks may reject.",
-            least=0.001,
-            most=0.5,
-        ),
-    ] = 0.01,
     max_tokens: Annotated[
         int | None,
         options.number("--max-tokens", help="Largest length of a reply, in tokens.", least=1, most=options.MAX_TOKENS),
@@ -120,22 +100,14 @@ def measure(
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     if labelled is not None and any(not isinstance(question.prompt, str) for question in questions):
         fail(f"{prompts}: --labelled needs prompts of one message: samples for calibration hold no chats", 2)
-    after = _token_counts(early_after)
-    if after:
-        import penstock.services.acceptance.early_checks  # noqa: F401 - what is missing is said before anything is measured
     generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with cli_error_handling(routers):
-        measured = _measure(
-            routers, listeners, questions, generation, (scorer, right_by), concurrency, after, quiet=json
-        )
-        scores, thresholds, seconds = asyncio.run(measured)
-    _write_quality(out, scores, after)
+        measured = _measure(routers, listeners, questions, generation, (scorer, right_by), concurrency, quiet=json)
+        scores, seconds = asyncio.run(measured)
+    _write_quality(out, scores)
     if labelled is not None:
         _write_labelled(labelled, scores)
     figures = [_figures(tier, scored) for tier, scored in scores.items()]
-    checks = (
-        {tier: _early_checks(scores[tier], after, thresholds[tier], early_error) for tier in scores} if after else {}
-    )
     tiers = [
         MeasuredTier(tier, seconds[tier], [each.good for each in scored], _by_scorer(scored))
         for tier, scored in scores.items()
@@ -143,18 +115,14 @@ def measure(
     ]
     worths, proposal = [each for tier in tiers[:-1] for each in worth(tier)], propose(tiers) if tiers else None
     if json:
-        fitted = {"early_checks": checks} if after else {}
         shown = {"scorers": [asdict(each) for each in worths], "proposal": asdict(proposal)} if proposal else {}
-        print_json({"prompts": len(questions), "out": str(out), "tiers": figures} | fitted | shown)
+        print_json({"prompts": len(questions), "out": str(out), "tiers": figures} | shown)
         return
     table = table_of("tier", "mean score", "output tokens", "right", title=f"{len(questions)} prompts")
     for row in figures:
         right = "-" if row["right"] is None else f"{row['right']:.0%}"
         table.add_row(row["tier"], f"{row['mean_score']:.1f}", f"{row['mean_output_tokens']:.0f}", right)
     console.print(table)
-    for tier, fitted_checks in checks.items():
-        if fitted_checks is not None:
-            _show_checks(tier, fitted_checks)
     for each in worths:
         _show_worth(each)
     if proposal is not None:
@@ -179,12 +147,11 @@ async def _measure(
     generation: Options,
     scorers: tuple[str, str],
     concurrency: int,
-    early_after: Sequence[int],
     *,
     quiet: bool,
-) -> tuple[dict[str, list[_Scored]], dict[str, float | None], dict[str, float]]:
-    """The scored answers by tier, in the order of the prompts, the thresholds, and seconds for an answer. Tiers are in the
-    plan's order, one after another. scorers: that is measured (empty: the judge's default), and that says what is right."""
+) -> tuple[dict[str, list[_Scored]], dict[str, float]]:
+    """The scored answers by tier, in the order of the prompts, and seconds for an answer. Tiers are in the plan's order, one
+    after another. scorers: that is measured (empty: the judge's default), and that says what is right."""
     slots = asyncio.Semaphore(concurrency)
     async with AsyncClient(routers, admin=admin, api_key=targets.api_key(), tls=targets.tls()) as client:
         status = await client.status()
@@ -206,7 +173,7 @@ async def _measure(
 
                 async def scored(question: Question, answered: Answered) -> _Scored:
                     async with slots:
-                        return await _scored(judge, question, answered, used, early_after)
+                        return await _scored(judge, question, answered, used)
 
                 scores, seconds, loop = dict[str, list[_Scored]](), dict[str, float](), asyncio.get_running_loop()
                 for tier in status.tiers:
@@ -214,7 +181,7 @@ async def _measure(
                     answers = await asyncio.gather(*(reply_of(tier.name, question) for question in questions))
                     seconds[tier.name] = (loop.time() - began_s) / len(questions)
                     scores[tier.name] = await asyncio.gather(*map(scored, questions, answers))
-                return scores, {tier.name: tier.threshold for tier in status.tiers}, seconds
+                return scores, seconds
 
 
 async def _scorers(judge: AsyncJudge, chosen: str, right_by: str, *, compare: bool) -> _Scorers:
@@ -224,9 +191,7 @@ async def _scorers(judge: AsyncJudge, chosen: str, right_by: str, *, compare: bo
     return _Scorers(chosen, others, right_by)
 
 
-async def _scored(
-    judge: AsyncJudge, question: Question, answered: Answered, scorers: _Scorers, early_after: Sequence[int]
-) -> _Scored:
+async def _scored(judge: AsyncJudge, question: Question, answered: Answered, scorers: _Scorers) -> _Scored:
     """An answer that was cut off is never good. Other scorers may have no score for it."""
     (verdict,) = await judge.verdicts([answered], scorers.chosen)
     by_scorer: dict[str, float | None] = {scorers.chosen: verdict.score}
@@ -240,73 +205,13 @@ async def _scored(
         good = (await judge.score([answered], scorers.right_by))[0] >= RIGHT
     elif good:
         good = question.answered_by(answered.reply.text)
-    beginnings = await judge.score_beginnings(answered, early_after, scorers.chosen)
-    return _Scored(question, answered, verdict.score, beginnings, bool(verdict.reason), good, by_scorer)
+    return _Scored(question, answered, verdict.score, bool(verdict.reason), good, by_scorer)
 
 
 def _by_scorer(scored: Sequence[_Scored]) -> dict[str, Sequence[float]]:
     """The scores of those that scored every answer."""
     columns = {name: [each.by_scorer[name] for each in scored] for name in scored[0].by_scorer}
     return {name: [x for x in column if x is not None] for name, column in columns.items() if None not in column}
-
-
-def _token_counts(text: str) -> list[int]:
-    if not text:
-        return []
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or counts[0] < 1 or counts != sorted(set(counts)) or len(counts) > MAX_EARLY_CHECKS:
-        fail(f"--early-after {text}: must be 1 to {MAX_EARLY_CHECKS} ascending numbers of tokens, such as 16,64", 2)
-    return counts
-
-
-def _early_checks(
-    scored: list[_Scored], after: Sequence[int], threshold: float | None, error: float
-) -> dict[str, Any] | None:
-    """The checks of a tier, fitted to all answers; and what checks that were fitted to every other answer do to the rest.
-
-    None for the last tier.
-    """
-    if threshold is None:
-        return None
-    import numpy as np
-
-    from penstock.services.acceptance.early_checks import checked_answers, fit_early_checks
-    from penstock.types.rules import PlannedEarlyChecks
-
-    parts = np.array([[np.nan if s is None else s for s in answer.beginnings] for answer in scored], float)
-    accepted = np.array([answer.score >= threshold for answer in scored])
-    of_half = fit_early_checks(after, parts[::2], accepted[::2], error)
-    lengths, stands = np.array([answer.answered.reply.usage.output_tokens for answer in scored[1::2]]), accepted[1::2]
-    rejected = checked_answers(
-        PlannedEarlyChecks(of_half), after, parts[1::2], lengths
-    ).rejected  # by a verdict at once
-    return {
-        "checks": [asdict(check) for check in fit_early_checks(after, parts, accepted, error)],
-        "stated_error": error,
-        "held_out_error": float(rejected[stands].mean()) if stands.any() else None,
-        "held_out_rejected": float(rejected[~stands].mean()) if not stands.all() else None,
-    }
-
-
-def _show_checks(tier: str, fitted: dict[str, Any]) -> None:
-    if not fitted["checks"]:
-        console.print(f"early checks of {tier}: too few accepted answers to fit any with this error")
-        return
-    limits = ", ".join(
-        f"{{after_tokens: {c['after_tokens']}, reject_below: {c['reject_below']:.4g}}}" for c in fitted["checks"]
-    )
-    shares = [
-        "-" if fitted[name] is None else f"{fitted[name]:.1%}" for name in ("held_out_rejected", "held_out_error")
-    ]
-    console.print(
-        f"early_checks of {tier}: [{limits}]; held out, they reject {shares[0]} of the answers that would not be accepted, "
-        f"and {shares[1]} of those that would be accepted",
-        highlight=False,
-        markup=False,
-    )
 
 
 def _show_worth(each: ScorerWorth) -> None:
@@ -331,12 +236,11 @@ def _show_proposal(proposal: Proposal, tiers: Sequence[MeasuredTier]) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence[int]) -> None:
+def _write_quality(path: Path, scores: dict[str, list[_Scored]]) -> None:
     """Write the quality file. With the right answer of every prompt, an answer's quality is 100 if it is right, else 0."""
     columns = ["prompt_id", "input_tokens"]
-    parts = [f"score_after_{tokens}" for tokens in after]
     known = all(answer.question.answer is not None for answers in scores.values() for answer in answers)
-    own = ("output_tokens", "judge_score", "refused", *(("quality",) if known else ()), *parts)
+    own = ("output_tokens", "judge_score", "refused", *(("quality",) if known else ()))
     columns += [f"{tier}_{what}" for tier in scores for what in own]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -346,7 +250,6 @@ def _write_quality(path: Path, scores: dict[str, list[_Scored]], after: Sequence
             for scored in row:
                 cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}", int(scored.refused)]
                 cells += [100 if scored.good else 0] if known else []
-                cells += ["" if score is None else f"{score:.6g}" for score in scored.beginnings]
             writer.writerow(cells)
 
 

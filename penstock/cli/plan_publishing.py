@@ -69,8 +69,6 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
             )
             for before, tier, (threshold, count) in zip(current.tiers, plan.tiers, served, strict=True)
         ]
-        if all(tier.early_checks is None for tier in plan.tiers):
-            changed = _without_unfit_checks(current, changed, is_without=bool(plan.early_reason))
         prediction = Prediction(
             plan.objective.value,
             plan.target,
@@ -100,31 +98,6 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
 def _said(file: "PlanFile", rules: dict[str, Any]) -> dict[str, Any]:
     """The rules that a plan file says anything of; the others stay as the mesh has them."""
     return {name: rule for name, rule in rules.items() if name not in file.unsaid}
-
-
-def _without_unfit_checks(current: Plan, changed: Sequence[TierPlan], *, is_without: bool) -> list[TierPlan]:
-    """The tiers without early checks that were fitted to higher thresholds, or without the plan's rule for long answers.
-
-    They would reject more answers that are accepted.
-
-    is_without: the plan was made to have no checks at all.
-    """
-    tiers = []
-    for before, tier in zip(current.tiers, changed, strict=True):
-        lower = tier.threshold is None or (before.threshold is not None and tier.threshold < before.threshold)
-        lower = lower or (tier.long_answers is not None and tier.long_answers != before.long_answers)
-        if tier.early_checks and (is_without or lower):
-            why = (
-                "the plan is better without them"
-                if is_without
-                else "they were fitted where fewer answers were accepted"
-            )
-            errors.print(
-                f"early checks of tier {tier.name} are removed: {why}", markup=False, highlight=False, soft_wrap=True
-            )
-            tier = dataclasses.replace(tier, early_checks=())
-        tiers.append(tier)
-    return tiers
 
 
 def with_values(

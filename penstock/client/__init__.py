@@ -18,7 +18,6 @@ from penstock.client.errors import UnavailableError as UnavailableError
 from penstock.client.plans import BurstLadder as BurstLadder
 from penstock.client.plans import BurstStep as BurstStep
 from penstock.client.plans import BurstThreshold as BurstThreshold
-from penstock.client.plans import EarlyCheck as EarlyCheck
 from penstock.client.plans import LongAnswers as LongAnswers
 from penstock.client.plans import Plan as Plan
 from penstock.client.plans import Prediction as Prediction
@@ -83,7 +82,6 @@ from penstock.types.replies import FinishReason as FinishReason
 from penstock.types.replies import PositionLogprobs as PositionLogprobs
 from penstock.types.replies import TokenLogprob as TokenLogprob
 from penstock.types.replies import Usage as Usage
-from penstock.types.rules import PlannedEarlyChecks as PlannedEarlyChecks
 from penstock.types.rules import RuleOptions as RuleOptions
 from penstock.types.simulated import Percentiles as Percentiles
 from penstock.types.simulated import SimulatedTier as SimulatedTier

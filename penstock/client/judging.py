@@ -71,20 +71,6 @@ class AsyncJudge:
         """
         return await self._verdicts(scorer, [_item(answered) for answered in answers])
 
-    async def score_beginnings(self, answered: Answered, tokens: Sequence[int], scorer: str = "") -> list[float | None]:
-        """The scores that a reply would have had when it had so many tokens and was not finished.
-
-        None where it has no more tokens than that, or where their text is not the beginning of the reply's. The reply must
-        have logprobs.
-
-        Raises:
-            PenstockError: The call failed, as it does with a scorer that does not score unfinished answers.
-        """
-        items = [_beginning(answered, count) for count in tokens]
-        to_score = [item for item in items if item is not None]
-        verdicts = iter(await self._verdicts(scorer, to_score) if to_score else ())
-        return [None if item is None else next(verdicts).score for item in items]
-
     async def _verdicts(self, scorer: str, items: Sequence[JudgedAnswer]) -> list[ScoreResult]:
         request = to_message(ScoreRequest(tuple(items), scorer), pb.ScoreRequest)
         with errors.raised_from_rpc():
@@ -102,18 +88,6 @@ def _item(answered: Answered) -> JudgedAnswer:
         _summary(reply.logprobs) if reply.logprobs else None,
         answered.reference,
     )
-
-
-def _beginning(answered: Answered, tokens: int) -> JudgedAnswer | None:
-    reply = answered.reply
-    if len(reply.logprobs) <= tokens:
-        return None
-    positions = reply.logprobs[:tokens]
-    text = b"".join(position.chosen.token_bytes for position in positions).decode("utf-8", "ignore")
-    if not text.strip() or not reply.text.startswith(text):
-        return None
-    prompt = prompt_value(answered.prompt, Options())
-    return JudgedAnswer(prompt, text, reply.tier, logprobs=_summary(positions), unfinished=True)
 
 
 def _summary(positions: Sequence[PositionLogprobs]) -> LogprobSummary:

@@ -10,7 +10,6 @@ from penstock.types.plans import TierPlan as TierPlan
 from penstock.types.rules import BurstLadder as BurstLadder
 from penstock.types.rules import BurstStep as BurstStep
 from penstock.types.rules import BurstThreshold as BurstThreshold
-from penstock.types.rules import EarlyCheck as EarlyCheck
 from penstock.types.rules import LongAnswers as LongAnswers
 
 

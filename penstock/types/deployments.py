@@ -27,8 +27,7 @@ class ReplicaGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeployedTier(TierRules):
-    """threshold: None for the last tier, and for a tier that is not used. Early checks are at some of the judged prompts'
-    early_after_tokens."""
+    """threshold: None for the last tier, and for a tier that is not used."""
 
     replicas: tuple[ReplicaGroup, ...] = ()
     threshold: Annotated[float | None, SCORE] = None

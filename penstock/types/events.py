@@ -21,7 +21,6 @@ class EscalationReason(enum.StrEnum):
     TOO_LATE = "too_late"
     SLO_DECLINED = "slo_declined"
     PREDICTED_SCORE_LOW = "predicted_score_low"
-    REJECTED_EARLY = "rejected_early"
     TIE_NOT_ACCEPTED = "tie_not_accepted"
     UNKNOWN = "unknown"  # of a later version
 

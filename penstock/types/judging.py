@@ -34,7 +34,7 @@ class JudgedAnswer:
 
     reference: the expected answer, if known.
     tool_format: how the answering model writes tool calls; empty if unknown.
-    structured_output: the form that was requested. unfinished: the answer is the beginning of one that is being generated.
+    structured_output: the form that was requested.
     """
 
     prompt: Prompt
@@ -45,7 +45,6 @@ class JudgedAnswer:
     reference: str | None = None
     tool_format: str = ""
     structured_output: StructuredOutput | None = None
-    unfinished: bool = False
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
         yield from prompt_problems(self.prompt, f"{path}.prompt")
@@ -53,8 +52,6 @@ class JudgedAnswer:
             yield from self.structured_output.problems(f"{path}.structured_output")
         if len(self.answer) > MAX_ANSWER_CHARS:
             yield FieldProblem(f"{path}.answer", f"longer than {MAX_ANSWER_CHARS} characters")
-        if self.unfinished and not self.answer.strip():
-            yield FieldProblem(f"{path}.answer", "must not be blank where it is unfinished")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +83,13 @@ class ScoreResult:
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
     """A scorer of a judge. kind: the entry point's name. needs_logprobs, needs_reference: fields of an answer to score that
-    must be set. scores_unfinished: whether it scores unfinished answers. tiers: whose models read prompt and answer for a
-    score."""
+    must be set. tiers: whose models read prompt and answer for a score."""
 
     name: str
     kind: str = ""
     calibrated: bool = False
     needs_logprobs: bool = False
     needs_reference: bool = False
-    scores_unfinished: bool = False
     tiers: Annotated[tuple[str, ...], AtMost(MAX_TIERS, "tiers")] = ()
 
     @property

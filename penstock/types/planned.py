@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective
-from penstock.types.rules import BurstLadder, PlannedTierRules, PlanRules
+from penstock.types.rules import BurstLadder, PlanRules, TierRules
 from penstock.types.simulated import Percentiles, SloAttainment, UserLatency
 
 
@@ -102,7 +102,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTier(PlannedTierRules):
+class PlannedTier(TierRules):
     """One tier of a computed plan.
 
     threshold: None for the last tier and for a tier that is not used. remote: None for a tier that GPUs serve.
@@ -310,12 +310,11 @@ class CascadePlan(PlanRules):
     """A computed plan; docs/planner.md explains its figures.
 
     latency_p95_s: of the slowest tier. *_interval_s: on other stretches of the trace; None where there were none.
-    burst: None if none was asked for, or for burst_reason; a tier that is not used has the score 101. early_reason: why there
-    are no early checks, where they were asked for. candidates: None if the tiers were given. infeasible: why tiers fit
-    nowhere, by name. rate_per_s, breaks_at_rate: None where arrivals have no rate; the second is what the first tier to break
-    sustains. seconds: that planning took. cached_share: of all prompt tokens, those that count as cached. load, judging: None
-    where there is none. largest_alone: where the plan keeps to it. slo: by class, where there are some. verdict: the plan in
-    a sentence.
+    burst: None if none was asked for, or for burst_reason; a tier that is not used has the score 101. candidates: None if
+    the tiers were given. infeasible: why tiers fit nowhere, by name. rate_per_s, breaks_at_rate: None where arrivals have no
+    rate; the second is what the first tier to break sustains. seconds: that planning took. cached_share: of all prompt
+    tokens, those that count as cached. load, judging: None where there is none. largest_alone: where the plan keeps to it.
+    slo: by class, where there are some. verdict: the plan in a sentence.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -330,7 +329,6 @@ class CascadePlan(PlanRules):
     workload_digest: str = ""
     burst: BurstLadder | None = None
     burst_reason: str = ""
-    early_reason: str = ""
     latency: PlannedLatency | None = None
     user_latency_s: UserLatency | None = None
     latency_p95_interval_s: Interval | None = None

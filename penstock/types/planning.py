@@ -291,29 +291,24 @@ class Trace:
 class JudgedPrompt:
     """A prompt that every tier has answered; one value per tier, in the cascade's order.
 
-    predicted_scores: what a score predictor expects; needed to skip tiers. unfinished_scores: after each of
-    early_after_tokens, without the last ones where the answer has no more tokens, NaN where there is none; empty for a tier
-    whose unfinished answers were not scored. qualities: what each answer is worth, where that is not its judge score; the
-    quality of a plan is the mean of these. refused: whether a guard of the judge has refused the answer, which is then never
-    accepted as a long one.
+    predicted_scores: what a score predictor expects; needed to skip tiers. qualities: what each answer is worth, where
+    that is not its judge score; the quality of a plan is the mean of these. refused: whether a guard of the judge has refused
+    the answer, which is then never accepted as a long one.
     """
 
     input_tokens: Annotated[int, Within(0, MAX_TOKENS)]
     output_tokens: Annotated[tuple[int, ...], Within(0, MAX_TOKENS)]
     judge_scores: Annotated[tuple[float, ...], SCORE]
     predicted_scores: Annotated[tuple[float, ...], SCORE] = ()
-    unfinished_scores: tuple[tuple[float, ...], ...] = ()
     qualities: Annotated[tuple[float, ...], SCORE] = ()
     refused: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedPrompts:
-    """What each tier answered on typical prompts. early_after_tokens: after which unfinished answers were scored, ascending;
-    needed for early checks. All prompts have predicted scores, qualities or refusals, or none has."""
+    """What each tier answered on typical prompts. All prompts have predicted scores, qualities or refusals, or none has."""
 
     prompts: tuple[JudgedPrompt, ...] = ()
-    early_after_tokens: Annotated[tuple[int, ...], COUNT] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

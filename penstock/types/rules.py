@@ -9,37 +9,9 @@ from typing import Annotated, Any
 from penstock.types.limits import MAX_TIERS, MAX_TOKENS, AtMost
 from penstock.types.ranges import POSITIVE, SCORE, Within
 
-MAX_EARLY_CHECKS = 16
 MAX_BURST_STEPS = 16
 TOKENS = Within(1, MAX_TOKENS)
 SHARE = Within(0, 1, above=True)
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyCheck:
-    """Scoring of an answer that is not finished."""
-
-    after_tokens: Annotated[int, TOKENS]
-    """How many tokens the answer has when it is scored."""
-    reject_below: Annotated[float, SCORE]
-    """With a lower score, 0 to 100, the answer is cancelled and the request escalates."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedEarlyChecks:
-    """Early checks of a tier, and what they do to the judged prompts that reach it.
-
-    meanwhile_tokens: that the tier generates while an unfinished answer is scored. rejected: of the answers that would not
-    be accepted, the share rejected early; error: of those that would be accepted; None where there are no such answers.
-    saved: of the tier's output tokens. scored: unfinished answers that the judge scores, per answer.
-    """
-
-    checks: tuple[EarlyCheck, ...] = ()
-    meanwhile_tokens: int = 0
-    rejected: float | None = None
-    error: float | None = None
-    saved: float = 0.0
-    scored: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +59,7 @@ class BurstLadder:
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, which a mesh file's models cannot inherit
-class CommonTierRules:
+class TierRules:
     """Rules of a tier. None is for the last tier, whose answers are always accepted."""
 
     skip_below: Annotated[float | None, SCORE] = None
@@ -96,20 +68,6 @@ class CommonTierRules:
     long_answers: LongAnswers | None = None
     """Long answers are accepted from a lower score on: they took long, and would take longest if they escalated. Not for the
     last tier. None: length does not matter."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TierRules(CommonTierRules):
-    early_checks: Annotated[tuple[EarlyCheck, ...], AtMost(MAX_EARLY_CHECKS, "checks")] = ()
-    """When answers that are not finished are scored, and which of them are rejected, in ascending order of after_tokens. Not
-    for the last tier. Only scorers that score unfinished answers reject any. Empty: no answer is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedTierRules(CommonTierRules):
-    """Rules of a tier of a computed plan."""
-
-    early_checks: PlannedEarlyChecks | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +84,6 @@ class AcceptanceRules(PlanRules):
     """What a plan's routing has in addition to thresholds. Those of tiers are of the tiers but the last; empty for none."""
 
     skip_below: tuple[float | None, ...] = ()
-    early_checks: tuple[PlannedEarlyChecks, ...] = ()
     long_answers: tuple[LongAnswers | None, ...] = ()
 
 
@@ -135,15 +92,14 @@ class RuleOptions:
     """The acceptance rules that are chosen with a plan, in addition to thresholds.
 
     skip: below which predicted score each tier is passed over. long_answers: from which length and score on long answers are
-    accepted. best_answer: whether a request's reply is the best of its answers instead of the last. early_error: early
-    checks, which may reject this share of the answers that would be accepted. burst_floor: thresholds that give way
-    under a burst, down to this mean score; burst_mean: that their mean holds, None for the least quality of the plan.
+    accepted. best_answer: whether a request's reply is the best of its answers instead of the last. burst_floor:
+    thresholds that give way under a burst, down to this mean score; burst_mean: that their mean holds, None for the least
+    quality of the plan.
     """
 
     skip: bool = False
     long_answers: bool = False
     best_answer: bool = False
-    early_error: Annotated[float | None, Within(0, 1, above=True, below=True)] = None
     burst_floor: Annotated[float | None, SCORE] = None
     burst_mean: Annotated[float | None, SCORE] = None
 

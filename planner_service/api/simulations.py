@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.planner_service.api.slos import REPLAYED, attainments
 from penstock.planner_service.codecs.plan_file import PlanFile
@@ -16,7 +17,6 @@ from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import SKIPPED, route
 from penstock.planner_service.rules.burst_simulation import WINDOW_S, simulate_bursts
-from penstock.planner_service.rules.early_rules import planned_checks
 from penstock.question_files import load_cluster, load_models, load_quality
 from penstock.services.acceptance.pipeline import OF_TIERS, of_plan, served, tier_problems
 from penstock.services.domain.errors import InvalidRequest, invalid
@@ -73,7 +73,7 @@ def simulate_on(
         lengths=drawn.lengths.value,
         rate=drawn.rate,
     )
-    rules = _rules(deployment, site, demand, drawn)
+    rules = _rules(deployment, demand, drawn)
     demand, strategies = demand.under(rules), strategies_of(shapes_of(deployment), site)
     thresholds = tuple(SKIPPED if one.threshold is None else one.threshold for one in deployment.tiers[:-1])
     simulated = None
@@ -184,7 +184,7 @@ def strategies_of(shapes: Sequence[Sequence[tuple[ReplicaShape, int]]], site: Si
     return tuple(result)
 
 
-def _rules(deployment: Deployment, site: Site, demand: Demand, drawn: PlanOptions) -> AcceptanceRules:
+def _rules(deployment: Deployment, demand: Demand, drawn: PlanOptions) -> AcceptanceRules:
     """What the routing has in addition to thresholds.
 
     Raises:
@@ -195,10 +195,10 @@ def _rules(deployment: Deployment, site: Site, demand: Demand, drawn: PlanOption
         raise invalid(f"deployment.tiers[{len(lower)}].threshold", "answers of the last tier are always accepted")
     if problems := [*tier_problems(deployment.tiers, "deployment.tiers")]:
         raise InvalidRequest(*problems)
-    columns = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
+    columns: dict[str, Any] = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
     for rule in OF_TIERS:
-        if any(value not in (None, ()) for value in columns[rule.field]):
-            problem = rule.unfit(columns[rule.field], demand.judged, demand.requests, drawn)
+        if any(value is not None for value in columns[rule.field]):
+            problem = rule.unfit(demand.judged, drawn)
             if problem is not None:
                 raise InvalidRequest(problem)
-    return AcceptanceRules(**columns | planned_checks(site, demand.judged, lower), **of_plan(deployment))
+    return AcceptanceRules(**columns, **of_plan(deployment))

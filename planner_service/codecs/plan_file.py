@@ -151,9 +151,7 @@ def _ladder_form(ladder: dict[str, Any]) -> dict[str, Any]:
 
 def _rule_problems(plan: CascadePlan) -> Iterator[FieldProblem]:
     for problem in tier_problems([TierRules(**served(tier)) for tier in plan.tiers], "tiers"):
-        field = re.sub(r"tiers(\[\d+\])\.(\w+)", r"\2\1", problem.field)
-        # of a planned tier's early checks, `checks` is one field; a served tier has nothing else
-        yield FieldProblem(re.sub(r"^(early_checks\[\d+\])", r"\1.checks", field), problem.problem)
+        yield FieldProblem(re.sub(r"tiers(\[\d+\])\.(\w+)", r"\2\1", problem.field), problem.problem)
     if plan.burst is not None:
         own = [threshold for threshold, _ in served_tiers(plan)]
         yield from ladder_problems(mesh_ladder_of(plan), [tier.name for tier in plan.tiers], own, "burst")

@@ -14,8 +14,8 @@ from penstock.types.rules import AcceptanceRules
 class ReplanJob:
     """question: path of the file, see MeshReplan. records: sampled requests; rate_per_s: of all that arrived.
 
-    staged: names of the tiers that have length stages. Of the current plan, which planning again does not change: rules, and
-    for the tiers but the last least_thresholds, those that early checks were fitted to (0 where there are none).
+    staged: names of the tiers that have length stages. rules: of the current plan, which planning again does not
+    change.
     """
 
     question: str
@@ -23,7 +23,6 @@ class ReplanJob:
     records: tuple[RequestRecord, ...]
     staged: tuple[str, ...] = ()
     rules: AcceptanceRules = NO_RULES
-    least_thresholds: tuple[float, ...] = ()
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -177,13 +177,11 @@ def job_maker(question: str) -> JobMaker:
 
 
 def under_plan(job: ReplanJob, plan: Plan) -> ReplanJob:
-    """The job with what stays as the plan has it: tiers with length stages, rules, and thresholds of early checks."""
-    lower = plan.tiers[:-1]
+    """The job with what stays as the plan has it: tiers with length stages, and rules."""
     return dataclasses.replace(
         job,
         staged=tuple(tier.name for tier in plan.tiers if tier.stages),
         rules=rules_of_plan(plan),
-        least_thresholds=tuple((tier.threshold or 0.0) if tier.early_checks else 0.0 for tier in lower),
     )
 
 

@@ -94,8 +94,6 @@ def replan(payload: bytes, emit: Emit) -> None:
     options = Options.of(replace(question, rate=job.rate_per_s), len(site.tiers))
     prompts = max(options.requests or USUAL_PROMPTS, LEAST_PROMPTS)
     judged = imputed(judged_of(question.quality, site.tiers), job.records, prompts, options.seed)
-    if any(job.least_thresholds):
-        judged = replace(judged, least=job.least_thresholds)
     rules = job.rules
     if judged.predicted is None:  # then routers cannot predict either, and ask every tier
         rules = replace(rules, skip_below=())

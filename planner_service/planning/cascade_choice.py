@@ -120,7 +120,7 @@ def cascades_of(candidates: int, options: Options) -> list[Tiers]:
 def forms_of(candidates: int, options: Options, *, predicted: bool) -> list[Form]:
     """All forms of the sizes that are asked for. predicted: whether prompts have predicted scores."""
     cascades = cascades_of(candidates, options)
-    routed = cascades if predicted and options.is_plain else []
+    routed = cascades if predicted and not options.has_rules else []
     return [*map(Form, cascades), *(Form(tiers, routed=True) for tiers in routed if 2 <= len(tiers) <= MOST_TIERS)]
 
 

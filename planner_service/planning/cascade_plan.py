@@ -80,7 +80,7 @@ class CascadePlan:
     latency_interval, end_to_end_interval: both p95 on other stretches of the trace with other prompts; felt_interval: of
     felt_s; None where none were given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the
     one that was found.
-    rules: what its routing has in addition to thresholds. early_reason: why it has no early checks, if they were asked for.
+    rules: what its routing has in addition to thresholds.
     burst: the burst ladder, where one was asked for and can be had; else burst_reason says why not. Tiers that are not used
     have the score SKIPPED.
     grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
@@ -114,7 +114,6 @@ class CascadePlan:
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
     rules: AcceptanceRules = NO_RULES
-    early_reason: str = ""
     burst: BurstLadder | None = None
     burst_reason: str = ""
     grading: GradingReport | None = None
@@ -238,7 +237,7 @@ def outcome(
 def _lowered(demand: Demand, thresholds: Sequence[float]) -> tuple[float, ...]:
     """The thresholds, 0 for tiers from which neither judged prompts nor requests escalate: these are simulated as not
     judged."""
-    if demand.judged.routed or demand.judged.least is not None:  # those of early checks are not lowered
+    if demand.judged.routed:
         return tuple(thresholds)
     both = (one.rejecting(route(one, thresholds).processed) for one in (demand.judged, demand.requests))
     rejecting = np.logical_or(*both)

@@ -128,7 +128,7 @@ def _of_all_tiers(
     site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
 ) -> CascadePlan:
     """The best plan in which any of the tiers may answer."""
-    if options.has_rules or options.rules.early_error is not None:
+    if options.has_rules:
         return RuleSearch(site, demand, options, runs, on_evaluation).plan()
     return PlanSearch(site, options, on_evaluation).plan(demand, runs)
 

@@ -38,7 +38,6 @@ def plan_report(
         workload_digest(demand),
         plan.burst,
         plan.burst_reason,
-        plan.early_reason,
         types.PlannedLatency(
             plan.objective, plan.percentile, plan.felt_s, plan.latency_words, plan.felt_interval, band
         ),

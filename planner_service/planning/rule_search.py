@@ -1,9 +1,8 @@
-"""Plans with rules other than thresholds: early checks, a skip rule, a rule for long answers, best answers. No I/O.
+"""Plans with rules other than thresholds: a skip rule, a rule for long answers, best answers. No I/O.
 
-First the plan without rules; then plans under the most promising choices of all rules together, by `rule_ranking`; then,
-where they are asked for, early checks that are fitted to the best of these. All have the same targets and guarantees, and a
-plan with rules is taken only where it is better by the goal. So it is never worse than the plan without. Nothing is proved
-over rules.
+First the plan without rules; then plans under the most promising choices of all rules together, by `rule_ranking`. All have
+the same targets and guarantees, and a plan with rules is taken only where it is better by the goal. So it is never worse than
+the plan without. Nothing is proved over rules.
 
 What is simulated for all of them is at most four times what it takes for the plan without rules (AT_MOST), or
 LEAST_SIMULATIONS.
@@ -20,17 +19,15 @@ from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import route
 from penstock.planner_service.routing.solution import Proof, Unreachable
-from penstock.planner_service.rules.early_rules import checking, fitted_rules, outcomes_of
 from penstock.planner_service.rules.rule_ranking import Known, RankedRules, RuleRanking
 from penstock.services.acceptance.pipeline import NO_RULES, asked, asked_of_plans, candidates, kinds_of, of_tiers
 from penstock.types.rules import AcceptanceRules
 
 MOST_PLANNED = 8  # choices of rules that are planned with
 LEAST_SIMULATIONS = 2000  # that may be made in any case: about a second
-AT_MOST, FOR_EARLY = 3.75, 1.0
-"""Times the plan without rules: what all may take, of which so much is left for early checks. A plan that takes more is given
-up before its next routing, so all of it is less than four times."""
-EARLY_FITS = 3  # times that early checks are fitted to the thresholds that they led to
+AT_MOST = 3.75
+"""Times the plan without rules: what all may take. A plan that takes more is given up before its next routing, so all of it
+is less than four times."""
 
 
 class RuleSearch:
@@ -40,7 +37,7 @@ class RuleSearch:
         self, site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
     ) -> None:
         self._site, self._demand, self._options, self._runs = site, demand, options, runs
-        chosen = asked(options.rules, chosen=True)
+        chosen = asked(options.rules)
         self._most = MOST_PLANNED if any(rule.of_tiers for rule in chosen) else len(chosen)
         self._search = PlanSearch(site, options.without_rules, on_evaluation)
         self._last = 0  # simulations of the last plan
@@ -57,9 +54,8 @@ class RuleSearch:
         except Unreachable as error:
             failures.append(error)
         else:
-            times = AT_MOST - FOR_EARLY * (options.rules.early_error is not None)
-            self._search.most_simulations = times * max(self._last, LEAST_SIMULATIONS / AT_MOST)
-        for choice in self._ranked(best)[: self._most] if self._most and len(self._site.tiers) > 1 else ():
+            self._search.most_simulations = AT_MOST * max(self._last, LEAST_SIMULATIONS / AT_MOST)
+        for choice in self._ranked(best)[: self._most] if len(self._site.tiers) > 1 else ():
             if not self._may_plan():
                 break
             try:
@@ -73,9 +69,6 @@ class RuleSearch:
                 best = tried
         if best is None:
             raise min(failures, key=lambda error: error.distance)
-        if options.rules.early_error is not None:
-            self._search.most_simulations *= AT_MOST / (AT_MOST - FOR_EARLY)
-            best = self._with_early_checks(best, options.rules.early_error)
         return dataclasses.replace(best, simulations=self._search.simulations)
 
     def _under(self, rules: AcceptanceRules, begin: tuple[float, ...] = (), least_per_s: float = 0.0) -> CascadePlan:
@@ -126,49 +119,6 @@ class RuleSearch:
         others = [one for at, one in enumerate(result) if kinds[at] not in kinds[:at]]
         result = list(dict.fromkeys(one for pair in itertools.zip_longest(result, others) for one in pair if one))
         return result or [RankedRules(math.inf, (), rules) for rules in begin[1:]]
-
-    def _with_early_checks(self, plain: CascadePlan, error: float) -> CascadePlan:
-        """The plan without early checks; or, where it is better, one with checks that are fitted to its thresholds.
-
-        Where a tier has checks, its threshold is not lowered: by a lower one, more answers would be accepted that they
-        reject, and the error would be over the stated one. It can also be so because a tier before it changed, and with it
-        the prompts that reach the checked one: then checks are fitted to the new thresholds, and it is planned once more.
-        """
-        passing, others = self._demand.under(plain.rules), [run.under(plain.rules) for run in self._runs]
-        checked = plain
-        for fit in range(EARLY_FITS):
-            fitted_to = checked.thresholds
-            rules = fitted_rules(self._site, passing.judged, fitted_to, error)
-            if not any(rule.checks for rule in rules):
-                return dataclasses.replace(plain, early_reason=f"none rejects anything with an error of {error:.2%}")
-            if fit and not self._may_plan():
-                continue
-            self._search.begin.append(fitted_to)
-            try:
-                made_for, *runs = (
-                    Demand(
-                        checking(one.judged, rules, fitted_to), checking(one.requests, rules, fitted_to), one.arrival_s
-                    )
-                    for one in (passing, *others)
-                )
-                checked = self._made(made_for, runs)
-            except Unreachable as unreachable:
-                reason = f"with them, no plan meets the targets: {unreachable}"
-                return dataclasses.replace(plain, early_reason=reason)
-            except TooManySimulations:
-                return dataclasses.replace(plain, early_reason="no plan was found with them in the simulations left")
-            early = outcomes_of(passing.judged, rules, checked.thresholds)
-            if all(outcome.error is None or outcome.error <= error for outcome in early):
-                break
-        else:
-            reason = f"with the thresholds that they lead to, they reject more than {error:.2%} of what is accepted"
-            return dataclasses.replace(plain, early_reason=reason)
-        if plain.rank(self._options.aim) <= checked.rank(self._options.aim):
-            return dataclasses.replace(plain, early_reason="the plan is no better with them")
-        return dataclasses.replace(
-            _unproved(checked),  # other checks may be better
-            rules=dataclasses.replace(plain.rules, early_checks=early),
-        )
 
 
 def _in_use(one: RankedRules) -> AcceptanceRules:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from penstock.planner_service.routing.grid import MOST_TIERS
-from penstock.services.acceptance.early_checks import NEEDS_PARTS
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective, PlanOptions
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 REMOTE, GRADED, TYPES, SLOS = "remote tiers", "a stated judge", "several types of GPU", "SLO classes"
 AT_ONCE, WORTH, NO_MEAN = "arrivals all at once", "qualities apart from the scores", "no mean to hold"
-UNPREDICTED, WHOLE = "no predicted scores", "no scores of unfinished answers"
+UNPREDICTED = "no predicted scores"
 TOO_MANY = "too many tiers with rules or max_tiers"
 SWEEP = "a sweep"
 NO_RATE = "the arrivals come all at once: they have no rate that could be changed"
@@ -82,20 +81,6 @@ TABLE = (
         "routers hold a mean of judge scores; these prompts have a quality apart from the score",
     ),
     Exclusion(("rules.burst_floor",), (SWEEP,), "rules.burst_floor", "not with a sweep, which computes several plans"),
-    Exclusion(("rules.early_error",), ("max_tiers",), "rules.early_error", "goes without max_tiers"),
-    Exclusion(
-        ("rules.early_error",),
-        ("lengths: trace",),
-        "rules.early_error",
-        "not with the lengths of the trace: its answers have no parts that were scored",
-    ),
-    Exclusion(
-        ("rules.early_error",),
-        (GRADED, REMOTE),
-        "rules.early_error",
-        "not where what judges is stated, or with remote tiers: their load is not simulated",
-    ),
-    Exclusion(("rules.early_error",), (WHOLE,), "rules.early_error", NEEDS_PARTS),
     Exclusion(
         ("rules.skip",),
         (UNPREDICTED,),
@@ -157,9 +142,5 @@ def names_of_files(site: "Site", judged: "JudgedSample | None" = None, *, at_onc
         AT_ONCE: at_once,
     }
     if judged is not None:
-        known |= {
-            WORTH: judged.known_quality is not None,
-            UNPREDICTED: judged.predicted is None,
-            WHOLE: judged.parts is None,
-        }
+        known |= {WORTH: judged.known_quality is not None, UNPREDICTED: judged.predicted is None}
     return {name for name, holds in known.items() if holds}

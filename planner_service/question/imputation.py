@@ -24,9 +24,8 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     """`prompts` prompts like `records`, judged on every tier: records drawn by weight, each time with a newly drawn donor.
 
     profile: the stored sample, N prompts judged on every tier. A borrowed reply's length is scaled by how the record's own
-    replies compare with the donor's. An answer that was rejected early stays so, with the tokens that it had; borrowed
-    answers are finished. Scores that were predicted are the records'; where a record has none, the donor's. A quality apart
-    from the score is always the donor's.
+    replies compare with the donor's. Scores that were predicted are the records'; where a record has none, the donor's. A
+    quality apart from the score is always the donor's.
 
     Raises:
         InvalidRequest: no record has a visit to a tier of the profile.
@@ -36,7 +35,6 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     if not usable:
         raise invalid("records", f"none of {len(records)} visited {', '.join(profile.tiers)}")
     inputs, outputs, scores = _columns(usable, place)
-    cut = _cut(usable, place)
     features = np.hstack(
         [_log(profile.input_tokens)[:, None], _log(profile.output_tokens), profile.scores]
     )  # (N, 1+2C)
@@ -61,7 +59,6 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
             :, None
         ]
     lent = np.maximum(1, np.round(lent * np.clip(stretch, 1 / MOST_STRETCHED, MOST_STRETCHED)))
-    known_out = np.where(np.isnan(cut[drawn]), known_out, cut[drawn])
     # routers do not sample reasons: of an answer that they sampled, a score of 0 counts as a refusal
     lent_refused = np.zeros(known_score.shape, np.bool_) if profile.refused is None else profile.refused[donor]
     return JudgedSample(
@@ -70,33 +67,22 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
         np.where(np.isnan(known_out), lent, known_out).astype(np.int64),
         np.where(np.isnan(known_score), profile.scores[donor], known_score),
         _predicted(profile, usable, drawn, donor),
-        rejected_early=~np.isnan(cut[drawn]) if (~np.isnan(cut)).any() else None,
         known_quality=None if profile.known_quality is None else profile.known_quality[donor],
         refused=np.where(np.isnan(known_score), lent_refused, known_score == 0),
     )
 
 
 def _columns(records: Sequence[RequestRecord], place: dict[str, int]) -> tuple[Floats, Floats, Floats]:
-    """Input tokens (R), and output tokens and scores of finished answers (R, C), NaN for what is not known."""
+    """Input tokens (R), and output tokens and scores of answers (R, C), NaN for what is not known."""
     shape = (len(records), len(place))
     outputs, scores = np.full(shape, np.nan), np.full(shape, np.nan)
     for i, record in enumerate(records):
         for visit in record.visits:
-            if visit.tier in place and not visit.rejected_early:
+            if visit.tier in place:
                 outputs[i, place[visit.tier]] = max(1, visit.output_tokens)
                 if visit.score is not None:
                     scores[i, place[visit.tier]] = visit.score
     return np.maximum(1.0, np.array([r.input_tokens for r in records], float)), outputs, scores
-
-
-def _cut(records: Sequence[RequestRecord], place: dict[str, int]) -> Floats:
-    """(R, C) output tokens of the answers that were rejected early; NaN for all others."""
-    tokens = np.full((len(records), len(place)), np.nan)
-    for i, record in enumerate(records):
-        for visit in record.visits:
-            if visit.tier in place and visit.rejected_early:
-                tokens[i, place[visit.tier]] = max(1, visit.output_tokens)
-    return tokens
 
 
 def _predicted(profile: JudgedSample, records: Sequence[RequestRecord], drawn: Ints, donor: Ints) -> Floats | None:

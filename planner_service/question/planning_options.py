@@ -39,7 +39,7 @@ class Options(PlanOptions):
     @property
     def has_rules(self) -> bool:
         """Whether rules of routing are chosen with the plan."""
-        return bool(asked(self.rules, chosen=True))
+        return bool(asked(self.rules))
 
     @property
     def most_utilisation(self) -> float | None:
@@ -66,17 +66,12 @@ class Options(PlanOptions):
     def too_many(self, tiers: int) -> bool:
         """Whether there are more tiers than what users feel can be planned for: of a stated cascade, some may not be used."""
         most = tiers if self.max_tiers is None else self.max_tiers
-        return most > MOST_TIERS and (self.max_tiers is not None or not self.is_plain)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a plan is asked for without rules other than thresholds."""
-        return not self.has_rules and self.rules.early_error is None
+        return most > MOST_TIERS and (self.max_tiers is not None or self.has_rules)
 
     def chooses_form(self, tiers: int, *, predicted: bool) -> bool:
         """Whether a plan for a cascade of so many tiers looks for the best of its parts, too: by what users feel, for the
         least cost and where prompts can be routed; and where there are too many tiers to search them together."""
-        if not self.is_plain or self.budget is GpuBudget.EXACT:
+        if self.has_rules or self.budget is GpuBudget.EXACT:
             return False
         by_users = (self.aim is Goal.COST or predicted) and self.latency is not Objective.LARGEST_TIER
         return tiers > MOST_TIERS or (tiers > 1 and by_users)

@@ -11,7 +11,6 @@ from penstock.planner_service.simulator.workload import Bools, Floats, Ints
 from penstock.services.acceptance import pipeline
 from penstock.services.acceptance.bursts import tie_accepted
 from penstock.services.acceptance.judged import JudgedSample as JudgedSample
-from penstock.services.acceptance.judged import PartScores as PartScores
 from penstock.services.acceptance.threshold import SKIPPED as SKIPPED
 from penstock.services.domain.errors import invalid
 

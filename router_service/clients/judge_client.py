@@ -78,11 +78,6 @@ class JudgeClient:
         listed = await self.listed(scorer)
         return listed is None or listed.needs_logprobs
 
-    async def scores_unfinished(self, scorer: str) -> bool:
-        """Whether a scorer scores unfinished answers; False while no judge can be reached."""
-        listed = await self.listed(scorer)
-        return listed is not None and listed.scores_unfinished
-
     async def listed(self, scorer: str) -> ScorerInfo | None:
         """What the first judge that can be reached says of a scorer; None without one. A scorer that it does not have needs
         nothing."""
@@ -104,12 +99,7 @@ class JudgeClient:
         return None
 
     async def score(self, scorer: str, answer: JudgedAnswer, deadline_s: float) -> JudgedScore | None:
-        """The verdict, or None if no judge gives one in time or this answer cannot be judged.
-
-        An unfinished answer has no score if no place is free, and that is not counted as a failure.
-        """
-        if answer.unfinished and self._places.locked():
-            return None
+        """The verdict, or None if no judge gives one in time or this answer cannot be judged."""
         limit_s = self._limits.judge_timeout_s + self._reading_s(scorer, answer)
         until = min(deadline_s, asyncio.get_running_loop().time() + limit_s)
         request, tier = to_message(ScoreRequest((answer,), scorer), pb.ScoreRequest), answer.tier
@@ -118,9 +108,6 @@ class JudgeClient:
                 return await self._ask_in_turn(request, tier, until)
         except (TimeoutError, PenstockError) as error:
             reason = _reason(error)
-            if answer.unfinished:
-                _log.debug("an unfinished answer of %s has no score (%s): %s", tier, reason, error)
-                return None
             level = logging.DEBUG if isinstance(error, NoJudgeAsked) else logging.WARNING
             _log.log(level, "an answer of %s has no score (%s): %s", tier, reason, error)
             self._failures.add(1, {"penstock.tier": tier, "penstock.reason": reason})

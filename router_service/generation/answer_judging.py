@@ -1,4 +1,4 @@
-"""Has the answers of a request judged: while they are generated, when they are finished, or when they have been passed on."""
+"""Has the answers of a request judged: when they are finished, or when they have been passed on."""
 
 import asyncio
 
@@ -8,7 +8,6 @@ from penstock.router_service.clients.judge_client import JudgeClient, JudgedScor
 from penstock.router_service.generation import cascade
 from penstock.router_service.generation.cascade import Escalate
 from penstock.router_service.generation.cascade_request import CascadeRequest
-from penstock.router_service.generation.early_rejection import EarlyCheckCounter, EarlyRejection
 from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.router_service.generation.tier_times import TierTimes
 from penstock.services import telemetry
@@ -17,38 +16,19 @@ from penstock.services.acceptance.long_answers import counted_tokens
 from penstock.services.domain.errors import DeadlineExceeded
 from penstock.types.events import Judged
 from penstock.types.judging import JudgedAnswer, LogprobSummary
-from penstock.types.replies import FinishReason
 
 
 class AnswerJudging:
     """Without state of any request."""
 
-    def __init__(
-        self, judge: JudgeClient, times: TierTimes, flag_below: float | None, early_checks: EarlyCheckCounter | None
-    ) -> None:
-        """flag_below, early_checks: see CascadeGeneration."""
-        self._judge, self._times, self._flag_below, self._early_checks = judge, times, flag_below, early_checks
+    def __init__(self, judge: JudgeClient, times: TierTimes, flag_below: float | None) -> None:
+        """flag_below: see CascadeGeneration."""
+        self._judge, self._times, self._flag_below = judge, times, flag_below
 
     async def needs_logprobs(self, run: CascadeRequest, answer: TierAnswer) -> bool:
         """Whether an answer will be judged by its log probabilities, which its client has not asked for."""
         is_judged = answer.held or answer.stored
         return is_judged and run.sampling.top_logprobs is None and await self._judge.needs_logprobs(run.plan.scorer)
-
-    async def early(self, run: CascadeRequest, answer: TierAnswer) -> EarlyRejection | None:
-        """The early checks of an answer; None without any, and where the scorer does not score unfinished answers."""
-        checks = answer.tier.early_checks
-        if not answer.held or not checks or self._early_checks is None:
-            return None
-        if not await self._judge.scores_unfinished(run.plan.scorer):
-            return None
-
-        async def score() -> float | None:
-            if not answer.content.strip():  # nothing, or reasoning only
-                return None
-            verdict = await self._score(run, answer, unfinished=True)
-            return None if verdict is None else verdict.score
-
-        return EarlyRejection(answer.tier.name, checks, score, self._early_checks)
 
     async def judged(self, run: CascadeRequest, answer: TierAnswer) -> Escalate | None:
         """Have an answer judged; None if it is accepted, or a better one of those that were rejected before it.
@@ -115,8 +95,8 @@ class AnswerJudging:
             )
         )
 
-    async def _score(self, run: CascadeRequest, answer: TierAnswer, *, unfinished: bool = False) -> JudgedScore | None:
-        assert unfinished or answer.done is not None
+    async def _score(self, run: CascadeRequest, answer: TierAnswer) -> JudgedScore | None:
+        assert answer.done is not None
         request = run.request
         logprobs = [position.chosen.logprob for frame in answer.frames for position in frame.logprobs]
         token = otel_context.attach(telemetry.context_of(answer.span))
@@ -127,11 +107,10 @@ class AnswerJudging:
                     request.prompt,
                     answer.content,
                     answer.tier.name,
-                    answer.done.reason if answer.done is not None else FinishReason.STOP,
+                    answer.done.reason,
                     LogprobSummary.of(logprobs) if logprobs else None,
                     tool_format=answer.tool_format,
                     structured_output=request.sampling.structured_output,
-                    unfinished=unfinished,
                 ),
                 request.deadline_s,
             )

@@ -58,7 +58,7 @@ def judged_at(tiers: Sequence[TierPlan], at: int, *, accepts_tie: bool = True) -
     threshold = tiers[at].threshold
     if not may_escalate_at(tiers, at) or threshold is None:
         return False
-    return bool(tiers[at].early_checks) or not (accepts_tie and accepts_all(threshold))
+    return not (accepts_tie and accepts_all(threshold))
 
 
 def decide(

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Container, Coroutine
-from typing import Any
+from collections.abc import Container
 
 from opentelemetry.trace import INVALID_SPAN, Tracer
 
@@ -12,10 +11,8 @@ from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.domain.events import RequestOutput, RouterRequest
 from penstock.router_service.generation import cascade
 from penstock.router_service.generation.answer_judging import AnswerJudging
-from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.cascade import Escalate
 from penstock.router_service.generation.cascade_request import CascadeRequest, entry
-from penstock.router_service.generation.early_rejection import EARLY_INTERVAL_S, EarlyCheckCounter, EarlyRejection
 from penstock.router_service.generation.rejected_answers import RejectedAnswers
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.generation.tier_answer import TierAnswer, offers_tools, resumed_ids, span_name
@@ -26,7 +23,6 @@ from penstock.router_service.routing.burst_steps import BurstSteps, TakenStep
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services import telemetry
 from penstock.services.acceptance.pipeline import compares_answers
-from penstock.services.background import end
 from penstock.services.domain.errors import (
     PenstockError,
     PromptTooLong,
@@ -39,7 +35,6 @@ from penstock.services.domain.score_prediction import ScorePredictor, prompt_tex
 from penstock.services.reasoning import reasoning_parser
 from penstock.types.events import Accepted, EscalationReason, TierStarted
 from penstock.types.plans import Plan, TierPlan
-from penstock.types.replies import FinishReason, TokenFrame, Usage
 from penstock.types.requests import Draft, GenerationRequest
 from penstock.types.values import replaced
 
@@ -63,21 +58,19 @@ class CascadeGeneration:
         flag_below: float | None = None,
         undrafted: Container[str] = (),
         predictor: ScorePredictor | None = None,
-        early_checks: EarlyCheckCounter | None = None,
         bursts: BurstSteps | None = None,
         waiting: WaitingPrice | None = None,
     ) -> None:
         """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score.
 
         undrafted: tiers that are not given rejected answers as drafts. predictor: of the scores for which tiers are passed
-        over; None: none is. early_checks: counts them; None: no answer is scored before it is finished. bursts: chooses the
-        thresholds of requests where the plan has a burst ladder; None: they are always the plan's own. waiting: moves the
-        limits of tiers with the load; None: load does not matter.
+        over; None: none is. bursts: chooses the thresholds of requests where the plan has a burst ladder; None: they are
+        always the plan's own. waiting: moves the limits of tiers with the load; None: load does not matter.
         """
         self._view, self._tiers, self._tracer = view, tiers, tracer
         self._times = TierTimes()
         self._promises = TierPromises(self._times)
-        self._judging = AnswerJudging(judge, self._times, flag_below, early_checks)
+        self._judging = AnswerJudging(judge, self._times, flag_below)
         self._flags, self._undrafted = flag_below is not None, undrafted
         self._predictor, self._bursts, self._waiting = predictor, bursts, waiting
         self._unpredicted_revision = -1  # of the last plan that asks for predictions which this router cannot make
@@ -166,8 +159,6 @@ class CascadeGeneration:
             await self._answer(run, answer)
             if answer.declined:
                 escalation = run.unable(EscalationReason.SLO_DECLINED)
-            elif answer.rejected_early:
-                escalation = run.unable(EscalationReason.REJECTED_EARLY)
             else:
                 escalation = await self._judging.judged(run, answer) if answer.held else None
                 if answer.stored:
@@ -190,7 +181,6 @@ class CascadeGeneration:
         request, tier, sampling = run.request, answer.tier.name, run.sampling
         if await self._judging.needs_logprobs(run, answer):
             sampling = replaced(sampling, top_logprobs=0)
-        early = await self._judging.early(run, answer)
         # Tokens with a promised pace do not wait for others, although their client may read them at the end only.
         has_pace = answer.promise is not None and answer.promise.has_pace
         may_wait = answer.held or not (request.streamed or has_pace)
@@ -200,7 +190,7 @@ class CascadeGeneration:
             sampling=sampling,
             resume_token_ids=resumed_ids(request, answer.tier) or (),
             priority=request.priority,
-            output_interval_s=(UNSTREAMED_INTERVAL_S if early is None else EARLY_INTERVAL_S) if may_wait else None,
+            output_interval_s=UNSTREAMED_INTERVAL_S if may_wait else None,
             draft=self._draft(run),
             cache_salt=request.cache_salt,
         )
@@ -211,24 +201,18 @@ class CascadeGeneration:
                 self._learn_model(answer, request, event.instance_id)
             run.output.event(event)
 
-        def on_tokens(frame: TokenFrame) -> None:
-            answer.take(frame)
-            if early is not None:
-                early.has(answer.output_tokens)
-
-        generating = self._tiers.generate(
+        answer.done = await self._tiers.generate(
             tier,
             generation,
             request.deadline_s,
             telemetry.context_of(answer.span),
             on_event=on_event,
-            on_tokens=on_tokens,
+            on_tokens=answer.take,
             may_give_up=run.may_escalate,
             history=run.history,
             promise=answer.promise,
         )
-        answer.done = await generating if early is None else await _unless_rejected(generating, early, answer)
-        if answer.first_token_at is not None and not answer.rejected_early:
+        if answer.first_token_at is not None:
             now_s = asyncio.get_running_loop().time()
             self._times.answered(tier, answer.started_at, answer.first_token_at, now_s)
 
@@ -277,27 +261,6 @@ def _delivered(answer: TierAnswer, rejected: RejectedAnswers) -> TierAnswer:
     answer.end_span()
     answer.release()
     return answer
-
-
-async def _unless_rejected(
-    generating: Coroutine[Any, Any, TierDone], early: EarlyRejection, answer: TierAnswer
-) -> TierDone:
-    """The end of an answer, which is cancelled at its worker if an early check rejects it.
-
-    Raises:
-        PenstockError: That of the generation.
-    """
-    generation = asyncio.ensure_future(generating)
-    rejection = asyncio.ensure_future(early.rejecting_score())
-    try:
-        await asyncio.wait((generation, rejection), return_when=asyncio.FIRST_COMPLETED)
-        if not generation.done() and (score := await rejection) is not None:
-            answer.rejected_early, answer.score_reason = True, EscalationReason.REJECTED_EARLY.value
-            answer.span.add_event("rejected early", {"penstock.score": score, "penstock.tokens": answer.output_tokens})
-            return TierDone(FinishReason.ABORTED, Usage(answer.prompt_tokens, 0, answer.output_tokens), None)
-        return await generation
-    finally:
-        await end(generation, rejection)
 
 
 def _why_unable(error: PenstockError) -> EscalationReason:

@@ -35,11 +35,11 @@ class TierAnswer:
     held: for the judge; its frames are kept until it is delivered or dropped. stored: passed on, and also stored to be
     judged at its end. answered_at: when the first token was passed on. with_logprobs: whether the client asked for them.
     texts: of an answer that is not held, if it may contain tool calls. score_reason, flagged, uncalibrated: as in Judged.
-    rejected_early: its beginning scored too low, and the rest was not generated. output_tokens: of all frames. promise: the
-    SLO of the tier's reply; None without one. first_token_at: when it came from the worker. tokenizer_digest: of the model
-    that began it. reasoning: separates the answer of a model that reasons. burst_step: that the request takes of the burst
-    ladder, if any. predicted: as in Finished. better: an earlier answer of the request, delivered instead of this one, which
-    would have been accepted. ended_ns: Unix time at which it ended; its span ends then, too.
+    output_tokens: of all frames. promise: the SLO of the tier's reply; None without one. first_token_at: when it came from
+    the worker. tokenizer_digest: of the model that began it. reasoning: separates the answer of a model that reasons.
+    burst_step: that the request takes of the burst ladder, if any. predicted: as in Finished. better: an earlier answer of
+    the request, delivered instead of this one, which would have been accepted. ended_ns: Unix time at which it ended; its
+    span ends then, too.
     """
 
     tier: TierPlan
@@ -66,7 +66,6 @@ class TierAnswer:
     score_reason: str = ""
     flagged: bool = False
     uncalibrated: bool = False
-    rejected_early: bool = False
     accepted: bool = False
     better: "TierAnswer | None" = None
     output_tokens: int = 0

@@ -10,9 +10,8 @@ from penstock.services.clock import Clock
 from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.domain.workload import PARTS, RequestRecord, TierVisit, Window
 from penstock.services.state import WorkloadStore
-from penstock.types.events import EscalationReason, Finished
+from penstock.types.events import Finished
 
-_REJECTED_EARLY = EscalationReason.REJECTED_EARLY.value
 HELD_WINDOWS = 12  # while Redis is unavailable
 
 
@@ -45,10 +44,7 @@ class WindowSampler:
         self._seen += 1
         place = len(self._records) if len(self._records) < self._size else self._random.randrange(self._seen)
         if place < self._size:
-            visits = tuple(
-                TierVisit(t.tier, t.usage.output_tokens, t.score, t.score_reason == _REJECTED_EARLY)
-                for t in event.tiers
-            )
+            visits = tuple(TierVisit(t.tier, t.usage.output_tokens, t.score) for t in event.tiers)
             predicted = tuple((tier, round(score, 2)) for tier, score in event.predicted.items())
             self._records[place:] = [
                 RequestRecord(arrival_s, event.tiers[0].usage.prompt_tokens, visits, predicted=predicted),

@@ -53,7 +53,7 @@ def best_of(scores: Sequence[float | None]) -> int:
 def delivered(scores: "Floats", finished: "Bools", *, highest: bool) -> "Ints":
     """(N) the tier whose answer is the reply: the last one that a request has, or with `highest` as `best_of`.
 
-    scores (C, N), finished (C, N): of its answers, and which there are; answers that were rejected early are no replies.
+    scores (C, N), finished (C, N): of its answers, and which there are.
     """
     import numpy as np
 

@@ -94,7 +94,6 @@ class BurstSteps(AcceptanceRule):
     options = ("burst_floor", "burst_mean")
     question = """burst_floor: 75  # thresholds that give way under a burst, down to this mean score
 burst_mean: 80  # that their mean holds; default: min_quality"""
-    chosen = False
 
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         return [f"no burst ladder: {plan.burst_reason}"] if question is not None and plan.burst_reason else []

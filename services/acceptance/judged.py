@@ -12,40 +12,22 @@ from penstock.services.acceptance.threshold import levels
 from penstock.services.domain.errors import invalid
 from penstock.types.rules import AcceptanceRules
 
-OF_ANSWERS = ("predicted", "passed_over", "rejected_early", "known_quality", "long_enough", "refused")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartScores:
-    """Scores of unfinished answers. after_tokens (K), ascending.
-
-    scores (N, C, K): of the first so many tokens of each answer; NaN where it has no more, and where parts are not scored.
-    """
-
-    after_tokens: tuple[int, ...]
-    scores: Floats
-
-    def subset(self, rows: Ints) -> "PartScores":
-        return PartScores(self.after_tokens, self.scores[rows])
-
-    def only(self, tiers: Sequence[int]) -> "PartScores":
-        return PartScores(self.after_tokens, self.scores[:, list(tiers)])
+OF_ANSWERS = ("predicted", "passed_over", "known_quality", "long_enough", "refused")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSample:
     """N prompts answered and scored by all C tiers. scores (N, C), from 0 to 100; output_tokens (N, C); input_tokens (N).
 
-    predicted (N, C): scores predicted from the prompts alone, by a model that has not seen them; None without any. parts:
-    scores of unfinished answers; None without any. known_quality (N, C): what the answers are worth, from 0 to 100, if that
-    is known apart from their scores, as by comparison with references; None if the scores are the quality. refused (N, C):
-    answers that a guard of the judge has refused, which are never long ones; None if none are. cached_tokens (N): of the
-    prompts, the first tokens that a tier which the request reaches need not compute, see Workload; None if all are computed.
+    predicted (N, C): scores predicted from the prompts alone, by a model that has not seen them; None without any.
+    known_quality (N, C): what the answers are worth, from 0 to 100, if that is known apart from their scores, as by
+    comparison with references; None if the scores are the quality. refused (N, C): answers that a guard of the judge has
+    refused, which are never long ones; None if none are. cached_tokens (N): of the prompts, the first tokens that a tier
+    which the request reaches need not compute, see Workload; None if all are computed.
 
-    By rules, see `under`; (N, C), None for no answer. passed_over: tiers that are not asked. rejected_early: answers that are
-    not finished. long_enough: accepted whatever the threshold. highest_delivered: a request's reply is its answer with the
-    highest score. least (C - 1): lower thresholds are not tried; None if all are. routed: scores are predicted ones, and a
-    request goes to one tier alone, the first that its score is enough for; see `routed_by`.
+    By rules, see `under`; (N, C), None for no answer. passed_over: tiers that are not asked. long_enough: accepted whatever
+    the threshold. highest_delivered: a request's reply is its answer with the highest score. routed: scores are predicted
+    ones, and a request goes to one tier alone, the first that its score is enough for; see `routed_by`.
     """
 
     tiers: tuple[str, ...]
@@ -54,9 +36,6 @@ class JudgedSample:
     scores: Floats
     predicted: Floats | None = None
     passed_over: Bools | None = None
-    parts: PartScores | None = None
-    rejected_early: Bools | None = None
-    least: tuple[float, ...] | None = None
     known_quality: Floats | None = None
     long_enough: Bools | None = None
     refused: Bools | None = None
@@ -71,8 +50,6 @@ class JudgedSample:
         for name, values in self._of_answers().items():
             if values.shape != shape:
                 raise invalid("quality", f"{name} must be of shape {shape}")
-        if self.parts is not None and self.parts.scores.shape != (*shape, len(self.parts.after_tokens)):
-            raise invalid("quality", f"scores of parts must be of shape {(*shape, len(self.parts.after_tokens))}")
         if self.cached_tokens is not None and len(self.cached_tokens) != len(self):
             raise invalid("quality", f"cached tokens must be {len(self)} numbers")
         if not len(self):
@@ -120,7 +97,6 @@ class JudgedSample:
             output_tokens=self.output_tokens[rows],
             scores=self.scores[rows],
             cached_tokens=None if self.cached_tokens is None else self.cached_tokens[rows],
-            parts=None if self.parts is None else self.parts.subset(rows),
             **{name: values[rows] for name, values in self._of_answers().items()},
         )
 
@@ -132,8 +108,6 @@ class JudgedSample:
             tiers=tuple(self.tiers[tier] for tier in columns),
             output_tokens=self.output_tokens[:, columns],
             scores=self.scores[:, columns],
-            parts=None if self.parts is None else self.parts.only(columns),
-            least=None if self.least is None else tuple(self.least[tier] for tier in columns[:-1]),
             **{name: values[:, columns] for name, values in self._of_answers().items()},
         )
 
@@ -159,15 +133,13 @@ class JudgedSample:
 
     @property
     def under_rules(self) -> bool:
-        """Whether more than thresholds decides what is accepted, or which thresholds are tried."""
-        masks = (self.passed_over, self.rejected_early, self.long_enough, self.least)
-        return self.highest_delivered or any(mask is not None for mask in masks)
+        """Whether more than thresholds decides what is accepted."""
+        return self.highest_delivered or self.passed_over is not None or self.long_enough is not None
 
     @property
     def comparable(self) -> Floats:
         """(N, C) the scores that thresholds are compared with; see `pipeline.compared`."""
-        masks = {name: getattr(self, name) for name in ("long_enough", "passed_over", "rejected_early")}
-        return pipeline.compared(self.scores, **masks)
+        return pipeline.compared(self.scores, long_enough=self.long_enough, passed_over=self.passed_over)
 
     @property
     def streams_last(self) -> bool:
@@ -181,7 +153,7 @@ class JudgedSample:
 
     def delivered(self, processed: Bools) -> Ints:
         """(N) the tier whose answer is the reply. processed (C, N): who reaches each tier."""
-        return pipeline.delivered(self.scores.T, self._finished(processed), highest=self.highest_delivered)
+        return pipeline.delivered(self.scores.T, processed, highest=self.highest_delivered)
 
     def held(self, processed: Bools) -> Bools:
         """(N) whether the answer of the last tier that a request reaches is judged before it is delivered, and not streamed.
@@ -189,9 +161,7 @@ class JudgedSample:
         Of a tier that accepts all only with `highest_delivered`, if the request has another answer.
         """
         held = self.rejecting(processed)[self._last_reached(processed)]
-        return np.asarray(
-            held | (self._finished(processed).sum(axis=0) > 1) if self.highest_delivered else held, np.bool_
-        )
+        return np.asarray(held | (processed.sum(axis=0) > 1) if self.highest_delivered else held, np.bool_)
 
     def rejecting(self, processed: Bools) -> Bools:
         """(C) the tiers from which requests escalate. A tier from which none does accepts all: its answers are not judged."""
@@ -204,22 +174,14 @@ class JudgedSample:
 
     def judged_answers(self, processed: Bools) -> Bools:
         """(C, N) the answers that are judged when they are finished. processed (C, N): who reaches each tier."""
-        finished = self._finished(processed)
-        judged = finished & self.rejecting(processed)[:, None]
+        judged = processed & self.rejecting(processed)[:, None]
         last, rows = self._last_reached(processed), np.arange(len(self))
-        judged[last, rows] |= finished[last, rows] & self.held(processed)
+        judged[last, rows] |= processed[last, rows] & self.held(processed)
         return judged
 
     def judged_s(self, processed: Bools, judge_s: float) -> Floats:
-        """(C, N) seconds from the end of an answer to its score, where judging takes `judge_s`; 0 where none is judged.
-
-        What was rejected early has its score by then.
-        """
+        """(C, N) seconds from the end of an answer to its score, where judging takes `judge_s`; 0 where none is judged."""
         return np.where(self.judged_answers(processed), judge_s, 0.0)
-
-    def _finished(self, processed: Bools) -> Bools:
-        """(C, N) the answers that are generated to their end."""
-        return processed if self.rejected_early is None else processed & ~self.rejected_early.T
 
     def _quality_of(self, tier: Ints) -> Floats:
         """(N) the quality of each prompt's answer by a tier. tier (N)."""
@@ -234,10 +196,9 @@ class JudgedSample:
         return self._quality_of(self.delivered(processed))
 
     def levels(self, tier: int) -> Floats:
-        """The thresholds of `tier` that are tried, from `least` on; see `threshold.levels`.
+        """The thresholds of `tier` that are tried; see `threshold.levels`.
 
         Where the highest is delivered, 100 is one as well: only the best possible answer is accepted, and others may still be
         delivered.
         """
-        least = 0.0 if self.least is None else self.least[tier]
-        return levels(self.scores[:, tier], least, also_best=self.highest_delivered)
+        return levels(self.scores[:, tier], also_best=self.highest_delivered)

@@ -49,9 +49,7 @@ class LongAnswersAccepted(AcceptanceRule):
     options = ("long_answers",)
     question = "long_answers: false  # from which length and score on long answers are accepted"
 
-    def unfit(
-        self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
-    ) -> FieldProblem | None:
+    def unfit(self, judged: "JudgedSample", drawn: PlanOptions) -> FieldProblem | None:
         if drawn.lengths is not LengthSource.TRACE:
             return None
         return FieldProblem("lengths", "must be those of the judged answers where long answers are accepted")

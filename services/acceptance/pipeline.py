@@ -1,8 +1,8 @@
 """The rules in their order: for one request at a time as routers serve it, and for all judged prompts as plans count them.
 No I/O.
 
-(1) Skip prediction: before a tier is asked. (2) Early checks: while it answers. (3) Long answers, then (4) the threshold,
-with the request's burst step: when the answer is finished and has a score. (5) The best answer: when one is accepted.
+(1) Skip prediction: before a tier is asked. (2) Long answers, then (3) the threshold, with the request's burst step: when the
+answer is finished and has a score. (4) The best answer: when one is accepted.
 """
 
 import enum
@@ -14,7 +14,6 @@ from penstock.services.acceptance.best_answer import BestAnswer
 from penstock.services.acceptance.best_answer import best_of as best_of
 from penstock.services.acceptance.best_answer import delivered as delivered
 from penstock.services.acceptance.bursts import BurstSteps
-from penstock.services.acceptance.early_checks import EarlyChecks
 from penstock.services.acceptance.long_answers import LongAnswersAccepted, stands_by_length
 from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.acceptance.skip_prediction import SkipPrediction, passes_over
@@ -22,7 +21,7 @@ from penstock.services.acceptance.threshold import meets
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
-from penstock.types.rules import AcceptanceRules, PlannedTierRules, PlanRules, RuleOptions, TierRules
+from penstock.types.rules import AcceptanceRules, PlanRules, RuleOptions, TierRules
 
 if TYPE_CHECKING:
     from penstock.services.acceptance.arrays import Bools, Floats
@@ -32,7 +31,6 @@ RULES: tuple[AcceptanceRule, ...] = (
     BestAnswer(),
     SkipPrediction(),
     LongAnswersAccepted(),
-    EarlyChecks(),
     BurstSteps(),
 )
 """All rules, in the order in which plans list them. The rest of the house asks these, and names none of them."""
@@ -44,9 +42,9 @@ OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
 
 
 def rules_of_plan(plan: Plan) -> AcceptanceRules:
-    """Those of a plan that is served, without early checks: what they do to answers is not known of it."""
+    """Those of a plan that is served."""
     lower = plan.tiers[:-1]
-    columns = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS if rule.chosen}
+    columns = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
     return rules_by_name(columns | of_plan(plan))
 
 
@@ -66,12 +64,12 @@ def joined(one: AcceptanceRules, other: AcceptanceRules) -> AcceptanceRules:
 
 
 def of_tiers(rules: AcceptanceRules, used: Sequence[bool]) -> AcceptanceRules:
-    """The rules of those tiers alone, of those that are chosen."""
+    """The rules of those tiers alone."""
 
     def masked(values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(value if is_used else None for value, is_used in zip(values, used, strict=True))
 
-    columns = {rule.field: rule.value(rules) for rule in OF_TIERS if rule.chosen}
+    columns = {rule.field: rule.value(rules) for rule in OF_TIERS}
     changed: dict[str, Any] = {name: masked(values) for name, values in columns.items() if values}
     return replace(rules, **changed)
 
@@ -87,13 +85,9 @@ def of_plan(rules: PlanRules) -> dict[str, Any]:
     return {rule.field: rule.value(rules) for rule in OF_PLANS}
 
 
-def served(tier: PlannedTierRules) -> dict[str, Any]:
-    """The rules of a tier of a computed plan as a mesh serves them, by name; without those that stay as the mesh has them."""
-    values = {rule.field: rule.served(rule.value(tier)) for rule in OF_TIERS}
-    return {name: value for name, value in values.items() if value is not None or name not in _KEPT}
-
-
-_KEPT = tuple(rule.field for rule in OF_TIERS if not rule.chosen)
+def served(tier: TierRules) -> dict[str, Any]:
+    """The rules of a tier of a computed plan as a mesh serves them, by name."""
+    return {rule.field: rule.value(tier) for rule in OF_TIERS}
 
 
 def kinds_of(rules: AcceptanceRules) -> tuple[bool, ...]:
@@ -103,16 +97,16 @@ def kinds_of(rules: AcceptanceRules) -> tuple[bool, ...]:
 
 
 def under(answers: "JudgedSample", rules: AcceptanceRules) -> "JudgedSample":
-    """The same prompts under these rules. Tokens that early checks save come last: by them, no answer is a long one."""
+    """The same prompts under these rules."""
     for rule in WITH_FIELD:
         if value := rule.value(rules):
             answers = rule.under(answers, value)
     return answers
 
 
-def asked(options: RuleOptions, *, chosen: bool = False) -> list[AcceptanceRule]:
-    """The rules that a question asks for. chosen: those of which choices are tried."""
-    return [rule for rule in RULES if rule.asked(options) and (rule.chosen or not chosen)]
+def asked(options: RuleOptions) -> list[AcceptanceRule]:
+    """The rules that a question asks for, of those of which choices are tried."""
+    return [rule for rule in WITH_FIELD if rule.asked(options)]
 
 
 def asked_of_plans(options: RuleOptions) -> AcceptanceRules:
@@ -124,7 +118,7 @@ def candidates(judged: "JudgedSample", options: RuleOptions) -> list[list[Accept
     """What planning tries: for one tier after another but the last, the choices of one rule each."""
     tiers, result = len(judged.tiers) - 1, list[list[AcceptanceRules]]()
     for tier in range(tiers):
-        for rule in asked(options, chosen=True):
+        for rule in asked(options):
             if rule.of_tiers:
                 columns = [
                     tuple(choice if i == tier else None for i in range(tiers)) for choice in rule.choices(judged, tier)
@@ -146,8 +140,6 @@ def tier_problems(tiers: Sequence[TierRules], path: str) -> Iterator[FieldProble
         values = TierRules(**{rule.field: rule.value(tier) for rule in OF_TIERS})
         for field, problem in range_problems(values, at):
             yield FieldProblem(field, problem)
-        for rule in OF_TIERS:
-            yield from rule.problems(rule.value(tier), f"{at}.{rule.field}")
 
 
 def rule_lines(plan: Any, question: RuleOptions | None) -> list[str]:
@@ -198,21 +190,16 @@ def lowest_accepted(tier: TierPlan, counted_tokens: int) -> float:
     return threshold if rule is None or counted_tokens < rule.from_tokens else min(threshold, rule.threshold)
 
 
-def compared(
-    scores: "Floats", *, long_enough: "Bools | None", passed_over: "Bools | None", rejected_early: "Bools | None"
-) -> "Floats":
+def compared(scores: "Floats", *, long_enough: "Bools | None", passed_over: "Bools | None") -> "Floats":
     """(N, C) what thresholds are compared with, so that all rules hold by that comparison alone. All arguments are (N, C);
     None where no answer is any.
 
-    Over all thresholds where a long answer is accepted; below all of them where the tier is passed over or its answer
-    rejected early.
+    Over all thresholds where a long answer is accepted; below all of them where the tier is passed over.
     """
     import numpy as np
 
     result = scores if long_enough is None else np.where(long_enough, OVER_THRESHOLDS, scores)
-    for mask in (passed_over, rejected_early):
-        result = result if mask is None else np.where(mask, -1.0, result)
-    return result
+    return result if passed_over is None else np.where(passed_over, -1.0, result)
 
 
 def processed(

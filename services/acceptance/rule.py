@@ -3,30 +3,28 @@
 The decision where requests are served is a function next to the rule's class: it is called for each request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import PlanOptions
 from penstock.types.problems import FieldProblem
-from penstock.types.rules import AcceptanceRules, CommonTierRules, PlanRules, RuleOptions, TierRules
+from penstock.types.rules import AcceptanceRules, PlanRules, RuleOptions, TierRules
 
 if TYPE_CHECKING:
     from penstock.services.acceptance.judged import JudgedSample
 
 
 class AcceptanceRule:
-    """One rule. field: of TierRules or PlanRules, and of AcceptanceRules; empty for none.
+    """One rule. field: of TierRules or PlanRules, and of AcceptanceRules; empty for one of which planning tries no choices.
 
-    options: of RuleOptions, the first asks for it. question: what `penstock plan new` writes. chosen: whether planning tries
-    choices of it, together with other rules.
+    options: of RuleOptions, the first asks for it. question: what `penstock plan new` writes.
     """
 
     field: ClassVar[str] = ""
     options: ClassVar[tuple[str, ...]]
     question: ClassVar[str]
-    chosen: ClassVar[bool] = True
 
     @property
     def of_tiers(self) -> bool:
@@ -37,17 +35,11 @@ class AcceptanceRule:
         """Whether a question asks for it."""
         return getattr(options, self.options[0]) not in (False, None)
 
-    def value(self, rules: AcceptanceRules | PlanRules | CommonTierRules) -> Any:
+    def value(self, rules: AcceptanceRules | PlanRules | TierRules) -> Any:
         return getattr(rules, self.field)
 
-    def problems(self, value: Any, path: str) -> Iterator[FieldProblem]:
-        """What is wrong with the rule of a served tier, apart from ranges."""
-        yield from ()
-
-    def unfit(
-        self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
-    ) -> FieldProblem | None:
-        """Why a deployment with these values, some of which are set, cannot be simulated; None if it can."""
+    def unfit(self, judged: "JudgedSample", drawn: PlanOptions) -> FieldProblem | None:
+        """Why a deployment in which a tier has the rule cannot be simulated; None if it can."""
         return None
 
     def under(self, answers: "JudgedSample", value: Any) -> "JudgedSample":
@@ -61,10 +53,6 @@ class AcceptanceRule:
     def choices(self, judged: "JudgedSample", tier: int) -> Sequence[Any]:
         """What planning tries for a tier; of a rule for all tiers, its value where it is used."""
         return ()
-
-    def served(self, planned: Any) -> Any:
-        """The value in a plan of a mesh, for that of a computed plan; None where the mesh's own stays."""
-        return planned
 
     def in_mesh_file(self, value: Any) -> Any:
         """What manifests say of it; None for nothing."""

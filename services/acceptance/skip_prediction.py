@@ -36,9 +36,7 @@ class SkipPrediction(AcceptanceRule):
     options = ("skip",)
     question = "skip: false  # below which predicted score a tier is passed over; needs predicted scores"
 
-    def unfit(
-        self, values: Sequence[Any], judged: "JudgedSample", requests: "JudgedSample", drawn: PlanOptions
-    ) -> FieldProblem | None:
+    def unfit(self, judged: "JudgedSample", drawn: PlanOptions) -> FieldProblem | None:
         if judged.predicted is not None:
             return None
         return FieldProblem("quality.prompts", "have no predicted_scores, which skip_below needs")

@@ -22,12 +22,12 @@ def accepts_all(threshold: float) -> bool:
     return threshold <= 0
 
 
-def levels(scores: "Floats", least: float = 0.0, *, also_best: bool = False) -> "Floats":
+def levels(scores: "Floats", *, also_best: bool = False) -> "Floats":
     """What planning tries: thresholds that differ in what they do. scores (N): of a tier's answers.
 
-    `least`, the distinct scores over it, ascending, and SKIPPED. also_best: the best possible score is one in any case.
+    0, the distinct scores over it, ascending, and SKIPPED. also_best: the best possible score is one in any case.
     """
     import numpy as np
 
     values = np.unique([*scores, 100.0] if also_best else scores)
-    return np.unique([least, *values[values > least], SKIPPED])
+    return np.unique([0.0, *values[values > 0], SKIPPED])

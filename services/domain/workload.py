@@ -7,15 +7,11 @@ PARTS = 10  # of a window; arrivals are counted per part to measure burstiness
 
 @dataclass(frozen=True, slots=True)
 class TierVisit:
-    """The work of one tier on a request. score: None if the answer was not scored, as mostly at the last tier.
-
-    rejected_early: by an early check; output_tokens are those generated until then.
-    """
+    """The work of one tier on a request. score: None if the answer was not scored, as mostly at the last tier."""
 
     tier: str
     output_tokens: int
     score: float | None
-    rejected_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

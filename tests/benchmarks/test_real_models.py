@@ -22,9 +22,7 @@ def answers_of(share: float, cpu_s: float, seed: int, *, tells: bool) -> Model:
     for name in PROMPTS:
         right, noise = rng.random() < share, -rng.random()
         examples = (2, 2 * right) if tells else (0, 0)
-        made[name] = Record(
-            name, "humaneval", right, (100, 100), False, noise, 2 * noise, {"8": (noise, noise)}, examples, ""
-        )
+        made[name] = Record(name, "humaneval", right, (100, 100), False, noise, 2 * noise, examples, "")
     return Model(made, TokenCost(0.0, cpu_s / 100), {})
 
 

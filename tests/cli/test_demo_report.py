@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.demo_report import (
-    CHECKED,
     PLAIN,
     failover_sentence,
     figures_of,
@@ -19,13 +18,11 @@ from penstock.cli.demo_report import (
     show,
 )
 from penstock.cli.demo_run import Failover
-from penstock.cli.early_checks_file import EarlyChecksError, read_early_checks
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.replay import Outcome, Run, arrivals_s
 from penstock.client.types import Reply
 from penstock.types.events import TierSummary
 from penstock.types.replies import FinishReason, Usage
-from tests.conftest import ROOT
 
 TIERS = ("small", "large")
 
@@ -84,40 +81,14 @@ def test_further_runs_and_what_was_in_vain_are_counted() -> None:
     alone = outcome(1, right=True, tier="small", latency_s=0.5)
     failed = Outcome(Question("q", "42"), 3.0, error="UNAVAILABLE")
     large = run(10, 5, cpu_s=0.5, tier="large")
-    runs = {PLAIN: Run([asked, asked, asked, alone], 10.0, 6.0), CHECKED: Run([asked, alone], 10.0, 5.0)}
+    runs = {PLAIN: Run([asked, asked, asked, alone], 10.0, 6.0)}
     result = figures(Run([drafted, alone, failed], 10.0, 6.0), large, others=runs)
     assert (result["cascade"]["tokens_in_vain"], result["cascade"]["drafted_tokens"]) == (20, 21)
-    assert {name: each["tokens_in_vain"] for name, each in result["variants"].items()} == {PLAIN: 60, CHECKED: 20}
-    assert result["variants"][CHECKED]["cpu_s_per_answer"] == 2.5
+    assert {name: each["tokens_in_vain"] for name, each in result["variants"].items()} == {PLAIN: 60}
+    assert result["variants"][PLAIN]["cpu_s_per_answer"] == 1.5
     console = Console(file=io.StringIO(), width=80)
     show(result, Path("demo.json"), console)
     assert PLAIN in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_the_early_checks_that_measure_has_fitted_are_read(tmp_path: Path) -> None:
-    """The shipped ones, and what is no such file."""
-    shipped = read_early_checks(ROOT / "models/family/early_checks.json")
-    assert {tier: [c.after_tokens for c in checks] for tier, checks in shipped.items()} == {
-        "small": [16, 64],
-        "medium": [16, 64],
-    }
-    path = tmp_path / "early.json"
-    for content, why in (
-        ("{}", "early_checks"),
-        ('{"early_checks": []}', "items"),
-        ('{"early_checks": {"small": {"checks": [{"after_tokens": 3}]}}}', "reject_below"),
-        ("[", "Expecting value"),
-        (
-            '{"early_checks": {"small": {"checks": [{"after_tokens": 0, "reject_below": 5}]}}}',
-            "early_checks.small.checks",
-        ),
-        ('{"early_checks": {"small": {"checks": [{"after_tokens": 3, "reject_below": 500}]}}}', "reject_below"),
-    ):
-        path.write_text(content)
-        with pytest.raises(EarlyChecksError, match=why):
-            read_early_checks(path)
-    with pytest.raises(EarlyChecksError, match="No such file"):
-        read_early_checks(tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tests.support.questions import asked
 
 EXAMPLES = ROOT / "examples"
 LONG = {"from_tokens": 200, "threshold": 10.0}
-EMPTY: dict[str, Any] = {"checks": [], "meanwhile_tokens": 0}
 
 
 @pytest.fixture(scope="module")
@@ -175,37 +174,6 @@ def test_a_burst_ladder_is_published_with_its_plan_and_goes_with_its_thresholds(
     assert refused.returncode == 2
     assert "burst.steps[0].thresholds[0]" in refused.stderr
     assert penstock("plan", "set", "--threshold", "small=33", "-a", admin).returncode == 0
-
-
-def test_early_checks_are_published_with_their_plan_and_stay_without_others(
-    admin: str, plan_file: Callable[..., Path]
-) -> None:
-    file = plan_file(threshold=33)
-    figures = json.loads(file.read_text())
-    checks = [{"after_tokens": 16, "reject_below": 4.5}]
-    for planned, held_then in (([{"checks": checks, "meanwhile_tokens": 3}], checks), (None, checks), ([EMPTY], [])):
-        file.write_text(json.dumps(figures | {"early_checks": planned}))
-        done = penstock("plan", "apply", file, "-a", admin)
-        assert done.returncode == 0, done.stderr
-        assert held(admin)["tiers"][0]["early_checks"] == held_then
-    checked = figures | {"early_checks": [{"checks": checks, "meanwhile_tokens": 3}]}
-    refused_checks = {"early_checks": None, "early_reason": "the plan is no better with them"}
-    for without, why in (
-        (figures | {"thresholds": [20.0]}, "they were fitted where fewer answers were accepted"),
-        (figures | {"long_answers": [LONG]}, "they were fitted where fewer answers were accepted"),
-        (figures | refused_checks, "the plan is better without them"),
-    ):
-        for content in (checked, without):
-            file.write_text(json.dumps(content))
-            done = penstock("plan", "apply", file, "-a", admin)
-            assert done.returncode == 0, done.stderr
-        assert f"early checks of tier small are removed: {why}" in done.stderr
-        assert held(admin)["tiers"][0]["early_checks"] == []
-    bad = [{"checks": [{"after_tokens": 0, "reject_below": 4.5}], "meanwhile_tokens": 3}]
-    file.write_text(json.dumps(figures | {"early_checks": bad}))
-    refused = penstock("plan", "apply", file, "-a", admin)
-    assert refused.returncode == 2
-    assert "early_checks[0].checks[0].after_tokens" in refused.stderr
 
 
 def test_an_unfitting_plan_is_not_solved_for(admin: str, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from penstock.services.acceptance.early_checks import next_check, rejected_early
-from penstock.services.acceptance.pipeline import tier_problems
 from penstock.services.acceptance.skip_prediction import passes_over
 from penstock.services.domain.score_prediction import (
     PredictorError,
@@ -15,7 +13,6 @@ from penstock.services.domain.score_prediction import (
     prompt_text,
 )
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from penstock.types.rules import EarlyCheck, TierRules
 
 BUCKETS = 512
 HARD = features("multiply", BUCKETS)[0]
@@ -86,38 +83,3 @@ def test_the_text_is_that_of_the_last_message() -> None:
     assert prompt_text(chat) == "hello"
     assert prompt_text(TextPrompt("text")) == "text"
     assert prompt_text(TokenPrompt((1, 2))) is None
-
-
-CHECKS = (EarlyCheck(8, 5.0), EarlyCheck(16, 10.0), EarlyCheck(32, 20.0))
-
-
-def test_the_last_check_that_is_due_is_made_once() -> None:
-    assert next_check(CHECKS, 7, 0) is None
-    assert next_check(CHECKS, 8, 0) == 0
-    assert next_check(CHECKS, 20, 0) == 1, "the one at 8 says less"
-    assert next_check(CHECKS, 20, 2) is None
-    assert next_check(CHECKS, 99, 2) == 2
-
-
-def test_an_answer_without_a_score_is_not_rejected() -> None:
-    assert rejected_early(CHECKS[0], 4.9)
-    assert not rejected_early(CHECKS[0], 5.0)
-    assert not rejected_early(CHECKS[0], None)
-
-
-@pytest.mark.parametrize(
-    ("checks", "field"),
-    [
-        ((EarlyCheck(0, 5.0),), "checks[0].after_tokens"),
-        ((EarlyCheck(8, 101.0),), "checks[0].reject_below"),
-        ((EarlyCheck(8, 5.0), EarlyCheck(8, 6.0)), "checks"),
-        (tuple(EarlyCheck(i, 5.0) for i in range(1, 18)), "checks"),
-    ],
-)
-def test_bad_checks_are_named(checks: tuple[EarlyCheck, ...], field: str) -> None:
-    def fields(checks: tuple[EarlyCheck, ...]) -> list[str]:
-        tiers = (TierRules(early_checks=checks), TierRules())
-        return [problem.field.removeprefix("tiers[0].early_") for problem in tier_problems(tiers, "tiers")]
-
-    assert fields(checks) == [field]
-    assert not fields(CHECKS)

@@ -177,17 +177,6 @@ async def test_guards_of_the_mesh_file_are_those_of_the_judge(redis: RedisProces
     }
 
 
-def test_of_an_unfinished_answer_only_repetition_is_told() -> None:
-    """It may be empty, cut or half a call so far."""
-    loop = "and so on, " * 40
-    for answer in ("", " ", '{"half'):
-        form = StructuredOutput(json_object=True)
-        beginning = replace(judged(answer), unfinished=True, finish_reason=FinishReason.LENGTH, structured_output=form)
-        assert objection(beginning) is None
-    assert objection(replace(judged(loop), unfinished=True)) == "repeated_answer"
-    assert objection(replace(judged(loop), unfinished=True), frozenset({Guard.TRUNCATED})) is None
-
-
 def test_calls_are_checked_against_the_tools_of_the_prompt() -> None:
     prompt = ChatPrompt((ChatMessage("user", "hi"),), ToolUse((Tool("f"),), ToolChoice(ToolMode.REQUIRED)))
     assert objection(replace(judged("no call"), prompt=prompt, tool_format="hermes")) == "invalid_tool_call"

@@ -1,6 +1,5 @@
 """A scorer that is asked only where a cheap one is not sure."""
 
-import dataclasses
 import re
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -81,19 +80,6 @@ async def test_an_answer_without_logprobs_is_for_the_second() -> None:
     assert [problem.field for problem in error.value.problems] == ["items[1].logprobs.mean_logprob"]
 
 
-async def test_unfinished_answers_are_for_the_first() -> None:
-    """Although it is not sure of them. Without logprobs, its error says what is missing: the second scores no parts."""
-    costly = Asked()
-    parts = [dataclasses.replace(judged("a", mean), unfinished=True) for mean in (-1.0, -0.05)]
-    registry = screened(costly)
-    _, results = await registry.judge("", [*parts, judged("yes", -1.0)])
-    assert [round(result.score, 1) for result in results] == [36.8, 95.1, 50.0]
-    assert costly.answers == ["yes"]
-    with pytest.raises(InvalidRequest) as error:
-        await registry.judge("", [dataclasses.replace(judged("a", None), unfinished=True)])
-    assert [problem.field for problem in error.value.problems] == ["items[0].logprobs"]
-
-
 @pytest.mark.parametrize(("mean", "asked"), [(-0.1, True), (-0.0999, True), (-0.02, False), (-4.0, False)])
 async def test_the_margin_says_of_what_the_first_is_sure(mean: float, asked: bool) -> None:
     costly = Asked()
@@ -144,7 +130,7 @@ async def test_a_mesh_file_may_name_one(redis: RedisProcess, mesh_file: MeshFile
     assert [round(result.score, 1) for result in response.results] == [95.1, 100.0, 0.0]
     mine = listed["screened"]
     assert mine.kind == "screened"
-    assert (mine.needs_logprobs, mine.needs_reference, mine.scores_unfinished) == (True, True, True)
+    assert (mine.needs_logprobs, mine.needs_reference) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The shipped judge behind JudgeService: batching, limits, calibration."""
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import shutil
@@ -74,37 +73,6 @@ async def test_a_score_does_not_depend_on_its_batch(scorer: JudgeModelScorer) ->
     alone = [(await scorer.score([one]))[0].raw for one in items]
     assert [raw.raw for part in together for raw in part] == pytest.approx(alone, abs=1e-3)
     assert len({round(raw, 2) for raw in alone}) > 10
-
-
-async def test_the_beginning_of_an_answer_scores_as_its_tokens_do(scorer: JudgeModelScorer) -> None:
-    """Without the last one, which more text may change, and without an end token: so never lower than the finished answer."""
-    assert scorer.scores_unfinished
-    rows = [row for row in HELDOUT if len(row["answer"]) > 4][:8]
-    whole = [judged(row["prompt"], row["answer"] + "7") for row in rows]
-    logprobs = [values for _, values in scorer.token_logprobs(whole)]
-    finished = [raw.raw for raw in await scorer.score(whole)]
-    assert finished == pytest.approx([min(values) for values in logprobs], abs=1e-3)
-    for tokens in (1, 2, 4):
-        parts = [dataclasses.replace(one, answer=one.answer[:tokens], unfinished=True) for one in whole]
-        raws = [raw.raw for raw in await scorer.score(parts)]
-        assert raws == pytest.approx([min(values[: max(1, tokens - 1)]) for values in logprobs], abs=1e-3)
-        assert all(part >= total - 1e-3 for part, total in zip(raws, finished, strict=True))
-
-
-async def test_an_unfinished_answer_is_not_blank_and_not_truncated(
-    service: "judge_pb2_grpc.JudgeServiceAsyncStub",
-) -> None:
-    row = HELDOUT[0]
-    part = item(row["prompt"], row["answer"][:4])
-    part.unfinished, part.finish_reason = True, common_pb2.FINISH_REASON_LENGTH
-    (result,) = (await service.Score(pb.ScoreRequest(items=[part]))).results
-    assert (result.reason, result.score > 50) == ("", True)
-    blank = item(row["prompt"], " ")
-    blank.unfinished = True
-    with pytest.raises(aio.AioRpcError, match=r"items\[0\].answer"):
-        await service.Score(pb.ScoreRequest(items=[blank]))
-    (listed,) = (await service.ListScorers(pb.ListScorersRequest())).scorers
-    assert listed.scores_unfinished
 
 
 async def test_what_does_not_fit_is_refused_and_nothing_else_suffers(scorer: JudgeModelScorer) -> None:

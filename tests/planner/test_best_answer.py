@@ -24,7 +24,7 @@ from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.replay.slo_simulation import simulate_slos
 from penstock.planner_service.replay.sustained_load import load_of
-from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, PartScores, all_qualities, route
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
 from penstock.planner_service.routing.solution import Binds, Proof, Unreachable
 from penstock.planner_service.rules.burst_ladder import draws, expected
 from penstock.planner_service.rules.burst_simulation import route_by_steps
@@ -64,8 +64,6 @@ def sample(seed: int, tiers: int = 3, count: int = 40) -> JudgedSample:
         judged = dataclasses.replace(judged, known_quality=rng.integers(0, 101, shape).astype(np.float64))
     if seed % 3 == 0:
         judged = dataclasses.replace(judged, passed_over=some(last=False))
-    if seed % 4 == 0:
-        judged = dataclasses.replace(judged, rejected_early=some(last=False))
     if seed % 5 == 0:
         judged = dataclasses.replace(judged, long_enough=some(last=True))
     return judged
@@ -78,8 +76,6 @@ def reply_of(judged: JudgedSample, row: int, thresholds: tuple[float, ...]) -> t
         if tier < last and thresholds[tier] > 100:
             continue
         if judged.passed_over is not None and judged.passed_over[row, tier]:
-            continue
-        if judged.rejected_early is not None and judged.rejected_early[row, tier]:
             continue
         finished.append(tier)
         long = judged.long_enough is not None and judged.long_enough[row, tier]
@@ -222,22 +218,6 @@ def test_cascades_are_chosen_with_best_answers() -> None:
     assert not alone.rules.best_answer  # a single tier has one answer
 
 
-def test_answers_rejected_early_are_no_replies() -> None:
-    """Early checks are fitted under best answers; the plan's quality is that of its replies, one after another."""
-    site, demand = last_answers_are_often_worse(5)
-    parts = PartScores((8,), np.clip(demand.judged.scores + 5, 0, 100)[:, :, None])
-    offered = draw_demand(dataclasses.replace(demand.judged, parts=parts), demand.arrival_s, 5)
-    how: dict[str, Any] = {"min_quality": 60.0, "objective": Objective.END_TO_END, "best_answer": True}
-    plan = plan_cascade(site, offered.under(BEST), early_error=0.05, **how | {"best_answer": False})
-    judged = offered.under(BEST).under(plan.rules).judged
-    replies = [reply_of(judged, row, plan.thresholds)[1] for row in range(len(judged))]
-    assert plan.quality == pytest.approx(judged.quality[np.arange(len(judged)), replies].mean())
-    both = plan_cascade(site, offered, early_error=0.05, **how)
-    assert both.rank(both.goal) <= plan_cascade(site, offered, early_error=0.05, **how | {"best_answer": False}).rank(
-        both.goal
-    )
-
-
 def test_a_ladder_is_computed_with_best_answers() -> None:
     """Step 0 is the plan; every step's quality is the expected one of its replies."""
     site, demand = last_answers_are_often_worse(6)
@@ -334,7 +314,7 @@ def test_answers_of_the_last_tier_are_grading_requests_too(tmp_path: Path) -> No
 
 def test_steps_of_a_burst_ladder_know_the_best_answer() -> None:
     """The expected quality of a step is the mean of many draws for ties, of replies by the routers' rule."""
-    judged = dataclasses.replace(sample(2), rejected_early=None, long_enough=None).under(BEST)
+    judged = dataclasses.replace(sample(2), long_enough=None).under(BEST)
     rules = (BurstThreshold(60.0, 0.5), BurstThreshold(40.0, 1.0))
     ladder = BurstLadder(50.0, (BurstStep(rules, 50.0, 1.0, "large", 0.5),) * 2)
     steps = np.zeros(len(judged), np.int64)

@@ -159,28 +159,25 @@ def test_what_a_record_has_is_kept() -> None:
     assert (made.scores[first, :2] == (12.5, 80.0)).all()
     assert (made.output_tokens[first, :2] == (33, 44)).all()
     assert set(made.scores[first, 2]) <= set(profile.scores[:, 2])
-    assert (made.predicted, made.rejected_early) == (None, None)
+    assert made.predicted is None
 
 
-def test_what_was_predicted_and_what_was_rejected_early_are_kept() -> None:
-    """A record without predicted scores has those of its donor, or none. A rejected answer has the tokens that it had."""
+def test_what_was_predicted_is_kept() -> None:
+    """A record without predicted scores has those of its donor, or none."""
     rng = np.random.default_rng(9)
     profile = population(rng, 50, 0.0)
     records = [
         RequestRecord(0.0, 77, (TierVisit("large", 44, None),), predicted=(("small", 7.5), ("medium", 12.0))),
-        RequestRecord(0.0, 5, (TierVisit("small", 16, None, rejected_early=True),)),
+        RequestRecord(0.0, 5, (TierVisit("small", 16, 0.0),)),
     ]
     made = imputed(profile, records, 100, seed=2)
     first = made.input_tokens == 77
     assert (present(made.predicted)[first, :2] == (7.5, 12.0)).all()
     assert np.isnan(present(made.predicted)[~first]).all()
-    assert (present(made.rejected_early)[~first] == (True, False, False)).all()
-    assert not present(made.rejected_early)[first].any()
-    assert (made.output_tokens[~first, 0] == 16).all()
     skipping = made.under(AcceptanceRules(skip_below=(50.0, 10.0)))
-    processed = route(skipping, (0.0, 0.0)).processed
+    processed = route(skipping, (1.0, 0.0)).processed
     assert (processed[:, first] == [[False], [True], [False]]).all()
-    assert (processed[:, ~first] == [[True], [True], [False]]).all(), "asked, rejected early, and without a prediction"
+    assert (processed[:, ~first] == [[True], [True], [False]]).all(), "asked, rejected, and without a prediction"
     predicted = dataclasses.replace(profile, predicted=np.full(profile.scores.shape, 33.0))
     borrowed = present(imputed(predicted, records, 100, seed=2).predicted)
     assert (borrowed[~first] == 33.0).all()

@@ -110,6 +110,8 @@ def test_a_quality_file_may_say_what_answers_are_worth(tmp_path: Path) -> None:
     assert sample.quality.tolist() == [[100, 0], [0, 100]]
     assert sample.scores.tolist() == [[40, 90], [80, 95]]
     assert route(sample, (50,)).quality == 0
+    file.write_text(head.replace("\n", ",a_score_after_16\n") + "5,3,40,100,6,90,0,\n7,3,80,0,6,95,100,12.5\n")
+    assert read_quality(file, ("a", "b")).scores.tolist() == sample.scores.tolist(), "columns of earlier versions"
     file.write_text(head + "5,3,40,101,6,90,0\n")
     with pytest.raises(FileError, match="line 2: a_quality must be from 0 to 100, not 101"):
         read_quality(file, ("a", "b"))

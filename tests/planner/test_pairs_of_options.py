@@ -22,7 +22,6 @@ from penstock.planner_service.question.exclusions import (
     TOO_MANY,
     TYPES,
     UNPREDICTED,
-    WHOLE,
     WORTH,
     Exclusion,
 )
@@ -60,7 +59,7 @@ Change = dict[str, Any]
 MODELS = ("qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b")
 JUDGE = CascadeJudge(model="judge", pass_s=0.004, token_s=0.00002)
 MIN_QUALITY, MAX_LATENCY_S, GPUS = 60.0, 60.0, 4
-PROMPTS, REQUESTS, AFTER = 40, 20, (8, 32)
+PROMPTS, REQUESTS = 40, 20
 CHAT = WorkloadClass("chat", 5.0, 0.5, 1.0)
 
 
@@ -78,7 +77,6 @@ class Files:
     gap_s: float = 0.5
     slos: bool = False
     predicted: bool = True
-    parts: bool = True
 
     @property
     def cascade(self) -> Cascade:
@@ -103,22 +101,18 @@ class Files:
     @property
     def judged(self) -> JudgedPrompts:
         rng = np.random.default_rng(4)
-        return JudgedPrompts(tuple(self._prompt(rng) for _ in range(PROMPTS)), AFTER if self.parts else ())
+        return JudgedPrompts(tuple(self._prompt(rng) for _ in range(PROMPTS)))
 
     def _prompt(self, rng: np.random.Generator) -> JudgedPrompt:
         """With few scores and lengths, so that there are few routings; larger models are better."""
         first = int(rng.choice((25, 75, 75)))
         scores = tuple(min(100.0, first + 25.0 * tier) for tier in range(self.tiers))
         tokens = tuple(int(n) for n in rng.choice((20, 60), self.tiers))
-        parts = tuple(
-            tuple(score for after in AFTER if after < length) for score, length in zip(scores, tokens, strict=True)
-        )
         return JudgedPrompt(
             int(rng.choice((50, 200))),
             tokens,
             scores,
             scores if self.predicted else (),
-            parts if self.parts else (),
             tuple(score - 5.0 for score in scores) if self.qualities else (),
         )
 
@@ -175,7 +169,6 @@ OPTIONS = (
     _ruled("rules.skip", skip=True),
     _ruled("rules.long_answers", long_answers=True),
     _ruled("rules.best_answer", best_answer=True),
-    _ruled("rules.early_error", lambda p: p.plan.early_reason or p.plan.rules.early_checks, early_error=0.2),
     _ruled("rules.burst_floor", lambda p: p.plan.burst or p.plan.burst_reason, burst_floor=30.0),
     _ruled("rules.burst_mean", lambda p: p.plan.burst or p.plan.burst_reason, burst_floor=30.0, burst_mean=50.0),
     Option("remote tiers", {"remote": True}, lambda p: p.plan.dollars_per_hour is not None),
@@ -189,7 +182,6 @@ OPTIONS = (
     Option("SLO classes", {"slos": True}, lambda p: [one.name for one in p.compared([CHAT]).slo] == ["chat"]),
     Option("arrivals at once", {"gap_s": 0.0}, lambda p: p.plan.load is None),
     Option("no predictions", {"predicted": False}),
-    Option("no parts", {"parts": False}),
     Option("no max_latency_s", {"max_latency_s": None}),
     Option("no min_quality", {"min_quality": None}, needs={"goal": Goal.QUALITY}),
 )
@@ -270,7 +262,7 @@ def test_names_of_the_table_are_those_of_questions() -> None:
     """Else a row would refuse nothing."""
     fields = {one.name for one in dataclasses.fields(PlanOptions)} - {"rules"}
     fields |= {f"rules.{one.name}" for one in dataclasses.fields(RuleOptions)}
-    facts = {REMOTE, GRADED, TYPES, SLOS, AT_ONCE, WORTH, NO_MEAN, UNPREDICTED, WHOLE, TOO_MANY, SWEEP}
+    facts = {REMOTE, GRADED, TYPES, SLOS, AT_ONCE, WORTH, NO_MEAN, UNPREDICTED, TOO_MANY, SWEEP}
     for row in TABLE:
         for name in (*row.these, *row.those):
             known = name.partition(": ")[0]

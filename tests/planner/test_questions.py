@@ -150,11 +150,6 @@ def test_what_a_file_cannot_say_is_named_with_the_file(tmp_path: Path, fields: d
         ("quality.prompts[3].predicted_scores", (5.0,), "quality.prompts[3].predicted_scores"),
         ("quality.prompts[3].predicted_scores", (5.0, 5.0, 5.0), "quality.prompts[3].predicted_scores"),
         ("quality.prompts[4].output_tokens", (5, 5), "quality.prompts[4].output_tokens"),
-        ("quality.prompts[3].unfinished_scores", ((5.0,),), "quality.prompts[3].unfinished_scores"),
-        ("quality.early_after_tokens", (8, 8), "quality.early_after_tokens"),
-        ("quality.early_after_tokens", (0,), "quality.early_after_tokens[0]"),
-        ("quality.early_after_tokens", (8,), "quality.prompts[0].unfinished_scores"),
-        ("quality.early_after_tokens", tuple(range(1, 1000)), "quality.early_after_tokens"),
         ("min_quality", 100.5, "min_quality"),
         ("max_latency_s", 0.0, "max_latency_s"),
         ("percentile", 100.0, "percentile"),
@@ -165,7 +160,6 @@ def test_what_a_file_cannot_say_is_named_with_the_file(tmp_path: Path, fields: d
         ("requests", 0, "requests"),
         ("requests", 301, "requests"),
         ("gpus", 0, "gpus"),
-        ("rules.early_error", 1.0, "rules.early_error"),
     ],
 )
 def test_every_unsound_field_is_named_as_the_question_has_it(path: str, value: Any, field: str) -> None:
@@ -199,7 +193,7 @@ def test_plan_files_come_back_as_they_went() -> None:
     content = json.loads(json.dumps(plan_to_json(plan)))
     sent = to_message(plan, pb.CascadePlan)
     assert to_message(plan_from_json(content, "plan"), pb.CascadePlan) == sent
-    for name in ("best_answer", "cached_share", "early_checks", "user_latency_s"):
+    for name in ("best_answer", "cached_share", "user_latency_s"):
         del content[name]
     old = plan_from_json(content, "plan")
     assert (old.best_answer, old.user_latency_s) == (False, None)

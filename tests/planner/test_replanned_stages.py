@@ -35,7 +35,7 @@ from penstock.types.deployments import ReplicaGroup
 from penstock.types.planned import CascadePlan, PlanEvent, PlannedTier
 from penstock.types.planning import Trace
 from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
-from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold, EarlyCheck, LongAnswers
+from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold, LongAnswers
 from tests.conftest import write_mesh_file
 from tests.support.questions import replan_question
 
@@ -94,9 +94,7 @@ def test_after_the_plan_a_solver_tells_what_reaches_each_staged_tier(tmp_path: P
     assert len(responses) == 1
 
 
-def test_planning_again_passes_over_what_routers_pass_over_and_leaves_thresholds_of_early_checks(
-    tmp_path: Path,
-) -> None:
+def test_planning_again_passes_over_what_routers_pass_over(tmp_path: Path) -> None:
     """Half of the requests are passed over by the small tier, which therefore gets half of them, whatever its threshold."""
     easy = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0),), predicted=(("small", 95.0),))
     hard = RequestRecord(0.0, 400, (TierVisit("large", 200, None),), predicted=(("small", 10.0),))
@@ -112,12 +110,11 @@ def test_planning_again_passes_over_what_routers_pass_over_and_leaves_thresholds
         return under_plan(job, plan)
 
     none = AcceptanceRules(skip_below=(None,), long_answers=(None,))
-    assert under() == dataclasses.replace(job, rules=none, least_thresholds=(0.0,))
+    assert under() == dataclasses.replace(job, rules=none)
     assert planned(under()).share_processed == 1.0
     skipping = planned(under(skip_below=50.0))
     assert skipping.share_processed == pytest.approx(0.5, abs=0.1)
     assert skipping.threshold < 70
-    assert planned(under(early_checks=(EarlyCheck(16, 5.0),))).threshold >= 70
     assert planned(under(long_answers=LongAnswers(1, 0.0))).share_answered == 1.0
 
 

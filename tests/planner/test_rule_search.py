@@ -13,7 +13,7 @@ from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
-from penstock.planner_service.routing.quality import JudgedSample, PartScores, route
+from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.rules.rule_ranking import lowest_thresholds
 from penstock.services.acceptance.pipeline import candidates
@@ -21,27 +21,23 @@ from penstock.services.domain.hardware import ClusterSpec
 from penstock.types.planning import Goal, Objective
 from tests.support.plain_plans import plain_options, plan_cascade
 
-AFTER = (30, 120)
 NEAR = 0.25  # points: searches that begin elsewhere end elsewhere
 
 
 def question(seed: int, count: int = 300) -> tuple[Site, Demand]:
-    """Three tiers, with all that rules need: lengths, predicted scores, and scores of parts of answers."""
+    """Three tiers, with all that rules need: lengths and predicted scores."""
     rng = np.random.default_rng(seed)
     length = rng.choice([40, 80, 700], count, p=[0.4, 0.4, 0.2])
     tokens = np.stack([length, length, length], axis=1)
     grades = np.stack([rng.integers(0, 11, count), rng.integers(4, 11, count), rng.integers(7, 11, count)], axis=1)
     scores = np.asarray(grades * 10.0, np.float64)
     predicted = np.clip(scores + rng.normal(0, 20, scores.shape), 0, 100)
-    parts = np.repeat(scores[:, :, None] + 5.0, len(AFTER), axis=2)
-    parts[tokens[:, :, None] <= np.array(AFTER)] = np.nan
     judged = JudgedSample(
         ("small", "medium", "large"),
         rng.integers(20, 60, count),
         tokens,
         scores,
         predicted=predicted,
-        parts=PartScores(AFTER, np.minimum(parts, 100.0)),
     )
     cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=1, gpus_per_node=8, node_link_bytes_per_s=25e9)
     models = tuple(map(model_of_catalogue, ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b")))
@@ -88,7 +84,7 @@ def test_all_rules_together_simulate_at_most_four_times_as_much(simulated: Count
     plain = plan_cascade(site, demand, options)
     alone = simulated.total()
     simulated.clear()
-    plan = plan_cascade(site, demand, options, skip=True, long_answers=True, best_answer=True, early_error=0.05)
+    plan = plan_cascade(site, demand, options, skip=True, long_answers=True, best_answer=True)
     assert simulated.total() <= max(4 * alone, 1.1 * LEAST_SIMULATIONS)
     assert plan.simulations == simulated["tiers"]
     assert plan.rank(options.aim) <= plain.rank(options.aim)

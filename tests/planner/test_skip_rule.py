@@ -1,4 +1,4 @@
-"""Skip prediction and early checks where they are planned: training, routing under a rule, plans, errors that are stated."""
+"""Skip prediction where it is planned: training, routing under a rule, plans."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,11 @@ from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.files import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS, calibration_error, train
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
-from penstock.services.acceptance.early_checks import checked_answers, fit_early_checks
 from penstock.services.acceptance.skip_prediction import passes_over
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.services.score_predictor_file import read_score_predictor
-from penstock.types.rules import AcceptanceRules, PlannedEarlyChecks
+from penstock.types.rules import AcceptanceRules
 from tests.conftest import ROOT
 from tests.support.cli import penstock as run
 from tests.support.present import present
@@ -131,43 +130,6 @@ def test_too_few_prompts_are_refused() -> None:
         train(["same"] * 300, TIERS, scores)
     with pytest.raises(InvalidRequest, match="quality"):
         train(texts, TIERS, scores[:, :2])
-
-
-@pytest.mark.parametrize("error", [0.02, 0.1])
-def test_early_checks_keep_their_error_and_reject_skipping_tiers(error: float) -> None:
-    """The mean over many samples of the share of accepted answers that are rejected, on new answers, is at most the error."""
-    rng, after = np.random.default_rng(1), (16, 64)
-    shares, rejected_share = [], []
-
-    def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
-        good = rng.random(count) < 0.6
-        first = np.where(good, rng.beta(8, 2, count), rng.beta(2, 4, count)) * 100
-        later = np.minimum(first, np.where(good, rng.beta(8, 2, count), rng.beta(1, 6, count)) * 100)
-        parts = np.stack([first, later], axis=1)
-        parts[rng.random(count) < 0.3, 1] = np.nan  # these have ended by then
-        return parts, good
-
-    for _ in range(200):
-        parts, good = drawn(300)
-        checks = fit_early_checks(after, parts, good, error)
-        new_parts, new_good = drawn(300)
-        rejected = checked_answers(PlannedEarlyChecks(checks), after, new_parts, np.full(300, 100)).rejected
-        shares.append(rejected[new_good].mean())
-        rejected_share.append(rejected[~new_good].mean())
-    assert np.mean(shares) <= error + 2 * np.std(shares) / np.sqrt(len(shares))
-    assert np.mean(shares) > error / 4, "no more cautious than it has to be"
-    assert np.mean(rejected_share) > 0.4
-
-
-def test_too_few_accepted_answers_reject_nothing_and_bad_input_is_named() -> None:
-    parts = np.array([[50.0, 40.0], [90.0, 80.0], [95.0, np.nan]])
-    assert fit_early_checks((8, 16), parts, np.array([False, True, True]), 0.01) == ()
-    for arguments, field in (
-        (((8,), parts, np.ones(3, np.bool_), 0.1), "part_scores"),
-        (((8, 16), parts, np.ones(3, np.bool_), 0.0), "error"),
-    ):
-        with pytest.raises(InvalidRequest, match=field):
-            fit_early_checks(*arguments)
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Role
 from penstock.types.deployments import ReplicaGroup
-from penstock.types.planning import GpuBudget, LengthSource, Objective, PlanningQuestion, Trace
-from penstock.types.rules import EarlyCheck, RuleOptions
+from penstock.types.planning import GpuBudget, Objective, PlanningQuestion, Trace
+from penstock.types.rules import RuleOptions
 from tests.support.mesh import COMPOSE
-from tests.support.questions import TIERS, partly_scored, predicted, question
+from tests.support.questions import TIERS, predicted, question
 from tests.support.services import RedisProcess, serving
 
 
@@ -83,9 +83,8 @@ async def one_child() -> int:
         question(min_quality=80, objective=Objective.FIRST_TOKEN, percentile=90.0),
         question(min_quality=75, max_tiers=2),
         predicted(question(min_quality=80, rules=RuleOptions(skip=True))),
-        partly_scored(question(min_quality=75, rules=RuleOptions(early_error=0.1))),
     ],
-    ids=["slowest tier", "first token", "candidates", "skip", "early checks"],
+    ids=["slowest tier", "first token", "candidates", "skip"],
 )
 async def test_the_service_plans_what_the_library_plans_and_the_simulation_agrees(
     asked: PlanningQuestion, planner: AsyncPlannerClient
@@ -107,7 +106,7 @@ async def test_the_service_plans_what_the_library_plans_and_the_simulation_agree
         return
     without = await planned(planner, dataclasses.replace(asked, rules=RuleOptions()))
     assert plan.latency_p95_s < without.latency_p95_s, "the case is one in which the rule helps"
-    bare = [dataclasses.replace(tier, skip_below=None, early_checks=()) for tier in deployment.tiers]
+    bare = [dataclasses.replace(tier, skip_below=None) for tier in deployment.tiers]
     assert await planner.simulate_deployment(asked, dataclasses.replace(deployment, tiers=tuple(bare))) != replayed
 
 
@@ -186,25 +185,6 @@ def test_goals_and_tiers_that_do_not_go_together_are_named() -> None:
     assert refused(question(min_quality=80, max_tiers=4)) == ["max_tiers"]
     assert refused(question(min_quality=80, min_tiers=1)) == ["min_tiers"]
     assert refused(question()) == ["target"]
-
-
-def test_what_early_checks_lack_is_named() -> None:
-    bare, asked = question(min_quality=80), partly_scored(question(min_quality=80))
-    of_trace = dataclasses.replace(asked, lengths=LengthSource.TRACE)
-    for of, error in ((bare, 0.1), (asked, 1.0), (asked, float("nan"))):
-        assert refused(dataclasses.replace(of, rules=RuleOptions(early_error=error))) == ["rules.early_error"]
-    for tier, checks, of, field in (
-        (0, [(8, 101.0)], asked, "early_checks[0].reject_below"),
-        (0, [(8, 5.0), (2**31, 5.0)], asked, "early_checks[1].after_tokens"),
-        (0, [(32, 5.0), (8, 5.0)], asked, "early_checks"),
-        (1, [(8, 5.0), (9, 5.0)], asked, "early_checks[1].after_tokens"),
-        (2, [(8, 5.0)], asked, "early_checks"),
-        (0, [(8, 5.0)], bare, "early_checks[0].after_tokens"),
-        (0, [(8, 5.0)], of_trace, "lengths"),
-    ):
-        deployment = deployed(tier, early_checks=tuple(EarlyCheck(n, limit) for n, limit in checks))
-        expected = field if field == "lengths" else f"deployment.tiers[{tier}].{field}"
-        assert refused(of, deployment) == [expected]
 
 
 def test_what_a_skip_rule_lacks_is_named() -> None:

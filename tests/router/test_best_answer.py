@@ -28,7 +28,6 @@ from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.domain.events import RouterEvent, RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
-from penstock.router_service.generation.early_rejection import EarlyCheckCounter
 from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_promises import TierPromises
@@ -47,7 +46,6 @@ from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import Resume
-from penstock.types.rules import EarlyCheck
 from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloFallback
 from penstock.types.tools import Tool, ToolUse
@@ -87,7 +85,7 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
     async def ListScorers(  # noqa: N802
         self, request: judge_pb2.ListScorersRequest, context: Context
     ) -> judge_pb2.ListScorersResponse:
-        scorer = judge_pb2.ScorerInfo(name="s", scores_unfinished=True)
+        scorer = judge_pb2.ScorerInfo(name="s")
         return judge_pb2.ListScorersResponse(scorers=[scorer], default_scorer="s")
 
 
@@ -180,7 +178,6 @@ class Router:
             client,
             tracer or NoOpTracer(),
             flag_below=flag_below,
-            early_checks=EarlyCheckCounter(NoOpMeter("t")),
         )
         sampling = SamplingParams(seed=1, max_tokens=TOKENS)
         deadline_s = asyncio.get_running_loop().time() + within_s
@@ -279,13 +276,11 @@ async def test_an_accepted_answer_is_compared_with_rejected_ones_before_it(
     assert [event.to_tier for event in served.output.of(Escalated)] == ["medium"]
 
 
-EARLY = Plan(1, (replace(TIERS[0], early_checks=(EarlyCheck(5, 50.0),)), TIERS[2]), best_answer=True)
 NOTHING_TO_COMPARE: dict[str, tuple[dict[str, Score], dict[str, Any], str]] = {
     "no tier before it has an instance": ({}, {"started": ["large"]}, "large"),
     "the request names a tier": ({}, {"model": "small"}, "small"),
     "the request names the last one": ({}, {"model": "large"}, "large"),
     "the first answer cannot be judged": ({"small": None}, {}, "large"),
-    "the first answer is rejected early": ({"small": 10.0, "medium": 90.0}, {"plan": EARLY}, "large"),
     "a resumed answer goes on at its tier": ({}, {"resume": Resume("small", (0, 1, 2))}, "small"),
 }
 
@@ -293,8 +288,6 @@ NOTHING_TO_COMPARE: dict[str, tuple[dict[str, Score], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", NOTHING_TO_COMPARE)
 async def test_an_answer_without_an_earlier_one_streams_unjudged(case: str, router: Router) -> None:
     scores, options, tier = NOTHING_TO_COMPARE[case]
-    if options.get("plan") is EARLY:
-        options = options | {"scripts": {"small": (10, asyncio.Event())}}
     served = await router.serve(scores, **options)
     assert (served.answer.tier.name, served.answer.held) == (tier, False)
     assert served.judge.asked == (["small"] if "small" in scores else [])

@@ -11,7 +11,7 @@ from penstock.services.acceptance.pipeline import lowest_accepted
 from penstock.services.domain.errors import NotFound
 from penstock.types.events import EscalationReason
 from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
-from penstock.types.rules import BurstStep, BurstThreshold, EarlyCheck, LongAnswers
+from penstock.types.rules import BurstStep, BurstThreshold, LongAnswers
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))
 
@@ -44,7 +44,6 @@ def test_a_tier_that_accepts_all_needs_no_score(score: float | None) -> None:
     assert not cascade.judged_at(tiers, 0)
     assert cascade.decide(PLAN, tiers, 0, score) == Accept("accepts_all")
     assert cascade.judged_at(tiers, 0, accepts_tie=False), "a step may reject a score of 0"
-    assert cascade.judged_at((replace(tiers[0], early_checks=(EarlyCheck(10, 5.0),)), *tiers[1:]), 0)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
         return pb.ListScorersResponse(
             scorers=[
                 pb.ScorerInfo(name="s", needs_logprobs=True, tiers=["large"]),
-                pb.ScorerInfo(name="plain", scores_unfinished=True),
+                pb.ScorerInfo(name="plain"),
             ],
             default_scorer="s",
         )
@@ -230,9 +230,7 @@ async def test_logprobs_are_taken_while_no_judge_says_whether_it_needs_them(star
     mesh = await start(scores)
     mesh.judges[0].lists = False
     assert await mesh.client.needs_logprobs("plain")
-    assert not await mesh.client.scores_unfinished("plain")
     mesh.judges[0].lists = True
     assert not await mesh.client.needs_logprobs("plain")
-    assert await mesh.client.scores_unfinished("plain")
     assert await mesh.client.needs_logprobs("")
     assert not await mesh.client.needs_logprobs("of no judge")

@@ -69,21 +69,21 @@ def test_the_sample_is_uniform() -> None:
     assert len(seen) == 12
 
 
-def test_predicted_scores_and_answers_rejected_early_are_reported() -> None:
+def test_predicted_scores_and_rejected_answers_are_reported() -> None:
     clock = VirtualClock(0.0)
     sampler = WindowSampler(3, 10.0, clock, random.Random(1))
     clock.sleep(10)
-    cut = TierSummary("medium", "m", "i", None, 50.0, False, Usage(9, 0, 16), 0.1, score_reason="rejected_early")
+    low = TierSummary("medium", "m", "i", None, 50.0, False, Usage(9, 0, 16), 0.1)
     last = TierSummary("large", "m", "i", None, None, True, Usage(9, 0, 70), 0.1)
     event = Finished(
-        FinishReason.STOP, "large", last.usage, (cut, last), 0.1, 0.2, "t", predicted={"small": 11.777, "medium": 80.0}
+        FinishReason.STOP, "large", last.usage, (low, last), 0.1, 0.2, "t", predicted={"small": 11.777, "medium": 80.0}
     )
     sampler.finished(sampler.arrived(REQUEST), REQUEST, event)
     clock.sleep(10)
     (window,) = sampler.closed()
     (record,) = window.records
     assert record.predicted == (("small", 11.78), ("medium", 80.0))
-    assert record.visits == (TierVisit("medium", 16, None, rejected_early=True), TierVisit("large", 70, None))
+    assert record.visits == (TierVisit("medium", 16, None), TierVisit("large", 70, None))
     assert from_json(RequestRecord, json.dumps(dataclasses.asdict(record))) == record
     earlier = {
         "arrival_s": 1.0,

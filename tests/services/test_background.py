@@ -282,7 +282,6 @@ OWNED = {
     "penstock/placement/mesh.py": "waits of one function",
     "router_service/generation/attempt.py": "a move: ended with its reply",
     "worker_service/engine/remote/engine.py": "the opening of one response: awaited by its context",
-    "router_service/generation/cascade_generation.py": "a reply and its early checks: both end before it returns",
     "router_service/routing/address_probe.py": "checks: ended with the group that all are in",
     "router_service/heartbeats.py": "the reader of one stream: ended with it",
     "router_service/migration/movable_reply.py": "a claim: ended with its reply",

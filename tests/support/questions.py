@@ -28,7 +28,6 @@ from tests.conftest import ROOT
 
 TIERS = ("small", "medium", "large")
 MODELS = ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b", "deepseek-r1-671b-awq")
-AFTER = (8, 32)  # tokens, after which unfinished answers are scored
 
 
 def question(**options: Any) -> PlanningQuestion:
@@ -104,21 +103,6 @@ def predicted(asked: PlanningQuestion) -> PlanningQuestion:
     return with_prompts(
         asked, predicted_scores=[tuple(np.clip(s + rng.normal(0, 8, 3), 0, 100).round(1).tolist()) for s in scores]
     )
-
-
-def partly_scored(asked: PlanningQuestion) -> PlanningQuestion:
-    """The question with bad answers of the first tier that are long, and scores of unfinished answers that tell bad ones."""
-    rng, tokens, parts = np.random.default_rng(7), [], []
-    for prompt in asked.quality.prompts:
-        first, *others = prompt.output_tokens
-        tokens.append((first * (2 if prompt.judge_scores[0] < 60 else 1), *others))
-        scored = []
-        for length, score in zip(tokens[-1], prompt.judge_scores, strict=True):
-            found = np.clip(score + rng.normal(0, 4, len(AFTER)), 0, 100).round(1).tolist()
-            scored.append(tuple(part for after, part in zip(AFTER, found, strict=True) if after < length))
-        parts.append(tuple(scored))
-    asked = with_prompts(asked, output_tokens=tokens, unfinished_scores=parts)
-    return dataclasses.replace(asked, quality=dataclasses.replace(asked.quality, early_after_tokens=AFTER))
 
 
 def site_and_demand(asked: PlanningQuestion) -> tuple[Site, Demand]:

@@ -27,14 +27,11 @@ def judged_header(tiers: Iterable[str], *more: str) -> str:
 
 
 def write_judged(path: Path, judged: JudgedSample) -> Path:
-    """The prompts of a sample, with the scores of unfinished answers where it has some."""
-    after = () if judged.parts is None else judged.parts.after_tokens
+    """The prompts of a sample."""
     rows = []
     for i, tokens in enumerate(judged.input_tokens):
         cells: list[object] = [tokens]
         for t in range(len(judged.tiers)):
             cells += [judged.output_tokens[i, t], judged.scores[i, t]]
-            if judged.parts is not None:
-                cells += ["" if score != score else score for score in judged.parts.scores[i, t]]  # NaN: none
         rows.append(cells)
-    return write_table(path, judged_header(judged.tiers, *(f"score_after_{tokens}" for tokens in after)), rows)
+    return write_table(path, judged_header(judged.tiers), rows)

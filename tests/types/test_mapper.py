@@ -21,7 +21,7 @@ from penstock.proto.planner.v1 import planner_pb2
 from penstock.proto.router.v1 import router_pb2
 from penstock.proto.worker.v1 import worker_pb2
 from penstock.types.requests import AnswerRequest, GenerationRequest
-from penstock.types.rules import BurstLadder, BurstStep, BurstThreshold, EarlyCheck
+from penstock.types.rules import BurstLadder, BurstStep, BurstThreshold, LongAnswers
 
 FILES = (common_pb2, judge_pb2, planner_pb2, router_pb2, worker_pb2)
 VARIANTS = 17  # more than any oneof has fields and any enum has values
@@ -95,7 +95,7 @@ def _value(field: FieldDescriptor, variant: int, place: int) -> Any:
     if field.message_type is not None:
         return _filled(field.message_type, variant)
     if field.enum_type is not None:
-        return 1 + variant % (len(field.enum_type.values) - 1)
+        return field.enum_type.values[1 + variant % (len(field.enum_type.values) - 1)].number
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_STRING:
             text = f"{field.name} {variant}"
@@ -140,17 +140,17 @@ def test_a_field_without_its_like_is_refused() -> None:
 
     @dataclass(frozen=True)
     class Short:
-        after_tokens: int
+        from_tokens: int
 
     @dataclass(frozen=True)
-    class Long(EarlyCheck):
+    class Long(LongAnswers):
         more: int = 0
 
     @dataclass(frozen=True)
     class Other:
-        after_tokens: int
-        reject_below: int
+        from_tokens: int
+        threshold: int
 
     for kind in (Short, Long, Other):
-        with pytest.raises(TypeError, match=r"reject_below|more"):
-            from_message(planner_pb2.EarlyCheck(), kind)
+        with pytest.raises(TypeError, match=r"threshold|more"):
+            from_message(planner_pb2.LongAnswers(), kind)

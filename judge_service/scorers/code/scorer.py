@@ -58,10 +58,6 @@ class CodeScorer(Scorer):
     def needs_reference(self) -> bool:
         return not self._from_prompt
 
-    @property
-    def scores_unfinished(self) -> bool:
-        return self._from_prompt
-
     async def start(self) -> None:
         """Make sure that the sandbox works."""
         try:
@@ -82,7 +78,7 @@ class CodeScorer(Scorer):
     async def _raw(self, item: JudgedAnswer) -> float:
         program, preamble, tests = program_in(item.answer), "", [item.reference or ""]
         if self._from_prompt:
-            if item.unfinished or not self._works or not has_program(item.answer):
+            if not self._works or not has_program(item.answer):
                 return NOTHING_SHOWN
             task = _task(item.prompt)
             if not (tests := examples_in(task)):

@@ -23,10 +23,6 @@ class CombinedScorer(Scorer):
     def needs_reference(self) -> bool:
         return any(part.needs_reference for part in self._parts)
 
-    @property
-    def scores_unfinished(self) -> bool:
-        return all(part.scores_unfinished for part in self._parts)
-
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
         by_part = await raw_scores(self._parts, answers)
         scores = []

@@ -1,8 +1,7 @@
 """Scores (prompt, answer) in one forward pass of a model in Hugging Face format, of one of two kinds.
 
 With a causal language model, raw is the log-probability of the answer's least likely token, the end token included: one wrong
-step makes an answer wrong, and a better model assigns that step a low probability. So the score of an unfinished answer,
-where the end token does not count, is never lower than that of the finished one. A classifier would have to learn to
+step makes an answer wrong, and a better model assigns that step a low probability. A classifier would have to learn to
 compare every token with the one it expects (docs/adr/history.md#75).
 With a sequence-classification model with one label, raw is its logit.
 """
@@ -51,11 +50,6 @@ class _Waiting:
 
 class JudgeModelScorer(Scorer):
     """Scores concurrent requests in shared forward passes. Without calibration, the score is the probability given by raw."""
-
-    @property
-    def scores_unfinished(self) -> bool:
-        """A language model scores token by token; a classifier was trained on whole answers. Known after the start."""
-        return self._likelihood
 
     def __init__(self, folder: Path, options: BatchOptions, *, threads: int, device: str) -> None:
         self._folder, self._options, self._threads, self._device = folder, options, threads, device
@@ -173,7 +167,7 @@ class JudgeModelScorer(Scorer):
             render = self._tokenizer.apply_chat_template
             question: str = render(chat, tools=tools, tokenize=False, add_generation_prompt=True)
             chat.append({"role": "assistant", "content": answer})
-            rendered: str = question + answer if item.unfinished else render(chat, tools=tools, tokenize=False)
+            rendered: str = render(chat, tools=tools, tokenize=False)
         except Exception as error:  # templates are code: any error is caused by these messages
             problem = f"the judge model's chat template refuses them ({type(error).__name__})"
             raise invalid(f"items[{index}].prompt.chat.messages", problem) from None
@@ -184,8 +178,6 @@ class JudgeModelScorer(Scorer):
         if len(start) >= self._context:
             raise PromptTooLong.by(f"items[{index}].prompt", len(start), self._context - 1)
         ids = self._tokens(rendered)[: self._context]  # an answer beyond the context is scored by the part that fits
-        if item.unfinished and len(ids) > len(start) + 1:
-            ids.pop()  # what comes next may become part of this token
         return ids, min(len(start), len(ids) - 1)
 
     def _tokens(self, text: str) -> list[int]:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.proto.common.v1 import common_pb2 as penstock_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/judge/v1/judge.proto\x12\x11penstock.judge.v1\x1a\x1fpenstock/common/v1/common.proto\"N\n\x0cScoreRequest\x12\x0e\n\x06scorer\x18\x01 \x01(\t\x12.\n\x05items\x18\x02 \x03(\x0b\x32\x1f.penstock.judge.v1.JudgedAnswer\"\xe8\x02\n\x0cJudgedAnswer\x12*\n\x06prompt\x18\x01 \x01(\x0b\x32\x1a.penstock.common.v1.Prompt\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x37\n\rfinish_reason\x18\x04 \x01(\x0e\x32 .penstock.common.v1.FinishReason\x12\x38\n\x08logprobs\x18\x05 \x01(\x0b\x32!.penstock.judge.v1.LogprobSummaryH\x00\x88\x01\x01\x12\x16\n\treference\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x0btool_format\x18\x07 \x01(\t\x12?\n\x11structured_output\x18\x08 \x01(\x0b\x32$.penstock.common.v1.StructuredOutput\x12\x12\n\nunfinished\x18\t \x01(\x08\x42\x0b\n\t_logprobsB\x0c\n\n_reference\"=\n\x0eLogprobSummary\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\r\n\x05least\x18\x03 \x01(\x01\"f\n\rScoreResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.penstock.judge.v1.ScoreResult\x12\x0e\n\x06scorer\x18\x02 \x01(\t\x12\x14\n\x0cuncalibrated\x18\x03 \x01(\x08\"9\n\x0bScoreResult\x12\r\n\x05score\x18\x01 \x01(\x01\x12\x0b\n\x03raw\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12ListScorersRequest\"]\n\x13ListScorersResponse\x12.\n\x07scorers\x18\x01 \x03(\x0b\x32\x1d.penstock.judge.v1.ScorerInfo\x12\x16\n\x0e\x64\x65\x66\x61ult_scorer\x18\x02 \x01(\t\"\x97\x01\n\nScorerInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\ncalibrated\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\x12\x17\n\x0fneeds_reference\x18\x05 \x01(\x08\x12\x19\n\x11scores_unfinished\x18\x06 \x01(\x08\x12\r\n\x05tiers\x18\x07 \x03(\t2\xb8\x01\n\x0cJudgeService\x12J\n\x05Score\x12\x1f.penstock.judge.v1.ScoreRequest\x1a .penstock.judge.v1.ScoreResponse\x12\\\n\x0bListScorers\x12%.penstock.judge.v1.ListScorersRequest\x1a&.penstock.judge.v1.ListScorersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/judge/v1/judge.proto\x12\x11penstock.judge.v1\x1a\x1fpenstock/common/v1/common.proto\"N\n\x0cScoreRequest\x12\x0e\n\x06scorer\x18\x01 \x01(\t\x12.\n\x05items\x18\x02 \x03(\x0b\x32\x1f.penstock.judge.v1.JudgedAnswer\"\xda\x02\n\x0cJudgedAnswer\x12*\n\x06prompt\x18\x01 \x01(\x0b\x32\x1a.penstock.common.v1.Prompt\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x37\n\rfinish_reason\x18\x04 \x01(\x0e\x32 .penstock.common.v1.FinishReason\x12\x38\n\x08logprobs\x18\x05 \x01(\x0b\x32!.penstock.judge.v1.LogprobSummaryH\x00\x88\x01\x01\x12\x16\n\treference\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x0btool_format\x18\x07 \x01(\t\x12?\n\x11structured_output\x18\x08 \x01(\x0b\x32$.penstock.common.v1.StructuredOutputB\x0b\n\t_logprobsB\x0c\n\n_referenceJ\x04\x08\t\x10\n\"=\n\x0eLogprobSummary\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\r\n\x05least\x18\x03 \x01(\x01\"f\n\rScoreResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.penstock.judge.v1.ScoreResult\x12\x0e\n\x06scorer\x18\x02 \x01(\t\x12\x14\n\x0cuncalibrated\x18\x03 \x01(\x08\"9\n\x0bScoreResult\x12\r\n\x05score\x18\x01 \x01(\x01\x12\x0b\n\x03raw\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12ListScorersRequest\"]\n\x13ListScorersResponse\x12.\n\x07scorers\x18\x01 \x03(\x0b\x32\x1d.penstock.judge.v1.ScorerInfo\x12\x16\n\x0e\x64\x65\x66\x61ult_scorer\x18\x02 \x01(\t\"\x82\x01\n\nScorerInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\ncalibrated\x18\x03 \x01(\x08\x12\x16\n\x0eneeds_logprobs\x18\x04 \x01(\x08\x12\x17\n\x0fneeds_reference\x18\x05 \x01(\x08\x12\r\n\x05tiers\x18\x07 \x03(\tJ\x04\x08\x06\x10\x07\x32\xb8\x01\n\x0cJudgeService\x12J\n\x05Score\x12\x1f.penstock.judge.v1.ScoreRequest\x1a .penstock.judge.v1.ScoreResponse\x12\\\n\x0bListScorers\x12%.penstock.judge.v1.ListScorersRequest\x1a&.penstock.judge.v1.ListScorersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREQUEST']._serialized_start=85
   _globals['_SCOREREQUEST']._serialized_end=163
   _globals['_JUDGEDANSWER']._serialized_start=166
-  _globals['_JUDGEDANSWER']._serialized_end=526
-  _globals['_LOGPROBSUMMARY']._serialized_start=528
-  _globals['_LOGPROBSUMMARY']._serialized_end=589
-  _globals['_SCORERESPONSE']._serialized_start=591
-  _globals['_SCORERESPONSE']._serialized_end=693
-  _globals['_SCORERESULT']._serialized_start=695
-  _globals['_SCORERESULT']._serialized_end=752
-  _globals['_LISTSCORERSREQUEST']._serialized_start=754
-  _globals['_LISTSCORERSREQUEST']._serialized_end=774
-  _globals['_LISTSCORERSRESPONSE']._serialized_start=776
-  _globals['_LISTSCORERSRESPONSE']._serialized_end=869
-  _globals['_SCORERINFO']._serialized_start=872
-  _globals['_SCORERINFO']._serialized_end=1023
-  _globals['_JUDGESERVICE']._serialized_start=1026
-  _globals['_JUDGESERVICE']._serialized_end=1210
+  _globals['_JUDGEDANSWER']._serialized_end=512
+  _globals['_LOGPROBSUMMARY']._serialized_start=514
+  _globals['_LOGPROBSUMMARY']._serialized_end=575
+  _globals['_SCORERESPONSE']._serialized_start=577
+  _globals['_SCORERESPONSE']._serialized_end=679
+  _globals['_SCORERESULT']._serialized_start=681
+  _globals['_SCORERESULT']._serialized_end=738
+  _globals['_LISTSCORERSREQUEST']._serialized_start=740
+  _globals['_LISTSCORERSREQUEST']._serialized_end=760
+  _globals['_LISTSCORERSRESPONSE']._serialized_start=762
+  _globals['_LISTSCORERSRESPONSE']._serialized_end=855
+  _globals['_SCORERINFO']._serialized_start=858
+  _globals['_SCORERINFO']._serialized_end=988
+  _globals['_JUDGESERVICE']._serialized_start=991
+  _globals['_JUDGESERVICE']._serialized_end=1175
 # @@protoc_insertion_point(module_scope)

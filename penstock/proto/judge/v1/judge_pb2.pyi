@@ -57,7 +57,6 @@ class JudgedAnswer(_message.Message):
     REFERENCE_FIELD_NUMBER: _builtins.int
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
-    UNFINISHED_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     tier: _builtins.str
     """The tier that answered."""
@@ -67,10 +66,6 @@ class JudgedAnswer(_message.Message):
     tool_format: _builtins.str
     """How the answering model writes tool calls (`hermes`, `llama3_json`); where it is set and the prompt has tools, an
     answer that is no valid call scores 0.
-    """
-    unfinished: _builtins.bool
-    """The answer is the beginning of one that is still being generated: that it ends here counts for nothing. It must not be
-    blank, and the scorer must score unfinished answers (ScorerInfo.scores_unfinished).
     """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
@@ -93,11 +88,10 @@ class JudgedAnswer(_message.Message):
         reference: _builtins.str | None = ...,
         tool_format: _builtins.str = ...,
         structured_output: _common_pb2.StructuredOutput | None = ...,
-        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_reference", b"_reference", "logprobs", b"logprobs", "prompt", b"prompt", "reference", b"reference", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_reference", b"_reference", "answer", b"answer", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt", b"prompt", "reference", b"reference", "structured_output", b"structured_output", "tier", b"tier", "tool_format", b"tool_format", "unfinished", b"unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_reference", b"_reference", "answer", b"answer", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt", b"prompt", "reference", b"reference", "structured_output", b"structured_output", "tier", b"tier", "tool_format", b"tool_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -242,7 +236,6 @@ class ScorerInfo(_message.Message):
     CALIBRATED_FIELD_NUMBER: _builtins.int
     NEEDS_LOGPROBS_FIELD_NUMBER: _builtins.int
     NEEDS_REFERENCE_FIELD_NUMBER: _builtins.int
-    SCORES_UNFINISHED_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
@@ -251,8 +244,6 @@ class ScorerInfo(_message.Message):
     needs_logprobs: _builtins.bool
     """Required fields of an item in addition to prompt and answer."""
     needs_reference: _builtins.bool
-    scores_unfinished: _builtins.bool
-    """Whether it scores unfinished answers."""
     @_builtins.property
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tiers of the mesh whose models read prompt and answer for a score."""
@@ -265,12 +256,11 @@ class ScorerInfo(_message.Message):
         calibrated: _builtins.bool = ...,
         needs_logprobs: _builtins.bool = ...,
         needs_reference: _builtins.bool = ...,
-        scores_unfinished: _builtins.bool = ...,
         tiers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibrated", b"calibrated", "kind", b"kind", "name", b"name", "needs_logprobs", b"needs_logprobs", "needs_reference", b"needs_reference", "scores_unfinished", b"scores_unfinished", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calibrated", b"calibrated", "kind", b"kind", "name", b"name", "needs_logprobs", b"needs_logprobs", "needs_reference", b"needs_reference", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

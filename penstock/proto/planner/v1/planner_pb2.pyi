@@ -337,7 +337,6 @@ class TierPlan(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     QOE_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
-    EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
@@ -360,10 +359,6 @@ class TierPlan(_message.Message):
     @_builtins.property
     def qoe(self) -> Global___QoeModel:
         """The QoE model by which stages are planned and refined. Required with stages."""
-
-    @_builtins.property
-    def early_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]:
-        """When an answer that is not finished is scored, in ascending order. Must be empty for the last tier."""
 
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -392,14 +387,13 @@ class TierPlan(_message.Message):
         stages: _abc.Iterable[Global___Stage] | None = ...,
         qoe: Global___QoeModel | None = ...,
         skip_below: _builtins.float | None = ...,
-        early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
         drafters: _abc.Iterable[_builtins.str] | None = ...,
         long_answers: Global___LongAnswers | None = ...,
         replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "early_checks", b"early_checks", "instances", b"instances", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "replicas", b"replicas", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "instances", b"instances", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "replicas", b"replicas", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
@@ -438,32 +432,6 @@ class LongAnswers(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LongAnswers: _TypeAlias = LongAnswers  # noqa: Y015
-
-@_typing.final
-class EarlyCheck(_message.Message):
-    """An answer that has after_tokens tokens and is not finished is rejected if the judge gives it less than reject_below, 0 to
-    100.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    AFTER_TOKENS_FIELD_NUMBER: _builtins.int
-    REJECT_BELOW_FIELD_NUMBER: _builtins.int
-    after_tokens: _builtins.int
-    reject_below: _builtins.float
-    def __init__(
-        self,
-        *,
-        after_tokens: _builtins.int = ...,
-        reject_below: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_tokens", b"after_tokens", "reject_below", b"reject_below"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EarlyCheck: _TypeAlias = EarlyCheck  # noqa: Y015
 
 @_typing.final
 class Stage(_message.Message):
@@ -927,7 +895,6 @@ class RuleOptions(_message.Message):
     SKIP_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
-    EARLY_ERROR_FIELD_NUMBER: _builtins.int
     BURST_FLOOR_FIELD_NUMBER: _builtins.int
     BURST_MEAN_FIELD_NUMBER: _builtins.int
     skip: _builtins.bool
@@ -936,10 +903,6 @@ class RuleOptions(_message.Message):
     """Also choose from which length and score on long answers are accepted."""
     best_answer: _builtins.bool
     """Also choose whether the best answer of a request is delivered instead of the last one; see Plan."""
-    early_error: _builtins.float
-    """Also fit early checks, which may reject this share of the answers that would be accepted: over 0 and under 1. Needs
-    early_after_tokens of the judged prompts; goes without max_tiers. [none]
-    """
     burst_floor: _builtins.float
     """Also compute a burst ladder, whose steps have at least this mean score, 0 to 100. [none]"""
     burst_mean: _builtins.float
@@ -952,26 +915,21 @@ class RuleOptions(_message.Message):
         skip: _builtins.bool = ...,
         long_answers: _builtins.bool = ...,
         best_answer: _builtins.bool = ...,
-        early_error: _builtins.float | None = ...,
         burst_floor: _builtins.float | None = ...,
         burst_mean: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_early_error", b"_early_error", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "early_error", b"early_error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "_early_error", b"_early_error", "best_answer", b"best_answer", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "early_error", b"early_error", "long_answers", b"long_answers", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "best_answer", b"best_answer", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "long_answers", b"long_answers", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
     _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
     _WhichOneofReturnType__burst_mean: _TypeAlias = _typing.Literal["burst_mean"]  # noqa: Y015
     _WhichOneofArgType__burst_mean: _TypeAlias = _typing.Literal["_burst_mean", b"_burst_mean"]  # noqa: Y015
-    _WhichOneofReturnType__early_error: _TypeAlias = _typing.Literal["early_error"]  # noqa: Y015
-    _WhichOneofArgType__early_error: _TypeAlias = _typing.Literal["_early_error", b"_early_error"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_mean) -> _WhichOneofReturnType__burst_mean | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__early_error) -> _WhichOneofReturnType__early_error | None: ...
 
 Global___RuleOptions: _TypeAlias = RuleOptions  # noqa: Y015
 
@@ -1726,22 +1684,16 @@ class JudgedPrompts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPTS_FIELD_NUMBER: _builtins.int
-    EARLY_AFTER_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JudgedPrompt]: ...
-    @_builtins.property
-    def early_after_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """After how many tokens unfinished answers were scored, ascending; needed for early checks."""
-
     def __init__(
         self,
         *,
         prompts: _abc.Iterable[Global___JudgedPrompt] | None = ...,
-        early_after_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["early_after_tokens", b"early_after_tokens", "prompts", b"prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompts", b"prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1757,7 +1709,6 @@ class JudgedPrompt(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     JUDGE_SCORES_FIELD_NUMBER: _builtins.int
     PREDICTED_SCORES_FIELD_NUMBER: _builtins.int
-    UNFINISHED_SCORES_FIELD_NUMBER: _builtins.int
     QUALITIES_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
@@ -1768,10 +1719,6 @@ class JudgedPrompt(_message.Message):
     @_builtins.property
     def predicted_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """What a score predictor expects of each tier's answer, 0 to 100; needed to skip tiers. All prompts have it or none has."""
-
-    @_builtins.property
-    def unfinished_scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnfinishedScores]:
-        """One per tier where there are early_after_tokens, else none."""
 
     @_builtins.property
     def qualities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1792,41 +1739,16 @@ class JudgedPrompt(_message.Message):
         output_tokens: _abc.Iterable[_builtins.int] | None = ...,
         judge_scores: _abc.Iterable[_builtins.float] | None = ...,
         predicted_scores: _abc.Iterable[_builtins.float] | None = ...,
-        unfinished_scores: _abc.Iterable[Global___UnfinishedScores] | None = ...,
         qualities: _abc.Iterable[_builtins.float] | None = ...,
         refused: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "qualities", b"qualities", "refused", b"refused", "unfinished_scores", b"unfinished_scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_tokens", b"input_tokens", "judge_scores", b"judge_scores", "output_tokens", b"output_tokens", "predicted_scores", b"predicted_scores", "qualities", b"qualities", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JudgedPrompt: _TypeAlias = JudgedPrompt  # noqa: Y015
-
-@_typing.final
-class UnfinishedScores(_message.Message):
-    """Scores of one answer before it was finished, 0 to 100."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SCORES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """After each of early_after_tokens; without the last ones where the answer has no more tokens. Empty: it was not scored."""
-
-    def __init__(
-        self,
-        *,
-        scores: _abc.Iterable[_builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scores", b"scores"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___UnfinishedScores: _TypeAlias = UnfinishedScores  # noqa: Y015
 
 @_typing.final
 class PlanCascadeRequest(_message.Message):
@@ -1970,7 +1892,6 @@ class CascadePlan(_message.Message):
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
     BURST_FIELD_NUMBER: _builtins.int
     BURST_REASON_FIELD_NUMBER: _builtins.int
-    EARLY_REASON_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
     USER_LATENCY_S_FIELD_NUMBER: _builtins.int
     LATENCY_P95_INTERVAL_S_FIELD_NUMBER: _builtins.int
@@ -2013,8 +1934,6 @@ class CascadePlan(_message.Message):
     """Whether the plan delivers the best answer of a request instead of the last one; see Plan."""
     burst_reason: _builtins.str
     """Why there is no ladder, where one was asked for; else empty."""
-    early_reason: _builtins.str
-    """Why there are no early checks, where they were asked for; else empty."""
     binds: _builtins.str
     cluster: _builtins.str
     """The GPUs in words."""
@@ -2106,7 +2025,6 @@ class CascadePlan(_message.Message):
         best_answer: _builtins.bool = ...,
         burst: Global___BurstLadder | None = ...,
         burst_reason: _builtins.str = ...,
-        early_reason: _builtins.str = ...,
         latency: Global___PlannedLatency | None = ...,
         user_latency_s: Global___UserLatency | None = ...,
         latency_p95_interval_s: Global___Interval | None = ...,
@@ -2136,7 +2054,7 @@ class CascadePlan(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "breaks_at_rate", b"breaks_at_rate", "burst", b"burst", "candidates", b"candidates", "cost", b"cost", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "grading", b"grading", "horizon", b"horizon", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "load", b"load", "next_step", b"next_step", "optimality", b"optimality", "promise", b"promise", "rate_per_s", b"rate_per_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate", b"breaks_at_rate", "budget", b"budget", "burst", b"burst", "burst_reason", b"burst_reason", "cached_share", b"cached_share", "candidates", b"candidates", "cluster", b"cluster", "cost", b"cost", "dispatch", b"dispatch", "early_reason", b"early_reason", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "feasible", b"feasible", "goal", b"goal", "grading", b"grading", "horizon", b"horizon", "infeasible", b"infeasible", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "latency_p95_s", b"latency_p95_s", "load", b"load", "next_step", b"next_step", "objective", b"objective", "optimality", b"optimality", "promise", b"promise", "quality", b"quality", "rate_per_s", b"rate_per_s", "seconds", b"seconds", "simulations", b"simulations", "slo", b"slo", "target", b"target", "tiers", b"tiers", "user_latency_s", b"user_latency_s", "verdict", b"verdict", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate", b"breaks_at_rate", "budget", b"budget", "burst", b"burst", "burst_reason", b"burst_reason", "cached_share", b"cached_share", "candidates", b"candidates", "cluster", b"cluster", "cost", b"cost", "dispatch", b"dispatch", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "feasible", b"feasible", "goal", b"goal", "grading", b"grading", "horizon", b"horizon", "infeasible", b"infeasible", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "latency_p95_s", b"latency_p95_s", "load", b"load", "next_step", b"next_step", "objective", b"objective", "optimality", b"optimality", "promise", b"promise", "quality", b"quality", "rate_per_s", b"rate_per_s", "seconds", b"seconds", "simulations", b"simulations", "slo", b"slo", "target", b"target", "tiers", b"tiers", "user_latency_s", b"user_latency_s", "verdict", b"verdict", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate: _TypeAlias = _typing.Literal["breaks_at_rate"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate"]  # noqa: Y015
@@ -2160,7 +2078,6 @@ class PlannedTier(_message.Message):
     THRESHOLD_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
-    EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     REMOTE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     SHARE_PROCESSED_FIELD_NUMBER: _builtins.int
@@ -2201,10 +2118,6 @@ class PlannedTier(_message.Message):
         """Unset where length does not matter; see TierPlan."""
 
     @_builtins.property
-    def early_checks(self) -> Global___PlannedEarlyChecks:
-        """Unset where the tier has no early checks."""
-
-    @_builtins.property
     def remote(self) -> Global___RemoteCost:
         """Set for a remote tier that is used."""
 
@@ -2230,7 +2143,6 @@ class PlannedTier(_message.Message):
         threshold: _builtins.float | None = ...,
         skip_below: _builtins.float | None = ...,
         long_answers: Global___LongAnswers | None = ...,
-        early_checks: Global___PlannedEarlyChecks | None = ...,
         remote: Global___RemoteCost | None = ...,
         speculation: Global___PlannedSpeculation | None = ...,
         share_processed: _builtins.float = ...,
@@ -2247,9 +2159,9 @@ class PlannedTier(_message.Message):
         busy: _builtins.float = ...,
         utilisation: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "latency_s", b"latency_s", "long_answers", b"long_answers", "remote", b"remote", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "latency_s", b"latency_s", "long_answers", b"long_answers", "remote", b"remote", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "busy", b"busy", "early_checks", b"early_checks", "gpus", b"gpus", "latency_s", b"latency_s", "long_answers", b"long_answers", "model", b"model", "name", b"name", "output_tokens_per_s", b"output_tokens_per_s", "p95_s", b"p95_s", "preemptions", b"preemptions", "remote", b"remote", "replicas", b"replicas", "requests", b"requests", "requests_per_s", b"requests_per_s", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "busy", b"busy", "gpus", b"gpus", "latency_s", b"latency_s", "long_answers", b"long_answers", "model", b"model", "name", b"name", "output_tokens_per_s", b"output_tokens_per_s", "p95_s", b"p95_s", "preemptions", b"preemptions", "remote", b"remote", "replicas", b"replicas", "requests", b"requests", "requests_per_s", b"requests_per_s", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
@@ -2894,55 +2806,6 @@ class RunnerUp(_message.Message):
 Global___RunnerUp: _TypeAlias = RunnerUp  # noqa: Y015
 
 @_typing.final
-class PlannedEarlyChecks(_message.Message):
-    """Early checks of a tier of a computed plan, and what they do to the judged prompts that reach it."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CHECKS_FIELD_NUMBER: _builtins.int
-    MEANWHILE_TOKENS_FIELD_NUMBER: _builtins.int
-    REJECTED_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    SAVED_FIELD_NUMBER: _builtins.int
-    SCORED_FIELD_NUMBER: _builtins.int
-    meanwhile_tokens: _builtins.int
-    """That the tier generates while an unfinished answer is scored."""
-    rejected: _builtins.float
-    """The share of the answers that would be rejected which is rejected early. Unset where there are none."""
-    error: _builtins.float
-    """The share of the answers that would be accepted which is rejected early. Unset where there are none."""
-    saved: _builtins.float
-    """Of the tier's output tokens."""
-    scored: _builtins.float
-    """Unfinished answers that the judge scores, for each answer."""
-    @_builtins.property
-    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]: ...
-    def __init__(
-        self,
-        *,
-        checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
-        meanwhile_tokens: _builtins.int = ...,
-        rejected: _builtins.float | None = ...,
-        error: _builtins.float | None = ...,
-        saved: _builtins.float = ...,
-        scored: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected", b"_rejected", "error", b"error", "rejected", b"rejected"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_error", b"_error", "_rejected", b"_rejected", "checks", b"checks", "error", b"error", "meanwhile_tokens", b"meanwhile_tokens", "rejected", b"rejected", "saved", b"saved", "scored", b"scored"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
-    _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
-    _WhichOneofReturnType__rejected: _TypeAlias = _typing.Literal["rejected"]  # noqa: Y015
-    _WhichOneofArgType__rejected: _TypeAlias = _typing.Literal["_rejected", b"_rejected"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__rejected) -> _WhichOneofReturnType__rejected | None: ...
-
-Global___PlannedEarlyChecks: _TypeAlias = PlannedEarlyChecks  # noqa: Y015
-
-@_typing.final
 class PlannedSpeculation(_message.Message):
     """What drafts in a tier of a computed plan."""
 
@@ -3269,7 +3132,6 @@ class DeployedTier(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
-    EARLY_CHECKS_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     threshold: _builtins.float
     """Unset: the tier is not used. Never set for the last."""
@@ -3277,10 +3139,6 @@ class DeployedTier(_message.Message):
     """As in PlannedTier, 0 to 100. Needs predicted_scores of the judged prompts. Never set for the last."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaGroup]: ...
-    @_builtins.property
-    def early_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlyCheck]:
-        """At some of early_after_tokens, ascending. Empty for the last."""
-
     @_builtins.property
     def long_answers(self) -> Global___LongAnswers:
         """As in TierPlan. Never set for the last."""
@@ -3291,12 +3149,11 @@ class DeployedTier(_message.Message):
         replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
         threshold: _builtins.float | None = ...,
         skip_below: _builtins.float | None = ...,
-        early_checks: _abc.Iterable[Global___EarlyCheck] | None = ...,
         long_answers: Global___LongAnswers | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "early_checks", b"early_checks", "long_answers", b"long_answers", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015

@@ -43,8 +43,6 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     """No instance of the tier can keep the SLO."""
     ESCALATION_REASON_PREDICTED_SCORE_LOW: _EscalationReason.ValueType  # 8
     """The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
-    ESCALATION_REASON_REJECTED_EARLY: _EscalationReason.ValueType  # 9
-    """The unfinished answer scored less than one of the plan's early checks asks for, and was cancelled."""
     ESCALATION_REASON_TIE_NOT_ACCEPTED: _EscalationReason.ValueType  # 10
     """The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 
@@ -65,8 +63,6 @@ ESCALATION_REASON_SLO_DECLINED: EscalationReason.ValueType  # 7
 """No instance of the tier can keep the SLO."""
 ESCALATION_REASON_PREDICTED_SCORE_LOW: EscalationReason.ValueType  # 8
 """The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
-ESCALATION_REASON_REJECTED_EARLY: EscalationReason.ValueType  # 9
-"""The unfinished answer scored less than one of the plan's early checks asks for, and was cancelled."""
 ESCALATION_REASON_TIE_NOT_ACCEPTED: EscalationReason.ValueType  # 10
 """The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
