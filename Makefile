@@ -86,6 +86,7 @@ test-all:
 
 test-sglang: $(VENV)/.dev
 	tests/support/sglang_cpu/install.sh
+	$(BIN)/pip install --quiet gguf==0.19.0 accelerate==1.15.0 # they read the real model's file, where there is one
 	$(BIN)/pytest --sglang -m sglang $(TESTS)
 
 test-llamacpp: $(VENV)/.dev

@@ -1,4 +1,4 @@
-"""The torch engine and, where installed, SGLang on this machine's GPU, with random weights in real shapes.
+"""The torch engine and, where installed, SGLang on this machine's GPU: random weights in real shapes, or a model's folder.
 
 For models of 1B and 8B parameters: step times by load, as a profile for the planner; what a decode step costs if the
 lengths in its batch are mixed, at the same number of tokens (CascadeInfer, figure 2); and the simulator's forecast, made
@@ -19,8 +19,9 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.gpu.measures import LOADS, TimeBudget, forecasts, mixed_batches, mixed_lengths, profiled
+from benchmarks.gpu.real_model import exactness, rates
 from benchmarks.gpu.shapes import SHAPES, Shape
-from benchmarks.gpu.subjects import Subject, sglang_python, sglang_subject, torch_subject
+from benchmarks.gpu.subjects import Subject, TorchSubject, sglang_python, sglang_subject, torch_subject
 from benchmarks.public_data import GpuMissing
 from penstock.planner_service.files.profiles import write_profile
 from penstock.services.domain.errors import InvalidRequest
@@ -33,11 +34,11 @@ SEED = 3
 
 def run(_rounds: int) -> None:
     """Both real shapes on the GPU."""
-    measure(("1b", "8b"), ENGINES, "cuda")
+    measure((SHAPES["1b"], SHAPES["8b"]), ENGINES, "cuda")
 
 
 def measure(
-    shapes: Sequence[str], engines: Sequence[str], device: str, limit_s: float = LIMIT_S, name: str = "gpu"
+    shapes: Sequence[Shape], engines: Sequence[str], device: str, limit_s: float = LIMIT_S, name: str = "gpu"
 ) -> dict[str, Any]:
     """Measure; write results/<name>.json and a profile for each engine and shape.
 
@@ -49,10 +50,12 @@ def measure(
     pairs = list(itertools.product(shapes, _usable(engines, device)))
     rows = list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        for i, (shape_name, engine) in enumerate(pairs):
-            shape, budget = SHAPES[shape_name], total.stage(1 / (len(pairs) - i))
+        for i, (shape, engine) in enumerate(pairs):
+            budget = total.stage(1 / (len(pairs) - i))
             with _started(shape, engine, device, Path(folder)) as subject:
                 row = _measured(subject, shape, machine, budget, name)
+            if shape.folder is not None:
+                row["exactness"] = exactness(shape, device)
             rows.append(row)
             print(_line(row), flush=True)
             result = {
@@ -100,6 +103,8 @@ def _started(shape: Shape, engine: str, device: str, folder: Path) -> AbstractCo
 def _measured(subject: Subject, shape: Shape, machine: str, budget: TimeBudget, name: str) -> dict[str, Any]:
     """All measurements of one engine with one shape."""
     row: dict[str, Any] = {"shape": shape.name, "engine": subject.name}
+    if isinstance(subject, TorchSubject):
+        row |= rates(subject, SEED, budget)
     stage = budget.stage(PROFILE_SHARE)
     samples = subject.samples(SEED, lambda: stage.over)
     try:

@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: what a step costs depends on the shape alone, and nothing is downloaded."""
+"""Models of real shapes with random weights, for step times need no others, and those in folders. Nothing is downloaded."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ class Shape:
 
     prompt, output: tokens of the replayed requests, from and to. short, long: lengths of mixed batches.
     max_running, max_step_tokens: limits of the engine. kv_tokens: None for as many as fit into the GPU.
+    folder: of its model in Hugging Face format; None: random weights.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Shape:
     max_running: int
     max_step_tokens: int
     kv_tokens: int | None = None
+    folder: Path | None = None
 
     def config(self, dtype: str) -> dict[str, Any]:
         """The model's config, as in `config.json`."""
@@ -99,6 +101,27 @@ LLAMA_1B = Shape(
 )
 LLAMA_8B = replace(LLAMA_1B, name="8b", layers=32, hidden=4096, head_dim=128, mlp=14_336, tied=False)  # Llama 3.1 8B
 SHAPES = {shape.name: shape for shape in (TINY, LLAMA_1B, LLAMA_8B)}
+
+
+def shape_of(folder: Path) -> Shape:
+    """What is measured with a model in Hugging Face format."""
+    config = json.loads((folder / "config.json").read_text())
+    heads, context = int(config["num_attention_heads"]), int(config["max_position_embeddings"])
+    return replace(
+        LLAMA_1B,
+        name=folder.name,
+        layers=int(config["num_hidden_layers"]),
+        hidden=int(config["hidden_size"]),
+        heads=heads,
+        kv_heads=int(config["num_key_value_heads"]),
+        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+        mlp=int(config["intermediate_size"]),
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config["tie_word_embeddings"]),
+        context=context,
+        long=min(LLAMA_1B.long, context // 2),
+        folder=folder,
+    )
 
 
 def write_config(folder: Path, shape: Shape, dtype: str) -> Path:

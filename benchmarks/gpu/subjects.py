@@ -9,11 +9,11 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from tests.support import sglang
 MIXED_STEPS = 16  # decode steps that are timed per batch
 MEM_FRACTION = 0.85  # of the GPU's memory, for an SGLang server
 SGLANG_PYTHON = "PENSTOCK_SGLANG_PYTHON"  # environment variable: an interpreter with sglang
+
+Numbers = Literal["float32", "bfloat16"]
 
 
 class Subject(Protocol):
@@ -62,27 +64,27 @@ class TorchSubject:
 
     def __init__(self, core: EngineCore, clock: EngineTime) -> None:
         self.name = "torch"
-        self._core, self._clock = core, clock
+        self.core, self._clock = core, clock
 
     def close(self) -> None:
         """Release the engine, also where this object is still referenced: its KV fills a GPU, which the next one needs."""
-        del self._core
+        del self.core
         _release()
 
     def replica(self, latency: StepLatencyModel) -> Replica:
-        limits, pool = self._core.limits.batch, self._core.scheduler.pool
+        limits, pool = self.core.limits.batch, self.core.scheduler.pool
         engine = EngineLimits(limits.max_running, limits.max_step_tokens, pool.block_tokens)
         return Replica(ReplicaShape(1, 1), latency, pool.count * pool.block_tokens, engine)
 
     def samples(self, seed: int, enough: Callable[[], bool]) -> list[Sample]:
-        steps = timed_steps(self._core, seed=seed)
+        steps = timed_steps(self.core, seed=seed)
         try:
             return list(itertools.takewhile(lambda _: not enough(), steps))
         finally:
             steps.close()  # type: ignore[attr-defined]  # it is a generator; the core is idle then
 
     def decode_step_s(self, lengths: Sequence[int], seed: int) -> float | None:
-        core, draw = self._core, random.Random(seed)
+        core, draw = self.core, random.Random(seed)
         limits = core.limits.batch
         # the first ones decode while the prompts of the last are computed
         room = max(1, limits.max_step_tokens - len(lengths))
@@ -108,32 +110,49 @@ class TorchSubject:
                 core.abort(name, FinishReason.ABORTED)
         return median(times) if times else None
 
+    def prefill_s(self, tokens: int, seed: int) -> float:
+        """Seconds from a prompt of so many tokens to its first token."""
+        began = time.perf_counter()
+        for _ in self.reply([random.Random(seed).randrange(self.core.tokenizer.vocab_size) for _ in range(tokens)], 1):
+            pass
+        return time.perf_counter() - began
+
+    def reply(self, prompt: list[int], tokens: int, ignore_eos: bool = True) -> Iterator[TokenFrame]:
+        """The greedy reply to a prompt alone, with the two most likely tokens of each position."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, top_logprobs=2, ignore_eos=ignore_eos)
+        self.core.add(GenerationRequest("alone", TokenPrompt(tuple(prompt)), sampling), prompt)
+        while not self.core.idle:
+            yield from (event for _, event in self.core.step() if isinstance(event, TokenFrame))
+
     def serve(self, work: Workload, seed: int) -> Served:
-        first, finish, seconds = drive(self._core, self._clock, work, seed)
+        first, finish, seconds = drive(self.core, self._clock, work, seed)
         return Served(first, finish, np.zeros(len(work), np.int64), 0.0, len(seconds), 0)
 
 
 @contextmanager
 def torch_subject(shape: Shape, device: str, folder: Path, seed: int) -> Iterator[Subject]:
-    """The torch engine with a random model."""
-    dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    model = write_model(folder / f"{shape.name}-torch", shape, dtype, device, seed)
+    """The torch engine with the shape's model, or a random one."""
+    dtype: Numbers = "bfloat16" if device.startswith("cuda") else "float32"
+    model = shape.folder or write_model(folder / f"{shape.name}-torch", shape, dtype, device, seed)
+    with closing(started(shape, model, device, dtype)) as subject:
+        yield subject
+
+
+def started(shape: Shape, model: Path, device: str, dtype: Numbers) -> TorchSubject:
+    """The torch engine with a model. The caller closes it."""
     _release()
     clock = EngineTime(time.perf_counter)
     options = TorchEngineOptions(
         model,
         shape.name,
         device=device,
+        dtype=dtype,
         kv_tokens=shape.kv_tokens,
         max_running=shape.max_running,
         max_queued=1_000_000,  # a replay beyond the engine's capacity must not be refused
         max_step_tokens=shape.max_step_tokens,
     )
-    subject = TorchSubject(torch_core(options, clock)[0], clock)
-    try:
-        yield subject
-    finally:
-        subject.close()
+    return TorchSubject(torch_core(options, clock)[0], clock)
 
 
 def _release() -> None:

@@ -4,6 +4,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 
 from benchmarks import gpu, report
 from benchmarks.__main__ import main as benchmarks_main
+from benchmarks.gpu import real_model
 from benchmarks.gpu.__main__ import main as gpu_main
 from benchmarks.gpu.measures import LOADS, TimeBudget, forecasts, profiled
-from benchmarks.gpu.shapes import TINY
+from benchmarks.gpu.shapes import TINY, shape_of
 from benchmarks.gpu.subjects import Subject, TorchSubject, torch_subject
 from benchmarks.public_data import NO_GPU_STATUS
 from penstock.planner_service.files.profiles import read_profile, write_profile
@@ -55,7 +57,7 @@ def test_an_engine_is_gone_before_the_next_one_starts(tmp_path: Path) -> None:
     """Though its subject is still at hand, as in the loop over the shapes: on a GPU its KV leaves no room for another."""
     with torch_subject(TINY, "cpu", tmp_path, seed=1) as subject:
         assert isinstance(subject, TorchSubject)
-        core = weakref.ref(subject._core)
+        core = weakref.ref(subject.core)
         assert core() is not None
     assert core() is None
 
@@ -94,7 +96,7 @@ def test_the_command_writes_its_results(
 ) -> None:
     """However little time it has: what it could not measure is counted."""
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    result = gpu.measure(["tiny"], ["torch"], "cpu", limit_s=6.0, name="gpu_cpu")
+    result = gpu.measure([TINY], ["torch"], "cpu", limit_s=6.0, name="gpu_cpu")
     assert (tmp_path / "gpu_cpu.json").exists()
     (row,) = result["engines"]
     assert (row["shape"], row["engine"]) == ("tiny", "torch")
@@ -114,3 +116,18 @@ def test_without_a_gpu_it_ends_with_its_own_status(
         main()
     assert ended.value.code == NO_GPU_STATUS
     assert "needs a GPU" in capsys.readouterr().out
+
+
+def test_a_model_from_a_folder_is_compared_with_its_replies_in_float32_on_the_cpu() -> None:
+    shape = replace(shape_of(Path("models/family/small")), kv_tokens=8192, max_running=16)
+    assert (shape.name, shape.vocabulary) == ("small", 264)
+    exact, rounded = real_model.exactness(shape, "cpu", prompts=2, tokens=8)
+    assert (exact["dtype"], exact["same"], exact["differing"]) == ("float32", 2, [])
+    assert rounded["same"] + len(rounded["differing"]) == 2
+
+
+def test_replies_differ_at_their_first_other_token() -> None:
+    truth = [(1, 0.5), (2, 0.25), (3, 1.0)]
+    assert real_model.first_difference(truth, truth) is None
+    assert real_model.first_difference(truth, [(1, 0.5), (4, 0.1), (3, 1.0)]) == {"at": 1, "lead": 0.25}
+    assert real_model.first_difference(truth, truth[:2]) == {"at": 2, "lead": None}
