@@ -21,6 +21,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.limit_s <= 0:
         parser.error("--limit-s must be more than 0")
+    if args.model and args.engine:
+        parser.error("--engine: a --model is measured on the torch engine alone")
     shapes = [SHAPES[name] for name in args.shape or ([] if args.model else ("1b", "8b"))]
     shapes += [shape_of(folder) for folder in args.model or ()]
     engines = ("torch",) if args.model else args.engine or gpu.ENGINES

@@ -39,7 +39,7 @@ def exactness(shape: Shape, device: str, prompts: int = PROMPTS, tokens: int = T
 
 
 def rates(subject: TorchSubject, seed: int, budget: TimeBudget) -> dict[str, Any]:
-    """Tokens a second of decode steps by batch, and of a prompt: the shortest of two turns."""
+    """Tokens a second of decode steps by batch, and of a prompt, by the shortest of some turns."""
     decode = dict[int, float]()
     for batch in BATCHES:
         turns = [] if budget.over else [subject.decode_step_s([EACH] * batch, seed + turn) for turn in range(2)]

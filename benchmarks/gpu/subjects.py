@@ -92,7 +92,7 @@ class TorchSubject:
         names = [f"mixed-{i}" for i in range(len(lengths))]
         sampling = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
         for name, length in zip(names, lengths, strict=True):
-            prompt = [draw.randrange(core.tokenizer.vocab_size) for _ in range(length)]
+            prompt = _prompt(draw, core.tokenizer.vocab_size, length)
             core.add(GenerationRequest(name, TokenPrompt(tuple(prompt)), sampling), prompt)
         decoding, times = set[str](), list[float]()
         try:
@@ -112,12 +112,13 @@ class TorchSubject:
 
     def prefill_s(self, tokens: int, seed: int) -> float:
         """Seconds from a prompt of so many tokens to its first token."""
+        prompt = _prompt(random.Random(seed), self.core.tokenizer.vocab_size, tokens)
         began = time.perf_counter()
-        for _ in self.reply([random.Random(seed).randrange(self.core.tokenizer.vocab_size) for _ in range(tokens)], 1):
+        for _ in self.reply(prompt, 1):
             pass
         return time.perf_counter() - began
 
-    def reply(self, prompt: list[int], tokens: int, ignore_eos: bool = True) -> Iterator[TokenFrame]:
+    def reply(self, prompt: list[int], tokens: int, *, ignore_eos: bool = True) -> Iterator[TokenFrame]:
         """The greedy reply to a prompt alone, with the two most likely tokens of each position."""
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, top_logprobs=2, ignore_eos=ignore_eos)
         self.core.add(GenerationRequest("alone", TokenPrompt(tuple(prompt)), sampling), prompt)
