@@ -61,11 +61,9 @@ def test_the_demo_shows_a_cascade_that_is_worth_it(tmp_path: Path) -> None:
         assert set(request["scores"]) <= set(asked[:2])
         assert request["tier"] == "large" or request["tier"] in request["scores"]
         assert all(0 <= score <= 100 for score in request["scores"].values())
-    plain, checked = figures["variants"].values()
-    in_vain = figures["cascade"]["tokens_in_vain"]
-    assert 0 < in_vain <= 0.75 * plain["tokens_in_vain"]
-    assert checked["tokens_in_vain"] <= 1.1 * in_vain
-    assert min(figures["cascade"]["accuracy"], checked["accuracy"]) >= plain["accuracy"] - 0.05
+    (plain,) = figures["variants"].values()
+    assert 0 < figures["cascade"]["tokens_in_vain"] <= 0.75 * plain["tokens_in_vain"]
+    assert figures["cascade"]["accuracy"] >= plain["accuracy"] - 0.05
     failover = figures["failover"]
     assert failover["worker"].startswith("worker-")
     assert failover["answered"] == failover["requests"] == 24
