@@ -369,6 +369,14 @@ def _least(plan: CascadePlan, goal: Goal) -> float:
     return value - gap if goal is Goal.QUALITY else value * (1 - gap)
 
 
+def chosen_instead(first: CascadePlan, plan: CascadePlan) -> CascadeChoice | None:
+    """How a plan was chosen that is at least as good as the first, the best of all forms: if it serves in another way, the
+    first is the runner-up."""
+    if first.choice is None or _serving(first) == _serving(plan):
+        return first.choice
+    return dataclasses.replace(first.choice, runner_up=_runner_up(first))
+
+
 def _runner_up(plan: CascadePlan) -> RunnerUp:
     names = tuple(tier.name for tier in plan.tiers)
     cost = Cost(plan.gpus, plan.dollars_per_hour)

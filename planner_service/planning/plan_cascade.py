@@ -68,17 +68,13 @@ def plan_cascade(
         if len(site.tiers) > MOST_TIERS:  # what users feel cannot be searched
             options = dataclasses.replace(options, objective=Objective.LARGEST_TIER)
     elif options.chooses_form(len(site.tiers), predicted=demand.judged.predicted is not None):
-        # all of more than three tiers together can be searched for the slowest one alone, without a proof
-        searches = [_of_any_form, *([_of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
-        plans, failures = list[CascadePlan](), list[Unreachable]()
-        for search in searches:
-            try:
-                plans.append(search(site, demand, options, runs, on_evaluation))
-            except Unreachable as error:
-                failures.append(error)
-        if not plans:
-            raise min(failures, key=lambda error: error.distance)
-        return min(plans, key=lambda plan: plan.rank(options.aim))
+        if not options.has_rules:
+            return _of_best_form(site, demand, options, runs, on_evaluation)
+        try:
+            plain = _of_best_form(site, demand, options.without_rules, runs, on_evaluation)
+        except Unreachable:
+            plain = None
+        return RuleSearch(site, demand, options, runs, on_evaluation).plan(plain)
     return _of_all_tiers(site, demand, options, runs, on_evaluation)
 
 
@@ -181,6 +177,23 @@ def _with_chosen_tiers(
         return True
 
     return best_cascade(site, demand, options, alone, unfit, searched, reaches, repeated=bool(runs))
+
+
+def _of_best_form(
+    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+) -> CascadePlan:
+    """The best plan without rules: of all forms, and of all tiers together where these are too many for a form."""
+    # all of more than three tiers together can be searched for the slowest one alone, without a proof
+    searches = [_of_any_form, *([_of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
+    plans, failures = list[CascadePlan](), list[Unreachable]()
+    for search in searches:
+        try:
+            plans.append(search(site, demand, options, runs, on_evaluation))
+        except Unreachable as error:
+            failures.append(error)
+    if not plans:
+        raise min(failures, key=lambda error: error.distance)
+    return min(plans, key=lambda plan: plan.rank(options.aim))
 
 
 def _of_any_form(

@@ -1,8 +1,8 @@
 """Plans with rules other than thresholds: a skip rule, a rule for long answers, best answers. No I/O.
 
-First the plan without rules; then plans under the most promising choices of all rules together, by `rule_ranking`. All have
-the same targets and guarantees, and a plan with rules is taken only where it is better by the goal. So it is never worse than
-the plan without. Nothing is proved over rules.
+First the plan without rules, of the best form; then plans under the most promising choices of all rules together, by
+`rule_ranking`. All have the same targets and guarantees, and a plan with rules is taken only where it is better by the goal.
+So it is never worse than the plan without. Nothing is proved over rules.
 
 What is simulated for all of them is at most four times what it takes for the plan without rules (AT_MOST), or
 LEAST_SIMULATIONS.
@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+from penstock.planner_service.planning.cascade_choice import chosen_instead
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.one_plan import PlanSearch, TooManySimulations
 from penstock.planner_service.question.planning_options import Options
@@ -42,19 +43,20 @@ class RuleSearch:
         self._search = PlanSearch(site, options.without_rules, on_evaluation)
         self._last = 0  # simulations of the last plan
 
-    def plan(self) -> CascadePlan:
-        """The best plan.
+    def plan(self, plain: CascadePlan | None = None) -> CascadePlan:
+        """The best plan. plain: without rules, of the best form of these tiers; None where it is to be made, of all of them.
 
         Raises:
             Unreachable: There is no plan under any rules that were tried; the error is of what comes nearest.
         """
-        options, best, failures = self._options, None, list[Unreachable]()
+        options, best, failures = self._options, plain, list[Unreachable]()
+        before = 0 if plain is None else plain.simulations
         try:
-            best = self._under(self._rules_in_use(NO_RULES, ()))
+            best = best or self._under(self._rules_in_use(NO_RULES, ()))
         except Unreachable as error:
             failures.append(error)
         else:
-            self._search.most_simulations = AT_MOST * max(self._last, LEAST_SIMULATIONS / AT_MOST)
+            self._search.most_simulations = AT_MOST * max(before or self._last, LEAST_SIMULATIONS / AT_MOST) - before
         for choice in self._ranked(best)[: self._most] if len(self._site.tiers) > 1 else ():
             if not self._may_plan():
                 break
@@ -69,7 +71,8 @@ class RuleSearch:
                 best = tried
         if best is None:
             raise min(failures, key=lambda error: error.distance)
-        return dataclasses.replace(best, simulations=self._search.simulations)
+        chosen = None if plain is None else chosen_instead(plain, best)
+        return dataclasses.replace(best, simulations=before + self._search.simulations, choice=chosen)
 
     def _under(self, rules: AcceptanceRules, begin: tuple[float, ...] = (), least_per_s: float = 0.0) -> CascadePlan:
         """The best plan under these rules. begin: thresholds to begin with. least_per_s: see `PlanSearch.plan`."""
@@ -100,7 +103,7 @@ class RuleSearch:
         options, demand = self._options, self._demand
         judged, known = demand.judged, None
         begin = list(dict.fromkeys((NO_RULES, asked_of_plans(options.rules))))
-        if plain is not None:
+        if plain is not None and not plain.is_routed:
             known = Known(plain.thresholds, plain.felt_s)
         deployer, _ = self._search.deployer(demand)
         ranking = RuleRanking(demand, deployer, options, self._site.judge_s, known)

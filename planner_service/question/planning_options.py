@@ -70,11 +70,12 @@ class Options(PlanOptions):
 
     def chooses_form(self, tiers: int, *, predicted: bool) -> bool:
         """Whether a plan for a cascade of so many tiers looks for the best of its parts, too: by what users feel, for the
-        least cost and where prompts can be routed; and where there are too many tiers to search them together."""
-        if self.has_rules or self.budget is GpuBudget.EXACT:
+        least cost and where prompts can be routed; and where there are too many tiers to search them together. Rules are then
+        added to what is best without them."""
+        if self.budget is GpuBudget.EXACT:
             return False
         by_users = (self.aim is Goal.COST or predicted) and self.latency is not Objective.LARGEST_TIER
-        return tiers > MOST_TIERS or (tiers > 1 and by_users)
+        return (tiers > MOST_TIERS and not self.has_rules) or (tiers > 1 and by_users)
 
     @property
     def latency(self) -> Objective:
