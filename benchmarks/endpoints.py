@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from benchmarks import report
-from benchmarks.llamacpp import FOLDER, llama_server
+from benchmarks.llamacpp import llama_server
 from benchmarks.public_data import DataMissing
 from benchmarks.real_models.prompts import MAX_TOKENS, Task, tasks
 from benchmarks.real_models.records import RUN_S, is_right
@@ -29,6 +29,7 @@ from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits
 from penstock.local import LocalMesh, MeshOptions
 from penstock.local.cpu_time import group_cpu_s
 from penstock.types.replies import FinishReason
+from tests.support.real_models import FOLDER
 
 MODELS = {"small": "qwen2.5-coder-0.5b", "large": "qwen2.5-coder-1.5b"}
 ANSWERS = Path(__file__).with_name("results") / "endpoints.jsonl"

@@ -26,8 +26,8 @@ from benchmarks.workload import Workload, drive
 from penstock.local.cpu_time import cpu_s
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.processes import free_port
+from tests.support.real_models import FOLDER
 
-FOLDER = Path.home() / ".cache" / "penstock-models"
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 KV_TOKENS, PARALLEL = 8192, 8
 PROMPT_TOKENS, OUTPUT_TOKENS, PREFILL_TOKENS = 16, 32, 384

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_models.prompts import EARLY_ROUNDS, FOLDER, MAX_TOKENS, MODELS, Task, rounds
+from benchmarks.real_models.prompts import EARLY_ROUNDS, MAX_TOKENS, MODELS, Task, rounds
 from penstock.services.clock import SystemClock
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
 from penstock.types.replies import TokenFrame
@@ -23,6 +23,7 @@ from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core
+from tests.support.real_models import FOLDER
 
 ANSWERS = Path.home() / ".cache" / "penstock-real-answers"
 AT_ONCE, KV_TOKENS = 8, 12_288

@@ -16,11 +16,12 @@ from typing import Any
 from benchmarks import report
 from benchmarks.contenders import worker_of
 from benchmarks.meshes import mesh_of
-from benchmarks.real_models.prompts import FOLDER, MODELS, Task, tasks
+from benchmarks.real_models.prompts import MODELS, Task, tasks
 from benchmarks.real_models.tools import NEED, NO_NEED, TOOLS
 from penstock import AsyncClient, Options, Reply, Slo, Tokens
 from penstock.local.cpu_time import cpu_s
 from penstock.types.slo import SloClass
+from tests.support.real_models import FOLDER
 
 SMALL, LARGE, TINY = MODELS
 TIMEOUT_S = 900.0

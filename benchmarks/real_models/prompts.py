@@ -4,14 +4,12 @@ import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.public_data import public
 
 Set = Literal["humaneval", "gsm8k", "mt-bench"]
 MODELS = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "smollm2-135m")
-FOLDER = Path.home() / ".cache" / "penstock-models"
 FILES: dict[Set, str] = {
     "humaneval": "humaneval_164.jsonl.gz",
     "gsm8k": "gsm8k_train_500.jsonl.gz",

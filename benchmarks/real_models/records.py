@@ -26,8 +26,7 @@ RUN_S = 20.0
 @dataclass(frozen=True, slots=True)
 class Record:
     """A model's answer to a prompt. right: None: not known. examples: (shown, passed) by the prompt. believed: P(right) by
-    model. samples: whether further answers agree with it; a program agrees if it passes as many examples. early: of the first
-    records, by tokens, the (mean, least) log-probability so far; read by nothing any more.
+    model. samples: whether further answers agree with it; a program agrees if it passes as many examples.
     """
 
     id: str
@@ -41,7 +40,6 @@ class Record:
     hash: str
     believed: dict[str, float] = field(default_factory=dict)
     samples: list[bool] = field(default_factory=list)
-    early: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def read(model: str) -> dict[str, Record]:

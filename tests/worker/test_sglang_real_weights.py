@@ -5,7 +5,6 @@ The model is a GGUF file in the folder that PENSTOCK_MODELS names, where there i
 
 import importlib.util
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.support.engines import answer
 from tests.support.gguf_folder import write_folder
+from tests.support.real_models import FOLDER
 from tests.support.sglang import SglangServers
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
-FILE = Path(os.environ.get("PENSTOCK_MODELS", Path.home() / ".cache" / "penstock-models")) / "qwen2.5-coder-0.5b.gguf"
+FILE = FOLDER / "qwen2.5-coder-0.5b.gguf"
 TASKS = (
     "Write a Python function that reverses a string.",
     "What is the capital of France? Answer in one word.",
