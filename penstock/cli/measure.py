@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import options, targets
+from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written, progress, table_of
 from penstock.cli.proposal import MeasuredTier, Proposal, ScorerWorth, propose, worth
@@ -44,6 +45,7 @@ class _Scorers:
     right_by: str
 
 
+@needs_extra("measure --predictor", "planner")
 def measure(
     prompts: Annotated[
         Path | None, typer.Argument(help="JSONL file with prompt, or the messages of a chat, and, if known, answer.")
@@ -61,6 +63,13 @@ def measure(
         Path | None,
         options.new_file(
             "--labelled", help="Also write samples for the calibration of scorers; every prompt needs an answer."
+        ),
+    ] = None,
+    predictor: Annotated[
+        Path | None,
+        options.new_file(
+            "--predictor",
+            help="Also train a score predictor, for router.score_predictor, and add predicted scores to the quality file.",
         ),
     ] = None,
     scorer: Annotated[str, typer.Option("--scorer", help="Scorer to use; default: the judge's default scorer.")] = "",
@@ -100,11 +109,13 @@ def measure(
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     if labelled is not None and any(not isinstance(question.prompt, str) for question in questions):
         fail(f"{prompts}: --labelled needs prompts of one message: samples for calibration hold no chats", 2)
+    if predictor is not None:
+        _check_predictable(questions)
     generation = Options(temperature=0, max_tokens=max_tokens, top_logprobs=0)
     with cli_error_handling(routers):
         measured = _measure(routers, listeners, questions, generation, (scorer, right_by), concurrency, quiet=json)
         scores, seconds = asyncio.run(measured)
-    _write_quality(out, scores)
+    _write_quality(out, scores, {} if predictor is None else _trained(predictor, questions, scores))
     if labelled is not None:
         _write_labelled(labelled, scores)
     figures = [_figures(tier, scored) for tier, scored in scores.items()]
@@ -127,7 +138,7 @@ def measure(
         _show_worth(each)
     if proposal is not None:
         _show_proposal(proposal, tiers)
-    print_written(out, labelled)
+    print_written(out, labelled, predictor)
 
 
 def _live_questions(listeners: str) -> list[Question]:
@@ -138,6 +149,29 @@ def _live_questions(listeners: str) -> list[Question]:
         fail("the mesh has sampled no prompts yet")
     distinct = {json_module.dumps(messages): messages for messages in reversed(sampled)}
     return [Question(messages) for messages in distinct.values()]
+
+
+def _check_predictable(questions: Sequence[Question]) -> None:
+    """Before anything is measured."""
+    from penstock.planner_service.question.score_predictor import distinct_prompts
+    from penstock.services.domain.errors import InvalidRequest
+
+    try:
+        distinct_prompts([question.text for question in questions])
+    except InvalidRequest as error:
+        fail(f"--predictor: {error}", 2)
+
+
+def _trained(path: Path, questions: Sequence[Question], scores: dict[str, list[_Scored]]) -> dict[str, Sequence[float]]:
+    """Write a predictor. By tier, the scores that prompts are expected to get by predictors that have not seen them."""
+    import numpy as np
+
+    from penstock.planner_service.question.score_predictor import train
+
+    table = np.array([[each.score for each in scored] for scored in scores.values()]).T
+    trained = train([question.text for question in questions], [*scores], table)
+    path.write_text(trained.predictor.to_json())
+    return dict(zip(scores, trained.predicted.T.tolist(), strict=True))
 
 
 async def _measure(
@@ -236,12 +270,16 @@ def _show_proposal(proposal: Proposal, tiers: Sequence[MeasuredTier]) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _write_quality(path: Path, scores: dict[str, list[_Scored]]) -> None:
-    """Write the quality file. With the right answer of every prompt, an answer's quality is 100 if it is right, else 0."""
+def _write_quality(path: Path, scores: dict[str, list[_Scored]], predicted: dict[str, Sequence[float]]) -> None:
+    """Write the quality file. With the right answer of every prompt, an answer's quality is 100 if it is right, else 0.
+
+    predicted: scores by tier; empty without a predictor.
+    """
     columns = ["prompt_id", "input_tokens"]
     known = all(answer.question.answer is not None for answers in scores.values() for answer in answers)
     own = ("output_tokens", "judge_score", "refused", *(("quality",) if known else ()))
     columns += [f"{tier}_{what}" for tier in scores for what in own]
+    columns += [f"{tier}_predicted_score" for tier in predicted]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -250,7 +288,7 @@ def _write_quality(path: Path, scores: dict[str, list[_Scored]]) -> None:
             for scored in row:
                 cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}", int(scored.refused)]
                 cells += [100 if scored.good else 0] if known else []
-            writer.writerow(cells)
+            writer.writerow([*cells, *(f"{column[i]:.4g}" for column in predicted.values())])
 
 
 def _write_labelled(path: Path, scores: dict[str, list[_Scored]]) -> None:

@@ -34,6 +34,18 @@ class Trained:
     calibration_error: tuple[float, ...]
 
 
+def distinct_prompts(texts: Sequence[str]) -> Sequence[str]:
+    """Each once, in their order.
+
+    Raises:
+        InvalidRequest: They are fewer than LEAST_PROMPTS.
+    """
+    distinct = [*dict.fromkeys(texts)]
+    if len(distinct) < LEAST_PROMPTS:
+        raise invalid("prompts", f"{len(distinct)} distinct prompts; training needs at least {LEAST_PROMPTS}")
+    return distinct
+
+
 def train(
     texts: Sequence[str],
     tiers: Sequence[str],
@@ -49,9 +61,7 @@ def train(
     """
     if scores.shape != (len(texts), len(tiers)):
         raise invalid("quality", f"{len(texts)} prompts, but scores of shape {scores.shape}")
-    distinct = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    if len(distinct) < LEAST_PROMPTS:
-        raise invalid("prompts", f"{len(distinct)} distinct prompts; training needs at least {LEAST_PROMPTS}")
+    distinct = {text: i for i, text in enumerate(distinct_prompts(texts))}
     fold_of = np.random.default_rng(seed).permutation(len(distinct)) % FOLDS
     fold: Ints = fold_of[[distinct[text] for text in texts]].astype(np.int64)
     matrix, known = _matrix(texts)

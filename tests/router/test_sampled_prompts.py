@@ -16,12 +16,15 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
+from penstock.planner_service.files import read_quality
+from penstock.planner_service.question.score_predictor import LEAST_PROMPTS
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.telemetry.prompt_sampler import HELD_PROMPTS, PromptSampler
 from penstock.services.access.api_keys import KeyFile, new_key
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.prompt_samples import MAX_SAMPLE_BYTES, PromptSample
 from penstock.services.mesh_schema import MeshFile
+from penstock.services.score_predictor_file import read_score_predictor
 from penstock.services.state import PromptSampleStore, StateUnavailable, connect
 from penstock.services.state.keys import Keys
 from penstock.types.events import Finished, TierSummary
@@ -81,6 +84,26 @@ async def test_a_mesh_that_asks_for_it_has_its_prompts_measured(
         with pytest.raises(penstock.InvalidRequestError, match="page_token"):
             await client.sampled_prompts("0-0 COUNT 1")
     assert SECRET not in caplog.text
+
+
+async def test_a_score_predictor_is_trained_on_live_prompts(
+    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
+) -> None:
+    """What routers load, and the planner reads; neither has text."""
+    out, predictor = tmp_path / "judged.csv", tmp_path / "predictor.json"
+    texts = [f"{SECRET} {i}" for i in range(LEAST_PROMPTS)]
+    async with running_mesh(mesh_file(router={"sample_prompts": ALL}), redis.url) as mesh, mesh.client() as client:
+        await asyncio.gather(*(client.generate(text, max_tokens=2) for text in texts))
+        await stored(mesh, len(texts))
+        call = ["measure", "--live", "--out", str(out), "--predictor", str(predictor), "--max-tokens", "2"]
+        where = ["--target", mesh.router.address, "--admin", mesh.router.admin_address]
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*call, *where])
+        assert done.exit_code == 0, done.output
+    tiers = read_score_predictor(predictor).tiers
+    judged = read_quality(out, tiers)
+    assert len(judged) == len(texts)
+    assert judged.predicted is not None
+    assert SECRET not in predictor.read_text() + out.read_text()
 
 
 async def test_without_the_setting_nothing_is_kept_and_what_was_kept_goes(

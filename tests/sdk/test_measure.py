@@ -62,6 +62,7 @@ async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: Me
         ([], [], "no prompts"),
         ([{"question": "x"}], [], ":1: prompt is missing"),
         ([{"prompt": "x"}], ["--labelled", "l.jsonl"], "needs an answer with every prompt"),
+        ([{"prompt": "x"}], ["--predictor", "p.json"], "1 distinct prompts; training needs at least 100"),
     ],
 )
 def test_prompts_that_cannot_be_used_are_named(
