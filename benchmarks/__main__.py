@@ -49,6 +49,7 @@ BENCHMARKS = (
     "drift",
     "qoe",
     "stages",
+    "known_lengths",
     "state",
     "scale",
     "stage_moves",

@@ -11,7 +11,7 @@ to four replicas, with hops and without.
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +105,7 @@ def reaches(deployment: Simulated, runs: Iterable[Stretch], requests: int, targe
 def capacity_per_s(
     deployment: Simulated, scenario: Scenario, target: float, requests: int, seeds: Sequence[int], start: float = 1.0
 ) -> float:
-    """Requests per second and GPU, by doubling and bisection from `start`; 0 where even the lowest rate misses."""
+    """Requests per second and GPU, searched from `start`; 0 where even the lowest rate misses."""
     latency = deployment.replica.latency
 
     def holds(per_gpu_s: float) -> bool:
@@ -113,6 +113,11 @@ def capacity_per_s(
         parts = len(scenario.applications)
         return reaches(deployment, runs, requests // parts * parts * len(seeds), target)
 
+    return highest_per_s(holds, start)
+
+
+def highest_per_s(holds: Callable[[float], bool], start: float) -> float:
+    """The highest rate that holds, by doubling and bisection from `start`; 0 where even the lowest does not."""
     low, high = start, start
     if holds(start):
         while holds(high * 2) and high < HIGHEST_PER_S:

@@ -52,7 +52,8 @@ class FleetLimits(NamedTuple):
     has the request. decline: requests that no replica admits end; otherwise they are served as best effort. least_loaded: the
     first choice is the replica with the fewest prompt tokens before it, else they take turns.
     misses_allowed: the simulation is given up once more requests missed. drafts: for decodes under a promise. took: shares of
-    their prediction that steps take, one after the other and then from the first on again.
+    their prediction that steps take, one after the other and then from the first on again. again_tokens: predicted of a reply
+    that outlives its prediction, each time; 0 where lengths are known.
     """
 
     kv_tokens: int
@@ -63,6 +64,7 @@ class FleetLimits(NamedTuple):
     misses_allowed: int
     drafts: Drafts = NO_DRAFTS
     took: F = AS_PREDICTED
+    again_tokens: int = 0
 
 
 class FleetOutcome(NamedTuple):

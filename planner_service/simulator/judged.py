@@ -104,9 +104,13 @@ class SloReplicas:
         *,
         misses_allowed: int | None = None,
         predicted: Ints | None = None,
+        again_tokens: int = 0,
         value: Floats | None = None,
     ) -> Judged:
-        """Serve; `predicted` (N): output tokens that admission counts with, None where the lengths are known."""
+        """Serve; `predicted` (N): output tokens that admission counts with, None where the lengths are known.
+
+        again_tokens: those that it counts with once a reply has outlived its prediction.
+        """
         promises.check(work)
         check_fits(work, self.replica)
         slos, judgement, n = slos_of(work, promises), new_judgement(len(work)), len(work)
@@ -126,6 +130,7 @@ class SloReplicas:
             self.least_loaded,
             n if misses_allowed is None else misses_allowed,
             drafts_of(self.drafter),
+            again_tokens=again_tokens,
         )
         out = new_outcome(n, self.count)
         batch = self.replica.limits

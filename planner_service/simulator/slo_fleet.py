@@ -47,6 +47,7 @@ from penstock.services.domain.slo.compiled.certified_step import (
     may_end_s,
 )
 from penstock.services.domain.slo.compiled.layout import (
+    AGAIN,
     CONTEXT,
     COUNTS,
     DECODING,
@@ -65,6 +66,7 @@ from penstock.services.domain.slo.compiled.layout import (
     Kv,
     N,
     StepModel,
+    predict_again,
 )
 from penstock.services.domain.slo.compiled.step import commit, next_due_s
 
@@ -298,7 +300,7 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
         r = one.inbox[k]
         if slos.first_due_s[r] < np.inf:
             new_counts[KIND, at], new_counts[PENDING, at] = STANDARD, requests.prompt[r]
-            new_counts[LEFT, at] = requests.predicted[r]
+            new_counts[LEFT, at], new_counts[AGAIN, at] = requests.predicted[r], limits.again_tokens
             new_times[DUE_S, at], new_times[TPOT_S, at] = slos.first_due_s[r], KEPT_SHARE * requests.tightest_s[r]
             needs[at] = requests.prompt[r] + requests.predicted[r]
             value[at] = requests.value[r]
@@ -385,5 +387,10 @@ def _end_step(
                     one.sizes[BEST_EFFORT_RUNNING] -= 1
                 remove(one, i)
                 continue
+            if memory[r] > 0 and counts[LEFT, i] < 1:
+                predict_again(counts, i)
+                one.certified[PATHS] = 0.0
+                one.sizes[WHOLE] += counts[AGAIN, i]
+                memory[r] += counts[AGAIN, i]
         i += 1
     return missed

@@ -213,7 +213,8 @@ class EngineCore:
         if request.slo is None or not self.scheduler.policy.keeps_slos:
             return None
         predicted = self._reply_lengths.predict(len(request.resume_token_ids), most)
-        return SequenceSlo.requested(request.slo, self._clock.now(), predicted)
+        again = self._reply_lengths.predict_after(predicted, most)
+        return SequenceSlo.requested(request.slo, self._clock.now(), predicted, again)
 
     def decide(self) -> list[tuple[str, StepOutput]]:
         """Let the policy decide on the requests that ask for an SLO; return the answers.

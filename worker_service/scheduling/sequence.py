@@ -22,7 +22,8 @@ class SequenceSlo:
     """What a sequence asks for, on the clock of the steps; and what it was granted.
 
     due_s: when its next token is due; infinite for none. tpot_s: seconds per output token, its tightest; infinite for none.
-    output_tokens: how many it will likely produce at most: a high quantile, bounded by what it may produce.
+    output_tokens: how many it will likely produce at most: a high quantile, bounded by what it may produce. again_tokens: how
+    many more, each time that it has outlived what was predicted; 0 where it cannot.
     granted: STANDARD once it is admitted, BEST_EFFORT once it is not; None while it is not decided.
     """
 
@@ -31,9 +32,19 @@ class SequenceSlo:
     output_tokens: int = 1
     value: float = 1.0
     granted: SloClass | None = None
+    again_tokens: int = 0
+
+    def left_tokens(self, produced: int) -> int:
+        """Predicted tokens to come of a reply that has so many, at least 1."""
+        left = self.output_tokens - produced
+        if left < 1 and self.again_tokens > 0:
+            return self.again_tokens - -left % self.again_tokens
+        return max(1, left)
 
     @classmethod
-    def requested(cls, slo: Slo | None, now_s: float, output_tokens: int) -> "SequenceSlo | None":
+    def requested(
+        cls, slo: Slo | None, now_s: float, output_tokens: int, again_tokens: int = 0
+    ) -> "SequenceSlo | None":
         """What a request that is received now asks for; None where it asks for nothing."""
         if slo is None:
             return None
@@ -41,7 +52,12 @@ class SequenceSlo:
         due_s, tpot_s = promise.first_token_due_s, promise.tightest_tpot_s()
         if due_s is None and tpot_s is None:
             return None
-        return cls(math.inf if due_s is None else due_s, math.inf if tpot_s is None else tpot_s, output_tokens)
+        return cls(
+            math.inf if due_s is None else due_s,
+            math.inf if tpot_s is None else tpot_s,
+            output_tokens,
+            again_tokens=again_tokens,
+        )
 
 
 class IllegalTransition(Exception):

@@ -363,22 +363,22 @@ def _whole_blocks(sequence: Sequence, block: int) -> int:
     """Blocks for the tokens of a sequence, those predicted included."""
     slo = sequence.slo
     assert slo is not None
-    return -(-max(len(sequence.tokens), sequence.prompt_tokens + slo.output_tokens) // block)
+    return -(-(len(sequence.tokens) + slo.left_tokens(sequence.output_tokens)) // block)
 
 
 def _as_request(sequence: Sequence) -> TableRequest:
-    slo = sequence.slo
+    slo, produced = sequence.slo, sequence.output_tokens
     request = TableRequest(
         sequence.request_id,
         pending_tokens=sequence.pending,
-        output_tokens=max(1, (slo.output_tokens if slo else sequence.max_output_tokens) - sequence.output_tokens),
+        output_tokens=slo.left_tokens(produced) if slo else max(1, sequence.max_output_tokens - produced),
         context_tokens=sequence.computed,
-        decoding=sequence.decoding and sequence.output_tokens > 0,  # a prompt of one token is none
+        decoding=sequence.decoding and produced > 0,  # a prompt of one token is none
         placed=sequence.phase is Phase.RUNNING and sequence.computed > 0,
     )
     if slo is None:
         return request
-    return replace(request, due_s=slo.due_s, tpot_s=slo.tpot_s, value=slo.value)
+    return replace(request, due_s=slo.due_s, tpot_s=slo.tpot_s, value=slo.value, again_tokens=slo.again_tokens)
 
 
 def _load(chunks: Seq[Chunk]) -> StepLoad:

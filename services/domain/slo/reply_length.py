@@ -26,3 +26,7 @@ class ReplyLengths:
         if len(longer) < MIN_REPLIES:
             return limit
         return min(limit, int(longer[min(len(longer) - 1, int(self._quantile * len(longer)))]))
+
+    def predict_after(self, predicted: int, limit: int) -> int:
+        """How many tokens more a reply is predicted to have that outlives its prediction; 0 where that is the limit."""
+        return self.predict(predicted, limit) - predicted

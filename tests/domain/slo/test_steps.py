@@ -12,6 +12,7 @@ from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.compiled import admission, promised, replay, selection, step
 from penstock.services.domain.slo.compiled.certificate import AdmissionQuestion
 from penstock.services.domain.slo.compiled.layout import (
+    AGAIN,
     BEST_EFFORT,
     CONTEXT,
     COUNTS,
@@ -56,7 +57,7 @@ def best_effort(tokens: int, decoding: bool = False) -> tuple[int | float, ...]:
 def columns(*requests: tuple[int | float, ...]) -> Columns:
     counts, times = np.zeros((COUNTS, len(requests)), np.int64), np.zeros((TIMES, len(requests)))
     for i, request in enumerate(requests):
-        counts[:, i], times[:, i] = request[:COUNTS], request[COUNTS:]
+        counts[:AGAIN, i], times[:, i] = request[:AGAIN], request[AGAIN:]
     return Columns(counts, times)
 
 

@@ -244,7 +244,8 @@ class SglangEngine(MovingRequests):
         if self._shadow is None or reply.reason is not None:
             return None
         predicted = self._reply_lengths.predict(len(reply.output), reply.most)
-        running.slo = SequenceSlo.requested(reply.request.slo, received_s, predicted)
+        again = self._reply_lengths.predict_after(predicted, reply.most)
+        running.slo = SequenceSlo.requested(reply.request.slo, received_s, predicted, again)
         return None if running.slo is None else await self._sends.admit(running) is SloClass.STANDARD
 
     def _frame(self, running: Running, reply: ServerReply, piece: Piece) -> TokenFrame | None:

@@ -183,8 +183,8 @@ def _victim(sent: Seq[Running]) -> Running | None:
 
 def _whole_tokens(request: Running) -> int:
     """Tokens of a request when it has its predicted reply."""
-    output = request.slo.output_tokens if request.slo is not None else 0
-    return max(len(request.tokens), request.prompt_tokens + output)
+    left = request.slo.left_tokens(request.output_tokens) if request.slo is not None else 0
+    return len(request.tokens) + left
 
 
 def _as_table_request(request: Running) -> TableRequest:
@@ -193,11 +193,12 @@ def _as_table_request(request: Running) -> TableRequest:
     return TableRequest(
         request.server_id,
         pending_tokens=1 if request.answered else length,
-        output_tokens=max(1, slo.output_tokens - request.output_tokens),
+        output_tokens=slo.left_tokens(request.output_tokens),
         due_s=slo.due_s,
         tpot_s=slo.tpot_s,
         context_tokens=length - 1 if request.answered else 0,
         decoding=request.answered,
         value=slo.value,
         placed=request.sent,
+        again_tokens=slo.again_tokens,
     )

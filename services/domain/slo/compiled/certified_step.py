@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.compiled.layout import (
+    AGAIN,
     BEST_EFFORT,
     CONTEXT,
     DECODING,
@@ -38,6 +39,7 @@ from penstock.services.domain.slo.compiled.layout import (
     N,
     StepModel,
     copied,
+    predict_again,
 )
 from penstock.services.domain.slo.compiled.promised import NONE, PRESENT
 from penstock.services.domain.slo.compiled.replay import keep_any_pace, keeps_promises
@@ -67,8 +69,9 @@ def certified_step(
         if columns.counts[KIND, i] == STANDARD:
             prompts += columns.counts[DECODING, i] == 0
             decodes += columns.counts[DECODING, i] == 1
-            if columns.counts[LEFT, i] < 1:  # it has outlived its prediction
-                columns.counts[LEFT, i], paths = 1, 0
+            if columns.counts[LEFT, i] < 1:
+                predict_again(columns.counts, i)
+                paths = 0
         best_effort |= columns.counts[KIND, i] == BEST_EFFORT
     shared = PRESENT if best_effort else NONE
     if prompts + decodes == 0:
@@ -123,7 +126,10 @@ def certify_after(
     commit(end_s, after.counts, after.times, requests, grants)
     for i in range(requests):
         if after.counts[KIND, i] == STANDARD and after.counts[LEFT, i] <= 0:
-            after.counts[KIND, i] = GONE
+            if after.counts[AGAIN, i] > 0:
+                predict_again(after.counts, i)
+            else:
+                after.counts[KIND, i] = GONE
     result = Certificate(np.empty(requests), np.zeros(1))
     if not keeps_promises(end_s, after, requests, model, np.bool_(False), np.bool_(False), kv, result):
         return False

@@ -14,9 +14,10 @@ F = npt.NDArray[np.float64]
 N = npt.NDArray[np.int64]
 
 # Rows of `counts`, (COUNTS, requests). A request's column is its place in the order of arrival.
-# PLACED: 1 for those that have a place in the batch, and KV.
-KIND, DECODING, CONTEXT, PENDING, LEFT, PLACED = range(6)
-COUNTS = 6
+# PLACED: 1 for those that have a place in the batch, and KV. LEFT: predicted output tokens to come. AGAIN: those predicted
+# once a reply has had all of LEFT and continues; 0 where it ends then, as far as that is known.
+KIND, DECODING, CONTEXT, PENDING, LEFT, PLACED, AGAIN = range(7)
+COUNTS = 7
 # Kinds. A finished request stays as GONE during a replay.
 GONE, STANDARD, BEST_EFFORT = range(3)
 # Rows of `times`, (TIMES, requests): when the next token is due; seconds per output token, KEPT_SHARE of those promised; the
@@ -164,6 +165,12 @@ def _with_chunk_s(
 ) -> float:
     chunk_pairs = chunk * (start + 0.5 * (chunk + 1))
     return float(step_s(tokens + chunk, context + start + chunk, pairs + chunk_pairs, gap, model))
+
+
+@compiled(allocates=False)
+def predict_again(counts: N, i: int) -> None:
+    """Reply i has outlived its prediction: the next one is that of replies as long as this one."""
+    counts[LEFT, i] = max(1, counts[AGAIN, i])
 
 
 @compiled(error_model="numpy")

@@ -24,12 +24,12 @@ from penstock.services.domain.slo.compiled.certified_step import (
     may_end_s,
 )
 from penstock.services.domain.slo.compiled.layout import (
+    AGAIN,
     BEST_EFFORT,
     CONTEXT,
     COUNTS,
     DECODING,
     DUE_S,
-    GONE,
     KEPT_SHARE,
     KIND,
     LEFT,
@@ -66,7 +66,7 @@ class TableRequest:
     due_s: when its next token is due, on the clock of the steps; infinite for none.
     tpot_s: its tightest pace; infinite for none.
     pending_tokens: to compute before its next token. context_tokens: whose KV is there. decoding: it has produced tokens.
-    output_tokens: predicted, still to come, at least 1.
+    output_tokens: predicted, still to come, at least 1. again_tokens: after these, if the reply continues; 0 if it cannot.
     value: what attaining its SLO is worth. placed: it has a place in the batch, as every one that decodes has.
     """
 
@@ -79,6 +79,7 @@ class TableRequest:
     decoding: bool = False
     value: float = 1.0
     placed: bool = False
+    again_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,8 @@ class RequestTable:
         counts, times = self._counts[:, :n].copy(), self._times[:, :n].copy()
         if planned:
             _commit(end_s, counts, times, self._pace[:, :n].copy(), n, self._grants)
-            counts[KIND, (counts[KIND] == STANDARD) & (counts[LEFT] < 1)] = GONE
+        outlived = (counts[KIND] == STANDARD) & (counts[LEFT] < 1)
+        counts[LEFT, outlived] = np.maximum(1, counts[AGAIN, outlived])
         return Snapshot(tuple(self.ids), counts, times)
 
     def apply(self, decision: Decision) -> None:
@@ -323,7 +325,8 @@ def _paces(snapshot: Snapshot, new_tpots_s: F) -> F:
 def _write(counts: N, times: F, at: int, request: TableRequest) -> None:
     counts[KIND, at], counts[DECODING, at] = STANDARD, request.decoding
     counts[CONTEXT, at], counts[PENDING, at] = request.context_tokens, request.pending_tokens
-    counts[LEFT, at], counts[PLACED, at] = max(1, request.output_tokens), request.placed or request.decoding
+    counts[LEFT, at], counts[AGAIN, at] = max(1, request.output_tokens), request.again_tokens
+    counts[PLACED, at] = request.placed or request.decoding
     times[DUE_S, at], times[TPOT_S, at], times[RELEASE_S, at] = request.due_s, KEPT_SHARE * request.tpot_s, -np.inf
 
 
@@ -346,7 +349,6 @@ def _commit(end_s: float, counts: N, times: F, pace: F, requests: int, grants: N
     for i in range(requests):
         if grants[i] == 0:
             continue
-        counts[LEFT, i] = max(1, counts[LEFT, i])  # it has outlived its prediction
         if times[TPOT_S, i] < np.inf and counts[DECODING, i] == 1 and pace[_TOKENS, i] > 0:
             k = int(pace[_TOKENS, i])
             oldest = _LEAD_S + max(0, k - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
