@@ -1,8 +1,10 @@
 """GGUF models: a worker of ours against llama.cpp's own server, the same file and library, one thread each.
 
-Both are up at once and work in turns, every second round in the opposite order, on the same prompts of random tokens, none
-twice. Compared is the CPU time of each process, which work on the other core changes less than the clock. The worker is
-called over gRPC with all tokens streamed, the server over HTTP without streaming, which is the cheapest for it.
+Where `python -m tests.support.gguf_folder MODEL.gguf MODEL` has written the weights at full precision beside the file, a
+worker with the torch engine is the third. All are up at once and work in turns, every second round in the opposite order, on
+the same prompts of random tokens, none twice. Compared is the CPU time of each process, which work on the other core changes
+less than the clock. The workers are called over gRPC with all tokens streamed, the server over HTTP without streaming, which
+is the cheapest for it.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ import random
 import statistics
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import aiohttp
 from grpc import aio
 
 from benchmarks import report
-from benchmarks.contenders import Contender, PenstockWorker, one_tier_mesh, worker_address, worker_of
+from benchmarks.contenders import PenstockWorker, one_tier_mesh, worker_address, worker_of
 from benchmarks.public_data import DataMissing
 from benchmarks.workload import Workload, drive
 from penstock.local.cpu_time import cpu_s
@@ -75,12 +77,13 @@ async def llama_server(model: Path, parallel: int = PARALLEL) -> AsyncIterator[L
 
 
 @asynccontextmanager
-async def penstock_worker(model: Path) -> AsyncIterator[PenstockWorker]:
+async def penstock_worker(model: Path, but: Sequence[int] = ()) -> AsyncIterator[PenstockWorker]:
+    """but: worker processes that are there already."""
     async with (
         one_tier_mesh(str(model), PARALLEL, kv_tokens=KV_TOKENS) as mesh,
         aio.insecure_channel(worker_address(mesh)) as channel,
     ):
-        yield PenstockWorker(worker_of(os.getpid()), worker_pb2_grpc.WorkerServiceStub(channel))
+        yield PenstockWorker(worker_of(os.getpid(), but), worker_pb2_grpc.WorkerServiceStub(channel))
 
 
 def works(rng: random.Random) -> dict[str, Workload]:
@@ -95,19 +98,24 @@ def works(rng: random.Random) -> dict[str, Workload]:
 
 async def measure(model: Path, rounds: int) -> dict[str, Any]:
     rng, spent = random.Random(SEED), dict[str, dict[str, list[float]]]()
-    async with penstock_worker(model) as ours, llama_server(model) as theirs:
-        contenders: dict[str, Contender] = {"penstock": ours, "llama.cpp": theirs}
+    folder = model.with_suffix("")
+    async with AsyncExitStack() as stack:
+        ours = await stack.enter_async_context(penstock_worker(model))
+        contenders: dict[str, PenstockWorker | LlamaServer] = {"penstock": ours}
+        contenders["llama.cpp"] = await stack.enter_async_context(llama_server(model))
+        if folder.is_dir():
+            contenders["torch"] = await stack.enter_async_context(penstock_worker(folder, [ours.pid]))
         for contender in contenders.values():
             await contender.seconds(works(rng)["batch 1"])  # warm
         for number in range(rounds):
             for what, work in works(rng).items():
                 for name in list(contenders)[:: 1 if number % 2 == 0 else -1]:
-                    pid = ours.pid if name == "penstock" else theirs.pid
+                    pid = contenders[name].pid
                     began_s = cpu_s(pid)
                     await contenders[name].seconds(work)
                     spent.setdefault(what, {}).setdefault(name, []).append(cpu_s(pid) - began_s)
                 print(f"{model.stem} round {number + 1} {what}: {spent[what]}", flush=True)
-        rss = {name: _rss_mib(pid) for name, pid in (("penstock", ours.pid), ("llama.cpp", theirs.pid))}
+        rss = {name: _rss_mib(contender.pid) for name, contender in contenders.items()}
     tokens = {"prefill": PREFILL_TOKENS} | {f"batch {n}": n * OUTPUT_TOKENS for n in (1, 4, 8)}
     return {
         "rss_mib": rss,
@@ -117,7 +125,11 @@ async def measure(model: Path, rounds: int) -> dict[str, Any]:
             for what, by in spent.items()
         },
         "ratio_of_medians": {
-            what: round(statistics.median(by["llama.cpp"]) / statistics.median(by["penstock"]), 3)
+            what: {
+                name: round(statistics.median(by["llama.cpp"]) / statistics.median(each), 3)
+                for name, each in by.items()
+                if name != "llama.cpp"
+            }
             for what, by in spent.items()
         },
     }
