@@ -16,10 +16,12 @@ MAX_SEQUENCES = 256
 """Of a context: LLAMA_MAX_SEQ."""
 CELLS = 256
 """llama.cpp's KV caches have a multiple of so many cells."""
+READ = 0
+"""A load mode. A mapped file would stay in memory beside the copies in another layout that CPUs compute with."""
 
 
 class LlamaModel:
-    """The weights of a GGUF file, mapped into memory. Freed with the last reference."""
+    """The weights of a GGUF file, in memory. Freed with the last reference."""
 
     def __init__(
         self,
@@ -43,6 +45,8 @@ class LlamaModel:
             raise EngineUnusable("device: this build of llama.cpp has no GPU: name one in llamacpp.library")
         params = api.llama_model_default_params()
         params.n_gpu_layers = -1 if gpu else 0
+        if not gpu:
+            params.load_mode = READ
 
         def goes_on(share: float, _: object) -> bool:
             progress(share)
