@@ -1,6 +1,6 @@
 """GGUF models: a worker of ours against llama.cpp's own server, the same file and library, one thread each.
 
-Where `python -m tests.support.gguf_folder MODEL.gguf MODEL` has written the weights at full precision beside the file, a
+Where `python -m tests.support.gguf_folder MODEL.gguf MODEL` has written the weights at full precision next to the file, a
 worker with the torch engine is the third. All are up at once and work in turns, every second round in the opposite order, on
 the same prompts of random tokens, none twice. Compared is the CPU time of each process, which work on the other core changes
 less than the clock. The workers are called over gRPC with all tokens streamed, the server over HTTP without streaming, which

@@ -17,7 +17,7 @@ MAX_SEQUENCES = 256
 CELLS = 256
 """llama.cpp's KV caches have a multiple of so many cells."""
 READ = 0
-"""A load mode. A mapped file would stay in memory beside the copies in another layout that CPUs compute with."""
+"""A load mode. A mapped file would stay in memory in addition to the copies that CPUs compute with."""
 
 
 class LlamaModel:
