@@ -185,8 +185,9 @@ def outcome(
     reasons: dict[str, str],
 ) -> CascadePlan:
     """The plan that a solution amounts to, simulated from end to end. A tier from which nothing escalates accepts all."""
-    solution = dataclasses.replace(solution, thresholds=_lowered(demand, solution.thresholds))
     strategies = solution.deployment.strategies
+    thresholds = _served(_lowered(demand, solution.thresholds), strategies)
+    solution = dataclasses.replace(solution, thresholds=thresholds)
     run = run_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
     processed = route(demand.judged, solution.thresholds)
     tiers = tuple(
@@ -232,6 +233,14 @@ def outcome(
         grading=run.grading,
         cached_share=demand.cached_share,
     )
+
+
+def _served(thresholds: Sequence[float], strategies: Sequence[Strategy]) -> tuple[float, ...]:
+    """Thresholds under which nothing reaches a tier without replicas: one that no request of this stretch reaches, but one of
+    another may."""
+    used = [strategy.used for strategy in strategies]
+    last = max((tier for tier, is_used in enumerate(used) if is_used), default=len(used) - 1)
+    return tuple(0.0 if tier == last else limit if used[tier] else SKIPPED for tier, limit in enumerate(thresholds))
 
 
 def _lowered(demand: Demand, thresholds: Sequence[float]) -> tuple[float, ...]:

@@ -138,6 +138,13 @@ class PlanSearch:
         if options.budget is GpuBudget.EXACT:
             solution = sustaining(deployer, lambda: _spread(deployer, solution))
         plan = outcome(self.site, demand, solution, deployer, reasons)
+        if options.min_quality is not None and plan.quality < options.min_quality - EPSILON:
+            raise Unreachable(
+                f"min quality binds: too few requests for the tier that reaches quality {options.min_quality:g}: the best "
+                f"without it has {rounded_down(plan.quality)}",
+                plan.quality,
+                Binds.MIN_QUALITY,
+            )
         return dataclasses.replace(plan, budget=options.budget, goal=self.options.aim)
 
     def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> Solution:

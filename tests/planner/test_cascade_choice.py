@@ -413,6 +413,18 @@ def test_cascades_without_the_tier_that_grades_are_left_out(tmp_path: Path) -> N
     assert (by_model.grading.tier, by_model.grading.by_tier) == (2, False)
 
 
+@pytest.mark.parametrize("min_quality", [68, 72, 76, 80])
+def test_no_prompt_reaches_a_tier_that_has_no_gpus(tmp_path: Path, min_quality: float) -> None:
+    """Also where none of the few requests of the stretch does that is planned for, but some of another."""
+    site, demand = small_files(tmp_path, QWEN[:3]), demand_at(2.0, 3, count=20)
+    runs = [draw_demand(demand.judged, demand.arrival_s, seed) for seed in range(2, 6)]
+    targets: dict[str, Any] = {"objective": Objective.END_TO_END, "max_latency_s": 60.0, "goal": Goal.COST}
+    plan = planned(site, demand, runs=runs, min_quality=min_quality, **targets)
+    processed = route(chosen_of(plan, site, demand)[1].judged.under(plan.rules), plan.thresholds).processed
+    assert all(tier.strategy.used or not any(row) for tier, row in zip(plan.tiers, processed, strict=True))
+    assert plan.quality >= min_quality
+
+
 def test_drafters_stay_whichever_tiers_are_chosen(tmp_path: Path) -> None:
     """A drafter is a model next to its tier's, not a tier: also where it is the model of a candidate that is not chosen."""
     drafted = QWEN[3] | {"speculation": {"drafters": [{"model": "qwen2.5-1.5b", "acceptance": 0.8}]}}
