@@ -3,9 +3,9 @@
 Families are all tables of judged answers in the folder that PENSTOCK_DATA names. Per family, target and split each rival
 is tuned on one half of the prompts, for the least GPU time of at least the target's quality, and reported on the other: each
 model alone, every pair and the three as cascades, routing before generation, random mixtures of two models, and a load-based
-cascade (thresholds by mean costs); cascades also with escalation drafts, with skip prediction and with both. Ours is the form
-with the least GPU time of all on the training half, which is what a plan chooses. Of the rivals `best` is the one that was
-cheapest there, `best_plain` the cheapest without drafts and skips.
+cascade (thresholds by mean costs); cascades also with escalation drafts, with skip prediction and with both. Of the rivals
+`best` is the one that was cheapest there, `best_plain` the cheapest without drafts and skips. Ours is what `penstock plan`'s
+own code chooses for the training half, in the setting that is called measured; in the others it is `best`.
 
 GPU time is arithmetic: each request on the replicas of its tier that serve most per GPU of the example cluster, always
 busy, by the planner's step times. Scoring an answer is a pass of a model like the first tier over prompt and answer. What
@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.rivals.families import Family, Prompts, Setting, dollars_per_gpu_hour, measured
+from benchmarks.rivals.planned import planned
 from benchmarks.rivals.systems import Tuned, alone, cascades, load_based, mixtures, routings
 from benchmarks.spread import interval
 
@@ -32,12 +33,13 @@ SHARES = (0.25, 0.5, 0.75, 0.95)  # of the way from the worst model's quality to
 SPLITS, QUICK_SPLITS = range(1, 6), range(1, 3)
 ACCEPTANCE = 0.86
 SETTINGS = (
-    Setting("measured", ACCEPTANCE),
+    Setting("measured", ACCEPTANCE, planned=True),
     Setting("half acceptance", ACCEPTANCE / 2),
     Setting("prefix reuse", ACCEPTANCE, cached_share=0.37),  # of an unlimited cache, by `prefix_reuse`
     Setting("erring judge", ACCEPTANCE, judge_error=20.0),
 )
 VARIANTS = {"": (False, False), ", drafts": (True, False), ", skips": (False, True), ", drafts and skips": (True, True)}
+COMPARED = ("best", "best_plain", "large alone", "routing", "mixture")
 EQUAL = 0.5  # points of quality
 
 
@@ -80,7 +82,7 @@ def measure(family: Family, split: int) -> dict[str, Any]:
                 "share": share,
                 "target_quality": target,
                 "split": split,
-                **_cell(rivals, at, unseen),
+                **_cell(rivals, at, unseen, planned(family, first, training, target) if setting.planned else None),
             }
             for at, (share, target) in enumerate(zip(SHARES, targets, strict=True))
         ]
@@ -88,27 +90,28 @@ def measure(family: Family, split: int) -> dict[str, Any]:
     return {"cells": cells, "predictors": {"family": family.name, "split": split, "tiers": family.tiers, **figures}}
 
 
-def _cell(rivals: dict[str, list[Tuned | None]], at: int, unseen: Prompts) -> dict[str, Any]:
-    able = {name: choice[at] for name, choice in rivals.items() if choice[at] is not None}
-    costs = {name: choice.gpu_s for name, choice in able.items() if choice is not None}
-    best, best_plain = min(costs, key=costs.__getitem__), min(filter(plain, costs), key=costs.__getitem__)
-    rows = []
-    for name, choice in able.items():
-        assert choice is not None
-        gpu_s, quality = choice.system.run(unseen)
-        rows.append(
-            {
-                "name": name,
-                "best": name == best,
-                "best_plain": name == best_plain,
-                "gpu_seconds": float(f"{gpu_s:.5g}"),
-                "dollars_per_1000": round(1000 * gpu_s / 3600 * dollars_per_gpu_hour(), 5),
-                "quality_unseen": round(quality, 3),
-            }
-        )
-    chosen = next(row for row in rows if row["best"])
-    ours = {"form": best, **{key: chosen[key] for key in ("gpu_seconds", "dollars_per_1000", "quality_unseen")}}
-    return {"ours": ours, "rivals": rows}
+def _cell(
+    rivals: dict[str, list[Tuned | None]], at: int, unseen: Prompts, ours: tuple[str, Tuned] | None
+) -> dict[str, Any]:
+    """ours: None for the best rival."""
+    able = {name: choice for name, choices in rivals.items() if (choice := choices[at]) is not None}
+    best = min(able, key=lambda name: able[name].gpu_s)
+    best_plain = min(filter(plain, able), key=lambda name: able[name].gpu_s)
+    rows = [
+        {"name": name, "best": name == best, "best_plain": name == best_plain, **_figures(choice, unseen)}
+        for name, choice in able.items()
+    ]
+    form, chosen = ours or (best, able[best])
+    return {"ours": {"form": form, **_figures(chosen, unseen)}, "rivals": rows}
+
+
+def _figures(choice: Tuned, unseen: Prompts) -> dict[str, float]:
+    gpu_s, quality = choice.system.run(unseen)
+    return {
+        "gpu_seconds": float(f"{gpu_s:.5g}"),
+        "dollars_per_1000": round(1000 * gpu_s / 3600 * dollars_per_gpu_hour(), 5),
+        "quality_unseen": round(quality, 3),
+    }
 
 
 def summarised(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -121,7 +124,7 @@ def summarised(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "share": share,
             "forms": sorted({cell["ours"]["form"] for cell in of}),
         }
-        for key in ("best_plain", "large alone", "routing", "mixture"):
+        for key in COMPARED:
             pairs = [(cell["ours"], row) for cell in of for row in cell["rivals"] if row.get(key) or row["name"] == key]
             if pairs:
                 logs = interval([math.log(ours["gpu_seconds"] / row["gpu_seconds"]) for ours, row in pairs])
@@ -139,7 +142,7 @@ def _shown(setting: str, summary: Sequence[dict[str, Any]]) -> None:
     for line in summary:
         ratios = "; ".join(
             f"{key} {line[key]['gpu_seconds_ratio']['mean']:.2f} ({line[key]['quality_difference']:+.1f})"
-            for key in ("best_plain", "large alone", "routing", "mixture")
+            for key in COMPARED
             if key in line
         )
         print(f"{line['family'][:30]:30} {line['share']:.2f}  {ratios}  {' / '.join(line['forms'])}", flush=True)

@@ -43,13 +43,15 @@ SEED = 1
 class Setting:
     """What is assumed. acceptance: of a rejected answer's next token, if those before it are. cached_share: of each prompt.
 
-    judge_error: the standard deviation, in points, of the scores that routing sees around what answers are worth.
+    judge_error: the standard deviation, in points, of the scores that routing sees around what answers are worth. planned:
+    whether plans are made for it, of which each takes some 15 s.
     """
 
     name: str
     acceptance: float
     cached_share: float = 0.0
     judge_error: float = 0.0
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,67 @@
+"""What `penstock plan` chooses for a family, as a way to serve that can be compared with others."""
+
+from benchmarks.public_data import public
+from benchmarks.rivals.families import TRACE, Family, Prompts
+from benchmarks.rivals.systems import Cascade, Tuned
+from penstock.planner_service.api.plans import plan_for
+from penstock.planner_service.files import read_trace
+from penstock.planner_service.planning.cascade_choice import form_words
+from penstock.planner_service.planning.cascade_plan import CascadePlan
+from penstock.planner_service.question.planning_options import Options
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.simulator.workload import Ints
+from penstock.services.domain.errors import InvalidRequest
+from penstock.types.rules import RuleOptions
+
+BUSY_GPUS = 18.0
+"""With the largest model alone, of the 32 of the example cluster: of fewer, plans have little to choose from."""
+REQUESTS = 1000
+EXPECTED = 0.5
+"""The confidence at which a plan reaches the target on average, as what rivals are tuned for."""
+
+
+def planned(family: Family, rows: Ints, prompts: Prompts, target: float) -> tuple[str, Tuned]:
+    """(its form, the plan) of least cost for the judged prompts `rows`, by the default question and with skip prediction;
+    the largest model alone where that is refused. Tiers draft for each other where that costs less here, as workers decide.
+    prompts: the same ones."""
+    judged = JudgedSample(
+        family.tiers,
+        family.input_tokens[rows],
+        family.output_tokens[rows],
+        prompts.scores,
+        prompts.predicted,
+        known_quality=None if (prompts.scores == prompts.quality).all() else prompts.quality,
+    )
+    rate_per_s = BUSY_GPUS / float(prompts.fresh_s[:, -1].mean())
+    options = Options(
+        min_quality=target,
+        confidence=EXPECTED,
+        rate=rate_per_s,
+        requests=REQUESTS,
+        rules=RuleOptions(skip=True),
+    )
+    try:
+        plan = plan_for(family.site, read_trace(public(TRACE)), judged, options.for_tiers(len(family.tiers))).plan
+    except (Unreachable, InvalidRequest) as error:
+        print(f"{family.name}: {error}", flush=True)
+        system = Cascade((len(family.tiers) - 1,), (), (), False)
+        return f"{family.tiers[-1]} alone, as no plan is found", Tuned(system, *system.run(prompts))
+    systems = [_served(family, plan, drafts=drafts) for drafts in (False, True)]
+    form = form_words([tier.name for tier in plan.tiers if tier.strategy.used], routed=plan.is_routed)
+    if any(limit is not None for limit in plan.rules.skip_below) and not plan.is_routed:
+        form += ", skips"
+    return form, min((Tuned(system, *system.run(prompts)) for system in systems), key=lambda tuned: tuned.gpu_s)
+
+
+def _served(family: Family, plan: CascadePlan, *, drafts: bool) -> Cascade:
+    """A plan's routing. What it passes over is below its limits, of a plan with routing before generation, too."""
+    names = [tier.name for tier in plan.tiers]
+    used = [at for at, tier in enumerate(plan.tiers) if tier.strategy.used]
+    limits = plan.rules.skip_below or (None,) * (len(names) - 1)
+    return Cascade(
+        tuple(family.tiers.index(names[at]) for at in used),
+        tuple(plan.thresholds[at] for at in used[:-1]),
+        tuple(-1.0 if limits[at] is None else float(limits[at] or 0.0) for at in used[:-1]),
+        drafts,
+    )
