@@ -42,7 +42,7 @@ def measure(family: Family, split: int) -> list[dict[str, Any]]:
     """A row for each target."""
     assert CONFIDENCE is not None
     order = np.random.default_rng(split).permutation(len(family.quality))
-    judged, others = (_sample(family, rows) for rows in np.array_split(order, 2))
+    judged, others = (family.judged(rows) for rows in np.array_split(order, 2))
     trace, rest = _halves(read_trace(public(TRACES[split % len(TRACES)])), split)
     rows = []
     for share in SHARES:
@@ -56,10 +56,6 @@ def measure(family: Family, split: int) -> list[dict[str, Any]]:
             continue
         rows.append(row | _quality(planned, others, target) | _latency(planned, others, rest))
     return rows
-
-
-def _sample(family: Family, rows: Any) -> JudgedSample:
-    return JudgedSample(family.tiers, family.input_tokens[rows], family.output_tokens[rows], family.quality[rows])
 
 
 def _halves(trace: Workload, split: int) -> Sequence[Workload]:

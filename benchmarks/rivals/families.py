@@ -23,6 +23,7 @@ from penstock.planner_service.files.catalogue import catalogue
 from penstock.planner_service.files.hardware import model_of_catalogue
 from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.site import Site, replica_kinds
+from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator import Replica
 from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.services.domain.hardware import ModelSpec
@@ -44,7 +45,7 @@ class Setting:
     """What is assumed. acceptance: of a rejected answer's next token, if those before it are. cached_share: of each prompt.
 
     judge_error: the standard deviation, in points, of the scores that routing sees around what answers are worth. planned:
-    whether plans are made for it, of which each takes some 15 s.
+    whether plans are made for it, of which each takes some 8 s.
     """
 
     name: str
@@ -106,6 +107,11 @@ class Family:
         scores = np.clip(self.quality + drawn, 0.0, 100.0)
         costs = {name: np.stack(values, axis=1) for name, values in columns.items()}
         return Prompts(self.tiers, self.quality, scores, **costs, predicted=np.zeros_like(scores))
+
+    def judged(self, rows: Ints, predicted: Floats | None = None) -> JudgedSample:
+        """Some of the prompts as plans are made of them."""
+        lengths = self.input_tokens[rows], self.output_tokens[rows]
+        return JudgedSample(self.tiers, *lengths, self.quality[rows], predicted)
 
     @property
     def site(self) -> Site:

@@ -8,7 +8,6 @@ from penstock.planner_service.files import read_trace
 from penstock.planner_service.planning.cascade_choice import form_words
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.question.planning_options import Options
-from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator.workload import Ints
 from penstock.services.domain.errors import InvalidRequest
@@ -25,14 +24,7 @@ def planned(family: Family, rows: Ints, prompts: Prompts, target: float) -> tupl
     """(its form, the plan) of least cost for the judged prompts `rows`, by the default question and with skip prediction;
     the largest model alone where that is refused. Tiers draft for each other where that costs less here, as workers decide.
     prompts: the same ones."""
-    judged = JudgedSample(
-        family.tiers,
-        family.input_tokens[rows],
-        family.output_tokens[rows],
-        prompts.scores,
-        prompts.predicted,
-        known_quality=None if (prompts.scores == prompts.quality).all() else prompts.quality,
-    )
+    judged = family.judged(rows, prompts.predicted)
     rate_per_s = BUSY_GPUS / float(prompts.fresh_s[:, -1].mean())
     options = Options(
         min_quality=target,
@@ -62,6 +54,6 @@ def _served(family: Family, plan: CascadePlan, *, drafts: bool) -> Cascade:
     return Cascade(
         tuple(family.tiers.index(names[at]) for at in used),
         tuple(plan.thresholds[at] for at in used[:-1]),
-        tuple(-1.0 if limits[at] is None else float(limits[at] or 0.0) for at in used[:-1]),
+        tuple(-1.0 if (limit := limits[at]) is None else limit for at in used[:-1]),
         drafts,
     )

@@ -15,6 +15,7 @@ from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written, progress, table_of
+from penstock.cli.predictor import figures_of, show_trained
 from penstock.cli.proposal import MeasuredTier, Proposal, ScorerWorth, propose, worth
 from penstock.client.aio import AsyncClient
 from penstock.client.errors import PenstockError
@@ -115,7 +116,11 @@ def measure(
     with cli_error_handling(routers):
         measured = _measure(routers, listeners, questions, generation, (scorer, right_by), concurrency, quiet=json)
         scores, seconds = asyncio.run(measured)
-    _write_quality(out, scores, {} if predictor is None else _trained(predictor, questions, scores))
+    _write_quality(out, scores, {})  # also where training fails
+    trained = None
+    if predictor is not None:
+        predicted, trained = _trained(predictor, questions, scores)
+        _write_quality(out, scores, predicted)
     if labelled is not None:
         _write_labelled(labelled, scores)
     figures = [_figures(tier, scored) for tier, scored in scores.items()]
@@ -126,7 +131,10 @@ def measure(
     ]
     worths, proposal = [each for tier in tiers[:-1] for each in worth(tier)], propose(tiers) if tiers else None
     if json:
-        shown = {"scorers": [asdict(each) for each in worths], "proposal": asdict(proposal)} if proposal else {}
+        shown: dict[str, Any] = {}
+        if proposal:
+            shown = {"scorers": [asdict(each) for each in worths], "proposal": asdict(proposal)}
+        shown |= {} if trained is None else {"predictor": trained}
         print_json({"prompts": len(questions), "out": str(out), "tiers": figures} | shown)
         return
     table = table_of("tier", "mean score", "output tokens", "right", title=f"{len(questions)} prompts")
@@ -138,6 +146,8 @@ def measure(
         _show_worth(each)
     if proposal is not None:
         _show_proposal(proposal, tiers)
+    if trained is not None:
+        show_trained(len(questions), trained)
     print_written(out, labelled, predictor)
 
 
@@ -162,8 +172,11 @@ def _check_predictable(questions: Sequence[Question]) -> None:
         fail(f"--predictor: {error}", 2)
 
 
-def _trained(path: Path, questions: Sequence[Question], scores: dict[str, list[_Scored]]) -> dict[str, Sequence[float]]:
-    """Write a predictor. By tier, the scores that prompts are expected to get by predictors that have not seen them."""
+def _trained(
+    path: Path, questions: Sequence[Question], scores: dict[str, list[_Scored]]
+) -> tuple[dict[str, Sequence[float]], list[dict[str, Any]]]:
+    """Write a predictor; return what prompts are expected to score, by tier, by predictors that have not seen them, and its
+    figures."""
     import numpy as np
 
     from penstock.planner_service.question.score_predictor import train
@@ -171,7 +184,7 @@ def _trained(path: Path, questions: Sequence[Question], scores: dict[str, list[_
     table = np.array([[each.score for each in scored] for scored in scores.values()]).T
     trained = train([question.text for question in questions], [*scores], table)
     path.write_text(trained.predictor.to_json())
-    return dict(zip(scores, trained.predicted.T.tolist(), strict=True))
+    return dict(zip(scores, trained.predicted.T.tolist(), strict=True)), figures_of(trained, table)
 
 
 async def _measure(

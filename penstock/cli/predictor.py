@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,10 @@ from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import QuestionsError, read_questions
 from penstock.cli.output import console, fail, print_json, print_written, table_of
+
+if TYPE_CHECKING:
+    from penstock.planner_service.question.score_predictor import Trained
+    from penstock.planner_service.simulator.workload import Floats
 
 SCORE = "_judge_score"
 
@@ -78,23 +82,33 @@ def predictor(
     out.write_text(trained.predictor.to_json())
     if quality_out is not None:
         _write(quality_out, [row for _, row in rows], tiers, trained.predicted.tolist())
-    figures = [
-        {"tier": tier, "mean_score": float(scores[:, t].mean()), "auc": trained.predictor.auc[t]}
-        | {"log_loss": trained.log_loss[t], "log_loss_of_the_mean": trained.constant_loss[t]}
-        | {"calibration_error": trained.calibration_error[t]}
-        for t, tier in enumerate(tiers)
-    ]
+    figures = figures_of(trained, scores)
     if json:
         print_json({"prompts": len(texts), "out": str(out), "tiers": figures})
         return
-    title = f"{len(texts)} prompts, predictions of those held out"
+    show_trained(len(texts), figures)
+    print_written(out, quality_out)
+
+
+def figures_of(trained: "Trained", scores: "Floats") -> list[dict[str, Any]]:
+    """By tier, how well a predictor predicts prompts that were held out. scores (N, C): of those it was trained on."""
+    return [
+        {"tier": tier, "mean_score": float(scores[:, t].mean()), "auc": trained.predictor.auc[t]}
+        | {"log_loss": trained.log_loss[t], "log_loss_of_the_mean": trained.constant_loss[t]}
+        | {"calibration_error": trained.calibration_error[t]}
+        for t, tier in enumerate(trained.predictor.tiers)
+    ]
+
+
+def show_trained(prompts: int, figures: list[dict[str, Any]]) -> None:
+    """Print the table of `figures_of`."""
+    title = f"{prompts} prompts, predictions of those held out"
     table = table_of("tier", "mean score", "AUC", "log loss", "of the mean", "ECE", title=title)
     for row in figures:
         losses = f"{row['log_loss']:.3f}", f"{row['log_loss_of_the_mean']:.3f}"
         errors = f"{row['calibration_error']:.1f}"
         table.add_row(str(row["tier"]), f"{row['mean_score']:.1f}", f"{row['auc']:.3f}", *losses, errors)
     console.print(table)
-    print_written(out, quality_out)
 
 
 def _predictions(source: Path, texts: list[str], tiers: list[str]) -> list[list[float]]:
