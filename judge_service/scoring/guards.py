@@ -5,9 +5,7 @@ import enum
 from penstock.judge_service.scoring.repetition import is_repetitive
 from penstock.services.tool_calls.checks import reply_objection
 from penstock.types.judging import JudgedAnswer
-from penstock.types.prompts import ChatPrompt
 from penstock.types.replies import FinishReason
-from penstock.types.tools import NO_TOOLS
 
 EMPTY = "empty_answer"
 TRUNCATED = "truncated_answer"
@@ -28,8 +26,7 @@ def objection(item: JudgedAnswer, guards: frozenset[Guard] = ALL_GUARDS) -> str 
     """The reason why an answer scores 0 without a scorer; None if it must be scored."""
     if not item.answer.strip():
         return EMPTY
-    tool_use = item.prompt.tool_use if isinstance(item.prompt, ChatPrompt) else NO_TOOLS
-    reason = reply_objection(item.answer, tool_use, item.tool_format, item.structured_output)
+    reason = reply_objection(item.answer, item.prompt, item.tool_format, item.structured_output)
     if reason is not None:
         return reason
     if Guard.TRUNCATED in guards and item.finish_reason is FinishReason.LENGTH:

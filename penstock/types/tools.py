@@ -100,10 +100,6 @@ class ToolUse:
         return tuple(tool for tool in self.offered if self.choice.function in ("", tool.name))
 
     @property
-    def callable_names(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.callable)
-
-    @property
     def characters(self) -> int:
         return sum(len(t.name) + len(t.description) + len(t.parameters) for t in self.offered)
 

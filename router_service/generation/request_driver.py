@@ -178,7 +178,7 @@ def _finished(
     assert answer.done is not None
     form, parsed = FORMATS.get(answer.tool_format), None
     if isinstance(request.prompt, ChatPrompt) and offers_tools(request) and form is not None:
-        parsed = parse_reply(answer.content, form, request.request_id, request.prompt.tool_use.callable_names)
+        parsed = parse_reply(answer.content, form, request.request_id, request.prompt)
     return Finished(
         reason=answer.done.reason,
         tier=answer.tier.name,

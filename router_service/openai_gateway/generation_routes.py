@@ -242,7 +242,7 @@ class GenerationRoutes:
         form, prompt = self._tool_format(tier), requests[index].prompt
         if form is None or not isinstance(prompt, ChatPrompt):
             return None
-        return ToolDeltas(form, requests[index].request_id, prompt.tool_use.callable_names)
+        return ToolDeltas(form, requests[index].request_id, prompt)
 
     def _tool_format(self, tier: str) -> ToolFormat | None:
         """How a tier's model writes tool calls; None if it is not known."""

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence as Seq
-from collections.abc import Set
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.services.tool_calls.formats import ToolFormat
 from penstock.services.tool_calls.parser import CallDelta, ContentDelta, ToolCallParser, call_id
+from penstock.types.prompts import ChatPrompt
 from penstock.types.replies import FinishReason
 from penstock.types.tools import (
     ANY_OBJECT,
@@ -134,9 +134,9 @@ def finish_reason(reason: FinishReason, calls: tuple[ToolCall, ...], other: str)
 class ToolDeltas:
     """The deltas of one streamed choice: its text without the calls, and the calls in pieces."""
 
-    def __init__(self, form: ToolFormat, request_id: str, offered: Set[str]) -> None:
-        """request_id: of this choice; the ids of the calls are derived from it. offered: the names of tools."""
-        self._parser, self._request_id = ToolCallParser(form, offered), request_id
+    def __init__(self, form: ToolFormat, request_id: str, prompt: ChatPrompt) -> None:
+        """request_id: of this choice; the ids of the calls are derived from it."""
+        self._parser, self._request_id = ToolCallParser(form, prompt), request_id
 
     def push(self, text: str) -> list[Json]:
         return self._deltas(self._parser.push(text))

@@ -8,23 +8,24 @@ import json
 from penstock.services.json_schema import SchemaTooComplex, Steps, fits
 from penstock.services.tool_calls.formats import FORMATS
 from penstock.services.tool_calls.parser import parse_reply
+from penstock.types.prompts import ChatPrompt, Prompt
 from penstock.types.structured import MAX_SCHEMA_DEPTH, StructuredOutput, StructureKind, json_depth
-from penstock.types.tools import ToolMode, ToolUse, arguments_object
+from penstock.types.tools import ToolMode, arguments_object
 
 INVALID_CALL = "invalid_tool_call"
 INVALID_STRUCTURE = "invalid_structure"
 
 
 def reply_objection(
-    text: str, tool_use: ToolUse, tool_format: str, structured_output: StructuredOutput | None
+    text: str, prompt: Prompt, tool_format: str, structured_output: StructuredOutput | None
 ) -> str | None:
     """Why a reply does not meet the request for calls or a form; None if it does.
 
     tool_format: how the model writes calls; empty where that is not known.
     """
     form = FORMATS.get(tool_format)
-    if tool_use.offered and form is not None:
-        reply = parse_reply(text, form, "", tool_use.callable_names)
+    if isinstance(prompt, ChatPrompt) and (tool_use := prompt.tool_use).offered and form is not None:
+        reply = parse_reply(text, form, "", prompt)
         if reply.malformed or (tool_use.choice.mode is ToolMode.REQUIRED and not reply.calls):
             return INVALID_CALL
         steps = Steps()

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Set
+import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.services.tool_calls.formats import ToolFormat
-from penstock.types.tools import ToolCall, arguments_object
+from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.tools import ToolCall, ToolMode, arguments_object
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up; there is no doubt what is meant
 _SPACE = " \t\r\n"
@@ -16,6 +18,9 @@ _UNMARKED = re.compile(r"\s*(?:```\w*[ \t]*\n\s*)?(?=\{)")
 _MAY_BE_UNMARKED = re.compile(r"\s*(?:`{0,2}|```\w*[ \t]*(?:\n\s*)?)")
 """What may become that."""
 _BLOCK_END = re.compile(r"\s*```")
+_WORD = re.compile(r"\w+")
+_LEAST_LETTERS = 3
+"""Of a word that says where a value comes from; shorter ones occur in every text. Digits and other scripts say it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +56,9 @@ def call_id(request_id: str, index: int) -> str:
     return "call_" + hashlib.blake2b(f"{request_id}/{index}".encode(), digest_size=12).hexdigest()
 
 
-def parse_reply(text: str, form: ToolFormat, request_id: str, offered: Set[str] = frozenset()) -> ParsedReply:
-    """The calls in a whole reply. A call that is none is content, as it is. offered: as in ToolCallParser."""
-    parser = ToolCallParser(form, offered)
+def parse_reply(text: str, form: ToolFormat, request_id: str, prompt: ChatPrompt | None = None) -> ParsedReply:
+    """The calls in a whole reply. A call that is none is content, as it is. prompt: as in ToolCallParser."""
+    parser = ToolCallParser(form, prompt)
     deltas = [*parser.push(text), *parser.finish()]
     content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
     names, arguments = dict[int, str](), dict[int, str]()
@@ -73,11 +78,16 @@ class ToolCallParser:
     What is handed out depends on the text alone, not on how it is cut. White space around calls is no content.
 
     Models that should mark their calls leave the marks out at times, or write a block of code: an object at the beginning of
-    a reply is a call if it has nothing but the name of a tool of `offered` and arguments. It is held until that is certain.
+    a reply is a call if it has nothing but the name of a tool that `prompt` offers and arguments of which a word occurs in
+    its messages. (Where no call is required, small models call a tool with values that they invent rather than answer.) It is
+    held until that is certain.
     """
 
-    def __init__(self, form: ToolFormat, offered: Set[str] = frozenset()) -> None:
-        self._form, self._offered = form, offered
+    def __init__(self, form: ToolFormat, prompt: ChatPrompt | None = None) -> None:
+        self._form = form
+        self._prompt = prompt if prompt is not None else ChatPrompt(())
+        self._offered = {tool.name for tool in self._prompt.tool_use.callable}
+        self._said = _Messages(self._prompt.messages)
         self._state: _State = _Start()
         self._rest = ""  # not yet certain
         self._space = ""  # content if more content follows
@@ -161,7 +171,14 @@ class ToolCallParser:
         self._rest, self._raw = text[used:], self._raw + text[:used]
         known = scanner.name in self._offered
         if scanner.done and scanner.sound and known and not scanner.has_other_keys:
-            yield CallDelta(self.calls, scanner.name, scanner.take_arguments())
+            arguments = scanner.take_arguments()
+            may_decline = self._prompt.tool_use.choice.mode is ToolMode.AUTO
+            if may_decline and not self._said.has_part_of(arguments_object(arguments)):
+                self.malformed = True
+                yield from self._content(self._raw)
+                self._raw, self._state = "", _Plain()
+                return
+            yield CallDelta(self.calls, scanner.name, arguments)
             self.calls, self._raw, self._state, self._after_call = self.calls + 1, "", _Start(), True
         elif scanner.done or scanner.failed or scanner.has_other_keys or (scanner.named and not known):
             raw, self._raw, self._state = self._raw, "", _Text()
@@ -222,6 +239,46 @@ class ToolCallParser:
         self._space = whole[len(bare) :]
         if bare:
             yield ContentDelta(bare)
+
+
+class _Messages:
+    """What messages say."""
+
+    def __init__(self, messages: Iterable[ChatMessage]) -> None:
+        self._messages, self._text = messages, ""
+
+    def has_part_of(self, arguments: object) -> bool:
+        """Whether a word of their values occurs in the messages, or they have none."""
+        parts = [
+            part
+            for value in _values(arguments)
+            for part in _WORD.findall(_folded(value))
+            if len(part) >= _LEAST_LETTERS or not part.isascii() or not part.isalpha()
+        ]
+        if parts and not self._text:
+            texts = (text for m in self._messages for text in (m.content, *(call.arguments for call in m.tool_calls)))
+            self._text = _folded("\n".join(texts))
+        return not parts or any(part in self._text for part in parts)
+
+
+def _values(value: object) -> Iterator[str]:
+    """The text of all values within a JSON value, but for `true`, `false` and `null`."""
+    match value:
+        case dict():
+            for each in value.values():
+                yield from _values(each)
+        case list():
+            for each in value:
+                yield from _values(each)
+        case None | bool():
+            return
+        case _:
+            yield str(value)
+
+
+def _folded(text: str) -> str:
+    """Without case and accents."""
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)).casefold()
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from penstock.services.tool_calls.checks import reply_objection
 from penstock.services.tool_calls.formats import HERMES, LLAMA3_JSON, ToolFormat, format_of_template
 from penstock.services.tool_calls.parser import CallDelta, ContentDelta, ToolCallParser, parse_reply
 from penstock.services.tool_calls.rendering import calls_text
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
 from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolCall, ToolChoice, ToolMode, ToolUse
 
@@ -23,10 +24,10 @@ _CALLS = st.lists(st.tuples(st.sampled_from(("add", "look_up", "a.b-c")), _ARGUM
 
 
 def _streamed(
-    text: str, form: ToolFormat, cuts: list[int], offered: frozenset[str] = frozenset()
+    text: str, form: ToolFormat, cuts: list[int], prompt: ChatPrompt | None = None
 ) -> tuple[str, dict[int, tuple[str, str]], bool]:
     """(content, calls by index, malformed) of a reply that comes in pieces."""
-    parser, deltas, at = ToolCallParser(form, offered), list[ContentDelta | CallDelta](), 0
+    parser, deltas, at = ToolCallParser(form, prompt), list[ContentDelta | CallDelta](), 0
     for size in [*cuts, len(text)]:
         deltas += parser.push(text[at : at + size])
         at += size
@@ -57,8 +58,8 @@ def test_calls_are_read_back_as_they_were_written_however_the_text_is_cut(
 
 @given(st.text(alphabet='<tool_cal>/{}"name: 1,x\\ \n', max_size=60), st.lists(st.integers(1, 5), max_size=60))
 def test_any_text_gives_the_same_reading_however_it_is_cut(text: str, cuts: list[int]) -> None:
-    for offered in (frozenset[str](), frozenset({"a"})):
-        assert _streamed(text, HERMES, cuts, offered) == _streamed(text, HERMES, [], offered)
+    for prompt in (None, ChatPrompt((), ToolUse((Tool("a", "", "{}"),)))):
+        assert _streamed(text, HERMES, cuts, prompt) == _streamed(text, HERMES, [], prompt)
     assert _streamed(text, LLAMA3_JSON, cuts) == _streamed(text, LLAMA3_JSON, [])
 
 
@@ -99,9 +100,38 @@ def test_an_object_without_marks_is_a_call_of_an_offered_tool_or_text(
     text: str, content: str, calls: int, cuts: list[int]
 ) -> None:
     """However it is cut, nothing is handed out as text that becomes a call."""
-    found = _streamed(text, HERMES, cuts, frozenset({"f"}))
+    found = _streamed(text, HERMES, cuts, _said("Call f with 1."))
     assert (found[0], len(found[1]), found[2]) == (content, calls, False)
     assert _streamed(text, HERMES, cuts)[1].keys() == {*range(text.count("<tool_call>"))}, "none without offered names"
+
+
+def _said(text: str, mode: ToolMode = ToolMode.AUTO) -> ChatPrompt:
+    return ChatPrompt((ChatMessage("user", text),), ToolUse((Tool("f", "", "{}"),), ToolChoice(mode)))
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments", "is_call"),
+    [
+        ("Weather in Sao Paulo?", {"city": "S\u00e3o Paulo"}, True),
+        ("\u5317\u4eac\u5929\u6c14", {"city": "\u5317\u4eac"}, True),
+        ("What is 250 dollars in euros?", {"amount": 250, "from": "USD"}, True),
+        ("What time is it?", {}, True),
+        ("What time is it?", {"utc": True}, True),
+        ("Order it for A-9.", {"items": [{"customer": "A-9"}]}, True),
+        ("What is HTTP short for?", {"city": "London"}, False),
+        ("Who is it?", {"city": "it is London"}, False),
+        ("What is HTTP short for?", {"amount": 100, "from": "USD"}, False),
+    ],
+)
+def test_an_object_without_marks_is_no_call_where_all_its_values_are_invented(
+    said: str, arguments: dict[str, object], is_call: bool
+) -> None:
+    text = json.dumps({"name": "f", "arguments": arguments})
+    reply = parse_reply(text, HERMES, "r", _said(said))
+    assert (len(reply.calls), reply.content) == ((1, "") if is_call else (0, text))
+    assert (reply_objection(text, _said(said), "hermes", None) is None) == is_call
+    assert parse_reply(text, HERMES, "r", _said(said, ToolMode.REQUIRED)).calls, "a call is required"
+    assert parse_reply(f"<tool_call>{text}</tool_call>", HERMES, "r", _said(said)).calls, "marks say that it is one"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +179,7 @@ TOOL = Tool(
     ],
 )
 def test_an_answer_that_is_no_valid_call_is_objected_to(text: str, choice: ToolChoice, valid: bool) -> None:
-    objection = reply_objection(text, ToolUse((TOOL,), choice), "hermes", None)
+    objection = reply_objection(text, ChatPrompt((), ToolUse((TOOL,), choice)), "hermes", None)
     assert objection == (None if valid else "invalid_tool_call")
 
 
@@ -166,5 +196,5 @@ def test_an_answer_that_is_no_valid_call_is_objected_to(text: str, choice: ToolC
     ],
 )
 def test_an_answer_of_another_form_is_objected_to(form: StructuredOutput, good: str, bad: str) -> None:
-    assert reply_objection(good, ToolUse(), "", form) is None
-    assert reply_objection(bad, ToolUse(), "", form) == "invalid_structure"
+    assert reply_objection(good, TextPrompt(""), "", form) is None
+    assert reply_objection(bad, TextPrompt(""), "", form) == "invalid_structure"

@@ -97,7 +97,7 @@ async def test_json_and_calls_of_tools_are_what_was_asked_for(server: SglangEngi
     form = StructuredOutput(json_schema=json.dumps(SCHEMA))
     asked = request("j", "Give Paris and its population as JSON.", structured_output=form, max_tokens=120)
     assert json.loads((await answer(server, asked)).text).keys() == {"city", "population"}
-    use = ToolUse((WEATHER,))
-    text = (await answer(server, request("t", "What is the weather in Oslo now?", use, max_tokens=120))).text
-    (call,) = parse_reply(text, HERMES, "t", {WEATHER.name}).calls
+    question, use = "What is the weather in Oslo now?", ToolUse((WEATHER,))
+    text = (await answer(server, request("t", question, use, max_tokens=120))).text
+    (call,) = parse_reply(text, HERMES, "t", ChatPrompt((ChatMessage("user", question),), use)).calls
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Oslo"})

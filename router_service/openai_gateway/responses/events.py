@@ -130,7 +130,7 @@ class GrowingResponse:
         if not self.has_tools or tool_format is None:
             return self._content(text)
         if self._parser is None:
-            self._parser = ToolCallParser(tool_format, self._request.chat.tool_use.callable_names)
+            self._parser = ToolCallParser(tool_format, self._request.chat)
         return self._pieces(self._parser.push(text))
 
     def finish(self, finished: Finished, extension: Any) -> list[Json]:
