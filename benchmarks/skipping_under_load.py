@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.priced_simulation import PricedRouting, simulate_priced
 from benchmarks.public_data import public
 from benchmarks.rivals.families import Family, family
 from benchmarks.spread import interval
@@ -31,7 +32,6 @@ from penstock.planner_service.question.demand import stretch_of
 from penstock.planner_service.question.score_predictor import train
 from penstock.planner_service.question.site import Demand, replica_kinds
 from penstock.planner_service.routing.quality import JudgedSample, route
-from penstock.planner_service.rules.priced_simulation import PricedRouting, simulate_priced
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.judged import has_one_batch
 from penstock.planner_service.simulator.workload import Floats

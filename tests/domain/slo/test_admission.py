@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.slo.admission import BudgetModel, Committed, PromiseCandidate, Tier, admit
 from penstock.services.domain.slo.compiled.admission import Entries, Sets, best_sets, budget_per_s
 from penstock.services.domain.slo.compiled.layout import step_model
 from penstock.services.domain.slo.compiled.table import (
@@ -22,6 +21,7 @@ from penstock.services.domain.slo.compiled.table import (
     decide,
 )
 from penstock.types.slo import SloClass
+from tests.domain.slo.reference_admission import BudgetModel, Committed, PromiseCandidate, Tier, admit
 from tests.support.present import present
 
 SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)

@@ -1,4 +1,4 @@
-"""Admission: the dynamic program of `services.domain.slo.admission`, compiled, followed by the certificate. No I/O.
+"""Admission: the dynamic program of SLOs-Serve, section 3.2.1, compiled, followed by the certificate. No I/O.
 
 The recurrence takes the best over the last accepted request j before i. As the budget grows at a rate that depends on the
 counts alone, PB*(a + b, n) = PB*(a, n) + PB*(b, n), and all states can be carried along to each deadline in turn: a state is

@@ -1,7 +1,7 @@
 """Which new requests are admitted, all of them decided together: the dynamic program of SLOs-Serve, section 3.2.1. No I/O.
 
 This is the reference: plain, exact and slow. Workers and the simulator run its compiled form
-(`services.domain.slo.compiled.admission`); a test holds the two, and trying every subset, to the same value and count.
+(`services.domain.slo.compiled.admission`), which is held, as trying every subset is, to the same value and count.
 
 Sets: requests i = 1..N by prefill deadline, ties by order of arrival; those running are forced in. Paces l = 1..L.
 Variables: which new requests are accepted. State: last accepted request i, memory m, counts n = (n_1, .., n_L) per pace.

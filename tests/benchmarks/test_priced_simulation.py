@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.priced_simulation import PricedRouting, PricedRun, simulate_priced
 from penstock.planner_service.question.site import Demand
 from penstock.planner_service.routing.quality import JudgedSample, route
-from penstock.planner_service.rules.priced_simulation import PricedRouting, PricedRun, simulate_priced
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
