@@ -101,7 +101,8 @@ class _Simulation:
         if self._routing.price:
             own_s, next_s = (self._dispatches[at].delay_s(REQUEST_TOKENS) for at in (tier, tier + 1))
             rules = priced_to_ask(rules, predicted, self._routing.price, own_s, next_s)
-        return not pipeline.is_asked(rules, predicted)
+        names = (one.name for one in self._routing.tiers)
+        return not pipeline.is_asked(rules, dict(zip(names, self._predicted[request].tolist(), strict=True)))
 
     def _finished(self, request: int, tier: int, at_s: float) -> bool:
         """Whether the answer is accepted; else the request escalates."""

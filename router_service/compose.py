@@ -39,6 +39,7 @@ from penstock.router_service.telemetry.sampling import WindowSampler, WorkloadRe
 from penstock.router_service.telemetry.stats import RouterStats
 from penstock.router_service.tenancy.key_follower import KeyFollower
 from penstock.router_service.tenancy.tenancy import Tenancy
+from penstock.services.acceptance.pipeline import predicting
 from penstock.services.channels import ChannelPool
 from penstock.services.clock import SystemClock
 from penstock.services.domain.instances import Role
@@ -198,8 +199,11 @@ def _predictor(chassis: Chassis) -> ScorePredictor | None:
     except PredictorError as error:
         raise SettingsError(f"router.score_predictor: {error}") from None
     for i, tier in enumerate(chassis.mesh.tiers):
-        if tier.skip_below is not None and tier.name not in predictor.tiers:
-            raise SettingsError(f"tiers[{i}].skip_below: {path} predicts no scores of tier {tier.name}")
+        for field in predicting(tier):
+            if tier.name not in predictor.tiers:
+                raise SettingsError(f"tiers[{i}].{field}: {path} predicts no scores of tier {tier.name}")
+        if tier.skip_for is not None and tier.skip_for.tier not in predictor.tiers:
+            raise SettingsError(f"tiers[{i}].skip_for: {path} predicts no scores of tier {tier.skip_for.tier}")
     return predictor
 
 

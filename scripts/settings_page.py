@@ -31,7 +31,7 @@ from penstock.services.mesh_schema import (
     MeshTls,
 )
 from penstock.services.settings import ServiceSettings
-from penstock.types.rules import LongAnswers
+from penstock.types.rules import LongAnswers, SkipFor
 
 HEAD = """# Settings
 
@@ -45,6 +45,7 @@ SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("The mesh file", MeshFile),
     ("`tiers[]`", MeshTier),
     ("`tiers[].long_answers`", LongAnswers),
+    ("`tiers[].skip_for`", SkipFor),
     ("`tiers[].speculation`", MeshSpeculation),
     *((f"`tiers[].{name}`", extension(ENGINES, name, BaseModel, name)) for name in entry_points_of(ENGINES)),
     ("`judge`", MeshJudge),

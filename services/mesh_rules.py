@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from penstock.services.acceptance.pipeline import predicting
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.plans import check_plan
 from penstock.services.mesh_schema import MAX_PORT, MeshFile, processes_problem
@@ -50,8 +51,9 @@ def _plan_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
 
 def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
     for i, tier in enumerate(mesh.tiers):
-        if tier.skip_below is not None and not mesh.router.score_predictor:
-            yield FieldProblem(f"tiers[{i}].skip_below", "needs router.score_predictor, which is not set")
+        if not mesh.router.score_predictor:
+            for field in predicting(tier):
+                yield FieldProblem(f"tiers[{i}].{field}", "needs router.score_predictor, which is not set")
 
 
 def port_problems(mesh: MeshFile, of_engines: Iterable[Ports] = ()) -> Iterator[FieldProblem]:

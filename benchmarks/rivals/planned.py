@@ -1,8 +1,11 @@
 """What `penstock plan` chooses for a family, as a way to serve that can be compared with others."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 from benchmarks.public_data import public
 from benchmarks.rivals.families import TRACE, Family, Prompts
-from benchmarks.rivals.systems import Cascade, Tuned
+from benchmarks.rivals.systems import EPSILON, Cascade, System, Tuned
 from penstock.planner_service.api.plans import plan_for
 from penstock.planner_service.files import read_trace
 from penstock.planner_service.planning.cascade_choice import form_words
@@ -46,14 +49,27 @@ def planned(family: Family, rows: Ints, prompts: Prompts, target: float) -> tupl
     return form, min((Tuned(system, *system.run(prompts)) for system in systems), key=lambda tuned: tuned.gpu_s)
 
 
-def _served(family: Family, plan: CascadePlan, *, drafts: bool) -> Cascade:
-    """A plan's routing. What it passes over is below its limits, of a plan with routing before generation, too."""
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A cascade that passes tiers over by their `lead` over the last of its tiers."""
+
+    cascade: Cascade
+
+    def run(self, prompts: Prompts) -> tuple[float, float]:
+        last = prompts.predicted[:, self.cascade.tiers[-1], None]
+        return self.cascade.run(replace(prompts, predicted=100.0 + prompts.predicted - last))
+
+
+def _served(family: Family, plan: CascadePlan, *, drafts: bool) -> System:
     names = [tier.name for tier in plan.tiers]
     used = [at for at, tier in enumerate(plan.tiers) if tier.strategy.used]
-    limits = plan.rules.skip_below or (None,) * (len(names) - 1)
-    return Cascade(
+    limits: Sequence[float | None] = plan.rules.skip_below or (None,) * (len(names) - 1)
+    if plan.rules.skip_for:
+        limits = [None if rule is None else 100.0 - rule.gain - EPSILON for rule in plan.rules.skip_for]
+    cascade = Cascade(
         tuple(family.tiers.index(names[at]) for at in used),
         tuple(plan.thresholds[at] for at in used[:-1]),
         tuple(-1.0 if (limit := limits[at]) is None else limit for at in used[:-1]),
         drafts,
     )
+    return Routed(cascade) if plan.rules.skip_for else cascade

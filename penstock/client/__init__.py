@@ -22,6 +22,7 @@ from penstock.client.plans import LongAnswers as LongAnswers
 from penstock.client.plans import Plan as Plan
 from penstock.client.plans import Prediction as Prediction
 from penstock.client.plans import SequenceInFlight as SequenceInFlight
+from penstock.client.plans import SkipFor as SkipFor
 from penstock.client.plans import Stage as Stage
 from penstock.client.plans import StageLayout as StageLayout
 from penstock.client.plans import StagesVerdict as StagesVerdict

@@ -11,6 +11,7 @@ from penstock.types.rules import BurstLadder as BurstLadder
 from penstock.types.rules import BurstStep as BurstStep
 from penstock.types.rules import BurstThreshold as BurstThreshold
 from penstock.types.rules import LongAnswers as LongAnswers
+from penstock.types.rules import SkipFor as SkipFor
 
 
 @dataclass(frozen=True, slots=True)

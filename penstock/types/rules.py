@@ -25,6 +25,16 @@ class LongAnswers:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipFor:
+    """A tier is passed over for a better one."""
+
+    tier: str
+    """The later tier."""
+    gain: Annotated[float, SCORE]
+    """Over so many points of predicted score."""
+
+
+@dataclass(frozen=True, slots=True)
 class BurstThreshold:
     """Answers that score more than `score`, 0 to 100, are accepted, and `tie_share` of those that score exactly that."""
 
@@ -65,6 +75,8 @@ class TierRules:
     skip_below: Annotated[float | None, SCORE] = None
     """The tier is passed over for prompts whose predicted score, 0 to 100, is lower. Needs router.score_predictor; not for
     the last tier. None: never."""
+    skip_for: SkipFor | None = None
+    """The tier is passed over where a later tier's predicted score is so much higher. None: never."""
     long_answers: LongAnswers | None = None
     """Long answers are accepted from a lower score on: they took long, and would take longest if they escalated. Not for the
     last tier. None: length does not matter."""
@@ -84,6 +96,7 @@ class AcceptanceRules(PlanRules):
     """What a plan's routing has in addition to thresholds. Those of tiers are of the tiers but the last; empty for none."""
 
     skip_below: tuple[float | None, ...] = ()
+    skip_for: tuple[SkipFor | None, ...] = ()
     long_answers: tuple[LongAnswers | None, ...] = ()
 
 

@@ -16,7 +16,7 @@ from penstock.planner_service.manifests.render import (
 )
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.routing.quality import SKIPPED
-from penstock.services.acceptance.pipeline import OF_PLANS
+from penstock.services.acceptance.pipeline import OF_PLANS, predicting
 from penstock.services.chart import Replicas, chart_values, to_yaml, worker_values
 from penstock.services.domain.errors import invalid
 from penstock.services.mesh_file import load_mesh_file, read_mesh_data
@@ -72,10 +72,11 @@ def _mesh(file: PlanFile, site: Site, shapes: Shapes, base: Path | None) -> dict
         if names != list(site.tiers):
             raise invalid("tiers", f"{base} has {', '.join(names)}, the plan {', '.join(site.tiers)}")
         mesh["tiers"] = [tier | planned for tier, planned in zip(mesh["tiers"], tiers, strict=True)]
-    if any(tier.skip_below is not None for tier in file.plan.tiers):
+    if any(map(predicting, file.plan.tiers)):
         if base is not None and not mesh.get("router", {}).get("score_predictor"):
             raise invalid(
-                "router.score_predictor", f"is needed by the plan, which has skip_below, and not set in {base}"
+                "router.score_predictor",
+                f"is needed by the plan, which skips by predicted scores, and not set in {base}",
             )
         mesh["router"] = {"score_predictor": SCORE_PREDICTOR} | mesh.get("router", {})
     if rules := rules_in_mesh(OF_PLANS, file.plan):

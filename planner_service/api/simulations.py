@@ -193,7 +193,7 @@ def _rules(deployment: Deployment, demand: Demand, drawn: PlanOptions) -> Accept
     *lower, last = deployment.tiers
     if last.threshold is not None:
         raise invalid(f"deployment.tiers[{len(lower)}].threshold", "answers of the last tier are always accepted")
-    if problems := [*tier_problems(deployment.tiers, "deployment.tiers")]:
+    if problems := [*tier_problems(deployment.tiers, demand.judged.tiers, "deployment.tiers")]:
         raise InvalidRequest(*problems)
     columns: dict[str, Any] = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
     for rule in OF_TIERS:

@@ -150,7 +150,8 @@ def _ladder_form(ladder: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rule_problems(plan: CascadePlan) -> Iterator[FieldProblem]:
-    for problem in tier_problems([TierRules(**served(tier)) for tier in plan.tiers], "tiers"):
+    rules, names = [TierRules(**served(tier)) for tier in plan.tiers], [tier.name for tier in plan.tiers]
+    for problem in tier_problems(rules, names, "tiers"):
         yield FieldProblem(re.sub(r"tiers(\[\d+\])\.(\w+)", r"\2\1", problem.field), problem.problem)
     if plan.burst is not None:
         own = [threshold for threshold, _ in served_tiers(plan)]

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from penstock.planner_service.live.worker_shapes import WorkerShapes
+from penstock.services.acceptance.pipeline import predicting
 from penstock.services.acceptance.threshold import accepts_all
 from penstock.services.background import end, supervise
 from penstock.services.clock import Clock
@@ -147,9 +148,9 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
     def _unpredicted(self, plan: Plan) -> Iterator[FieldProblem]:
         """A tier that accepts all would be sent every prompt."""
         for i, tier in enumerate(plan.tiers[:-1]):
-            if tier.skip_below is not None and accepts_all(tier.threshold or 0.0) and not self._predicts:
+            if accepts_all(tier.threshold or 0.0) and not self._predicts:
                 problem = f"{tier.name} accepts all: needs router.score_predictor in the mesh file"
-                yield FieldProblem(f"plan.tiers[{i}].skip_below", problem)
+                yield from (FieldProblem(f"plan.tiers[{i}].{field}", problem) for field in predicting(tier))
 
     def _drafters(self, tier: str) -> tuple[str, ...]:
         """What drafts in the tier's workers, which load it when they start."""

@@ -96,8 +96,9 @@ def replan(payload: bytes, emit: Emit) -> None:
     judged = imputed(judged_of(question.quality, site.tiers), job.records, prompts, options.seed)
     rules = job.rules
     if judged.predicted is None:  # then routers cannot predict either, and ask every tier
-        rules = replace(rules, skip_below=())
-    if not any(limit is not None for limit in rules.skip_below):  # limits stay as they are: none are looked for
+        rules = replace(rules, skip_below=(), skip_for=())
+    limits = (*rules.skip_below, *rules.skip_for)
+    if not any(limit is not None for limit in limits):  # limits stay as they are: none are looked for
         judged = replace(judged, predicted=None)
     trace = workload_of(question.trace)
     staged = list[pb.PlanStagesRequest]()

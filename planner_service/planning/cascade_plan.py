@@ -23,7 +23,7 @@ from penstock.services.acceptance.pipeline import NO_RULES
 from penstock.services.acceptance.threshold import SKIPPED, accepts_all
 from penstock.types.planned import CascadeChoice, LargestAlone, QualityPromise
 from penstock.types.planning import Objective
-from penstock.types.rules import AcceptanceRules, BurstLadder
+from penstock.types.rules import AcceptanceRules, BurstLadder, SkipFor
 from penstock.types.simulated import UserLatency
 
 
@@ -149,11 +149,12 @@ class CascadePlan:
 
     @property
     def as_routed(self) -> Self:
-        """A plan for prompts that are routed, whose thresholds are limits of predicted scores, as it is served."""
+        """A plan for prompts that are routed, whose thresholds are limits of `lead`, as it is served."""
         served = tuple(SKIPPED if limit > 100 else 0.0 for limit in self.thresholds)
-        limits = tuple(limit if 0 < limit <= 100 else None for limit in self.thresholds)
+        best = self.tiers[-1].name
+        limits = tuple(SkipFor(best, round(100 - h, 6)) if 0 < h <= 100 else None for h in self.thresholds)
         solution = dataclasses.replace(self.solution, thresholds=served)
-        rules = AcceptanceRules(skip_below=limits) if any(limits) else NO_RULES
+        rules = AcceptanceRules(skip_for=limits) if any(limits) else NO_RULES
         return dataclasses.replace(self, thresholds=served, solution=solution, rules=rules)
 
     @property

@@ -212,8 +212,8 @@ def _of_stated(plan: CascadePlan, site: Site, demand: Demand, options: Options, 
         factor = plan.rate_per_s / demand.rate_per_s
         demand, runs = demand.scaled(factor), [run.scaled(factor) for run in runs]
     serving = {tier.name: tier for tier in plan.tiers}
-    limits = dict(zip(serving, (*plan.rules.skip_below, None), strict=True)) if plan.is_routed else {}
-    rules = AcceptanceRules(skip_below=tuple(map(limits.get, site.tiers[:-1]))) if limits else NO_RULES
+    limits = dict(zip(serving, (*plan.rules.skip_for, None), strict=True)) if plan.is_routed else {}
+    rules = AcceptanceRules(skip_for=tuple(map(limits.get, site.tiers[:-1]))) if limits else NO_RULES
     thresholds = dict(zip(serving, (*plan.thresholds, 0.0), strict=True))  # the last one that serves accepts all
     strategies = tuple(serving[name].strategy if name in serving else NOTHING for name in site.tiers)
     deployment = Deployment(tuple(s.gpus for s in strategies), strategies, plan.solution.deployment.latency_s)

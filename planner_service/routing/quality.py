@@ -71,9 +71,8 @@ def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | Non
 def routed_sample(judged: JudgedSample, of: JudgedSample | None = None) -> JudgedSample:
     """`of`, or the judged prompts, each sent to one tier by its predicted scores. The limits that are tried are at quantiles
     of those of the judged prompts."""
-    assert judged.predicted is not None
-    known, shares = np.nan_to_num(judged.predicted, nan=100.0).T, np.linspace(0, 1, ROUTED_LEVELS)
-    levels = [np.unique([0.0, *np.quantile(of_tier, shares, method="lower")]) for of_tier in known]
+    shares = np.linspace(0, 1, ROUTED_LEVELS)
+    levels = [np.unique([0.0, *np.quantile(of_tier, shares, method="lower")]) for of_tier in judged.lead.T]
     return (of or judged).routed_by(levels)
 
 

@@ -82,12 +82,12 @@ def decide(
 
 
 def passed_over(tiers: tuple[TierPlan, ...], at: int, predicted: Mapping[str, float]) -> Escalate | None:
-    """To the next tier, if the score that is predicted for the answer of tier `at` is too low; None if it is asked.
+    """To the next tier, if tier `at` is passed over by predicted scores; None if it is asked.
 
     predicted: the score predicted for each tier's answer, 0 to 100; tiers without a prediction are asked.
     """
     score = predicted.get(tiers[at].name)
-    if not may_escalate_at(tiers, at) or pipeline.is_asked(tiers[at], score):
+    if not may_escalate_at(tiers, at) or pipeline.is_asked(tiers[at], predicted):
         return None
     return Escalate(at + 1, EscalationReason.PREDICTED_SCORE_LOW, score)
 

@@ -22,7 +22,7 @@ from penstock.router_service.generation.tier_times import TierTimes
 from penstock.router_service.routing.burst_steps import BurstSteps, TakenStep
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services import telemetry
-from penstock.services.acceptance.pipeline import compares_answers
+from penstock.services.acceptance.pipeline import compares_answers, predicting
 from penstock.services.domain.errors import (
     PenstockError,
     PromptTooLong,
@@ -224,13 +224,15 @@ class CascadeGeneration:
 
     def _predicted(self, plan: Plan, route: tuple[TierPlan, ...], request: RouterRequest) -> dict[str, float]:
         """The predicted score of each tier's answer; empty if no tier could be passed over for it."""
-        has_limits = any(tier.skip_below is not None for tier in route[:-1])
+        has_limits = any(predicting(tier) for tier in route[:-1])
         if not has_limits and (self._waiting is None or len(route) == 1):
             return {}
         if self._predictor is None:
             if has_limits and plan.revision != self._unpredicted_revision:
                 self._unpredicted_revision = plan.revision
-                _log.warning("plan %d has skip_below, but router.score_predictor is not set", plan.revision)
+                _log.warning(
+                    "plan %d skips tiers by predicted scores, but router.score_predictor is not set", plan.revision
+                )
             return {}
         text = prompt_text(request.prompt)
         return {} if text is None else self._predictor.predict(text)

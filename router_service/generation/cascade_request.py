@@ -58,7 +58,7 @@ class CascadeRequest:
         return cascade.may_escalate_at(self.route, self.at) and not self.is_resumed
 
     def passed_over(self) -> Escalate | None:
-        """To the next tier, if the score predicted for this one's answer is too low."""
+        """To the next tier, if this one is passed over by predicted scores."""
         if not self.may_escalate:
             return None
         if self.waiting is not None:

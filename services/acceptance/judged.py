@@ -120,14 +120,20 @@ class JudgedSample:
         """The same prompts under the routing of a plan."""
         return pipeline.under(self, rules)
 
-    def routed_by(self, levels: Sequence[Floats]) -> "JudgedSample":
-        """The same prompts, each sent to one tier by its predicted scores: a threshold of the result is a `skip_below`.
-
-        levels: by tier, the limits that planning tries, ascending and from 0 on. A prompt without a prediction asks the tier.
-        """
+    @property
+    def lead(self) -> Floats:
+        """(N, C) 100 less the points by which the last tier's predicted score is higher; at most 100, as without scores."""
         assert self.predicted is not None
-        known = np.nan_to_num(self.predicted, nan=100.0)
-        at = [np.searchsorted(values, known[:, tier], side="right") - 1 for tier, values in enumerate(levels)]
+        lead = 100.0 + self.predicted - self.predicted[:, -1:]
+        return np.clip(np.nan_to_num(lead, nan=100.0), 0.0, 100.0)
+
+    def routed_by(self, levels: Sequence[Floats]) -> "JudgedSample":
+        """The same prompts, each sent to one tier by its `lead`: a threshold of the result is 100 less a gain of `skip_for`.
+
+        levels: by tier, the limits that planning tries, ascending and from 0 on.
+        """
+        lead = self.lead
+        at = [np.searchsorted(values, lead[:, tier], side="right") - 1 for tier, values in enumerate(levels)]
         scores = np.stack([values[places] for values, places in zip(levels, at, strict=True)], axis=1)
         return replace(self, scores=scores, known_quality=self.quality, predicted=None, routed=True)
 

@@ -1,8 +1,8 @@
 """The rules in their order: for one request at a time as routers serve it, and for all judged prompts as plans count them.
 No I/O.
 
-(1) Skip prediction: before a tier is asked. (2) Long answers, then (3) the threshold, with the request's burst step: when the
-answer is finished and has a score. (4) The best answer: when one is accepted.
+(1) Skip prediction and skipping for another tier: before a tier is asked. (2) Long answers, then (3) the threshold, with the
+request's burst step: when the answer is finished and has a score. (4) The best answer: when one is accepted.
 """
 
 import enum
@@ -16,6 +16,7 @@ from penstock.services.acceptance.best_answer import delivered as delivered
 from penstock.services.acceptance.bursts import BurstSteps
 from penstock.services.acceptance.long_answers import LongAnswersAccepted, stands_by_length
 from penstock.services.acceptance.rule import AcceptanceRule
+from penstock.services.acceptance.skip_for import SkippingForAnother, gains_enough
 from penstock.services.acceptance.skip_prediction import SkipPrediction, passes_over
 from penstock.services.acceptance.threshold import meets
 from penstock.types.plans import Plan, TierPlan
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 RULES: tuple[AcceptanceRule, ...] = (
     BestAnswer(),
     SkipPrediction(),
+    SkippingForAnother(),
     LongAnswersAccepted(),
     BurstSteps(),
 )
@@ -80,6 +82,11 @@ def of_tier(rules: AcceptanceRules, tier: int) -> dict[str, Any]:
     return {name: values[tier] if tier < len(values) else None for name, values in columns.items()}
 
 
+def predicting(tier: TierRules) -> list[str]:
+    """The rules of a tier, by name, that decide by predicted scores."""
+    return [rule.field for rule in OF_TIERS if rule.predicts and rule.value(tier) is not None]
+
+
 def of_plan(rules: PlanRules) -> dict[str, Any]:
     """The rules of all tiers by name."""
     return {rule.field: rule.value(rules) for rule in OF_PLANS}
@@ -127,8 +134,8 @@ def candidates(judged: "JudgedSample", options: RuleOptions) -> list[list[Accept
     return result
 
 
-def tier_problems(tiers: Sequence[TierRules], path: str) -> Iterator[FieldProblem]:
-    """What is wrong with the rules of tiers. path: of the tiers; the last one has none."""
+def tier_problems(tiers: Sequence[TierRules], names: Sequence[str], path: str) -> Iterator[FieldProblem]:
+    """What is wrong with the rules of tiers. names, path: of the tiers; the last one has none."""
     for i, tier in enumerate(tiers):
         at = f"{path}[{i}]"
         if i == len(tiers) - 1:
@@ -140,6 +147,9 @@ def tier_problems(tiers: Sequence[TierRules], path: str) -> Iterator[FieldProble
         values = TierRules(**{rule.field: rule.value(tier) for rule in OF_TIERS})
         for field, problem in range_problems(values, at):
             yield FieldProblem(field, problem)
+        for rule in OF_TIERS:
+            if (refused := rule.refused(rule.value(tier), names[i + 1 :])) is not None:
+                yield FieldProblem(f"{at}.{rule.field}.{refused.field}", refused.problem)
 
 
 def rule_lines(plan: Any, question: RuleOptions | None) -> list[str]:
@@ -165,9 +175,12 @@ class Decision(enum.Enum):
         return self in (Decision.LONG_ANSWER, Decision.SCORE_AT_LEAST_THRESHOLD)
 
 
-def is_asked(tier: TierPlan, predicted: float | None) -> bool:
-    """Whether a tier is asked. predicted: the score that its answer is expected to get; None without a prediction."""
-    return not passes_over(predicted, tier.skip_below)
+def is_asked(tier: TierPlan, predicted: Mapping[str, float]) -> bool:
+    """Whether a tier is asked. predicted: the scores that answers are expected to get, by tier, of those that have one."""
+    own, better = predicted.get(tier.name), tier.skip_for
+    if passes_over(own, tier.skip_below):
+        return False
+    return own is None or better is None or not gains_enough(own, predicted.get(better.tier, own), better)
 
 
 def decide(tier: TierPlan, score: float, counted_tokens: int, *, accepts_tie: bool) -> Decision:

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 class AcceptanceRule:
     """One rule. field: of TierRules or PlanRules, and of AcceptanceRules; empty for one of which planning tries no choices.
 
-    options: of RuleOptions, the first asks for it. question: what `penstock plan new` writes.
+    options: of RuleOptions, the first asks for it; none for one that no question asks for. question: what `penstock plan new`
+    writes. predicts: whether it decides by predicted scores.
     """
 
     field: ClassVar[str] = ""
-    options: ClassVar[tuple[str, ...]]
-    question: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()
+    question: ClassVar[str] = ""
+    predicts: ClassVar[bool] = False
 
     @property
     def of_tiers(self) -> bool:
@@ -33,13 +35,19 @@ class AcceptanceRule:
 
     def asked(self, options: RuleOptions) -> bool:
         """Whether a question asks for it."""
-        return getattr(options, self.options[0]) not in (False, None)
+        return bool(self.options) and getattr(options, self.options[0]) not in (False, None)
 
     def value(self, rules: AcceptanceRules | PlanRules | TierRules) -> Any:
         return getattr(rules, self.field)
 
     def unfit(self, judged: "JudgedSample", drawn: PlanOptions) -> FieldProblem | None:
         """Why a deployment in which a tier has the rule cannot be simulated; None if it can."""
+        if not self.predicts or judged.predicted is not None:
+            return None
+        return FieldProblem("quality.prompts", f"have no predicted_scores, which {self.field} needs")
+
+    def refused(self, value: Any, later: Sequence[str]) -> FieldProblem | None:
+        """What is wrong with a tier's value, but for its range. later: the tiers after it. The field is the value's."""
         return None
 
     def under(self, answers: "JudgedSample", value: Any) -> "JudgedSample":

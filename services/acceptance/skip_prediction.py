@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.domain.errors import invalid
-from penstock.types.planning import PlanOptions
-from penstock.types.problems import FieldProblem
 from penstock.types.rules import RuleOptions
 
 if TYPE_CHECKING:
@@ -35,11 +33,7 @@ class SkipPrediction(AcceptanceRule):
     field = "skip_below"
     options = ("skip",)
     question = "skip: false  # below which predicted score a tier is passed over; needs predicted scores"
-
-    def unfit(self, judged: "JudgedSample", drawn: PlanOptions) -> FieldProblem | None:
-        if judged.predicted is not None:
-            return None
-        return FieldProblem("quality.prompts", "have no predicted_scores, which skip_below needs")
+    predicts = True
 
     def under(self, answers: "JudgedSample", value: Sequence[float | None]) -> "JudgedSample":
         import numpy as np

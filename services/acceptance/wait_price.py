@@ -15,8 +15,11 @@ def priced_to_ask(tier: TierPlan, predicted: float, price: float, own_s: float, 
 
     A request that asks the tier waits there, and in the next tier, too, if its answer is not accepted; one that passes it
     over waits in the next tier. predicted: the score, which is the chance of acceptance. own_s, next_s: the delays of both.
+    A tier that is passed over for a better one is so for a smaller gain.
     """
     cost_s = own_s - predicted / 100 * next_s
+    if tier.skip_for is not None:
+        return replace(tier, skip_for=replace(tier.skip_for, gain=tier.skip_for.gain - price * cost_s))
     return replace(tier, skip_below=(tier.skip_below or 0.0) + price * cost_s) if price * cost_s else tier
 
 

@@ -56,7 +56,7 @@ def _problems(plan: Plan) -> Iterator[FieldProblem]:
             yield FieldProblem(f"{path}.threshold", "must not be set: answers of the last tier are always accepted")
         if not is_last and tier.threshold is None:
             yield FieldProblem(f"{path}.threshold", "missing: required for every tier but the last")
-    yield from tier_problems(plan.tiers, "plan.tiers")
+    yield from tier_problems(plan.tiers, [tier.name for tier in plan.tiers], "plan.tiers")
     if plan.burst is not None:
         thresholds = [tier.threshold for tier in plan.tiers]
         yield from ladder_problems(plan.burst, [tier.name for tier in plan.tiers], thresholds, "plan.burst")

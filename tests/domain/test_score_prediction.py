@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from penstock.services.acceptance import pipeline
 from penstock.services.acceptance.skip_prediction import passes_over
 from penstock.services.domain.score_prediction import (
     PredictorError,
@@ -12,7 +13,9 @@ from penstock.services.domain.score_prediction import (
     features,
     prompt_text,
 )
+from penstock.types.plans import TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from penstock.types.rules import SkipFor
 
 BUCKETS = 512
 HARD = features("multiply", BUCKETS)[0]
@@ -76,6 +79,24 @@ def test_only_a_known_score_below_the_limit_passes_a_tier_over() -> None:
     assert not passes_over(30.0, 30.0)
     assert not passes_over(None, 30.0)
     assert not passes_over(0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "asked"),
+    [
+        ({"small": 70.0, "large": 90.0}, False),
+        ({"small": 70.0, "large": 80.0}, True),
+        ({"small": 70.0, "medium": 99.0, "large": 60.0}, True),
+        ({"small": 70.0}, True),
+        ({"large": 100.0}, True),
+        ({}, True),
+    ],
+)
+def test_a_tier_is_passed_over_for_one_whose_predicted_score_is_higher_by_more_than_the_gain(
+    predicted: dict[str, float], asked: bool
+) -> None:
+    tier = TierPlan("small", "m", 0.0, 1, skip_for=SkipFor("large", 10.0))
+    assert pipeline.is_asked(tier, predicted) == asked
 
 
 def test_the_text_is_that_of_the_last_message() -> None:

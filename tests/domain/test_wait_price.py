@@ -9,6 +9,7 @@ from penstock.services.acceptance import pipeline
 from penstock.services.acceptance.wait_price import priced_to_accept, priced_to_ask
 from penstock.services.domain.dispatch import REQUEST_TOKENS, delay_s, wait_s, work_tokens
 from penstock.types.plans import TierPlan
+from penstock.types.rules import SkipFor
 
 scores = st.floats(0, 100)
 limits = st.none() | st.floats(0, 100)
@@ -43,7 +44,8 @@ def test_who_waits_longer_at_a_tier_passes_it_over_and_who_waits_longer_behind_i
     limit: float, predicted: float, price: float, own_s: float, next_s: float, more_s: float
 ) -> None:
     def asked(own: float, following: float) -> bool:
-        return pipeline.is_asked(priced_to_ask(tier(50.0, limit), predicted, price, own, following), predicted)
+        priced = priced_to_ask(tier(50.0, limit), predicted, price, own, following)
+        return pipeline.is_asked(priced, {"small": predicted})
 
     assert asked(own_s, next_s) or not asked(own_s + more_s, next_s)
     assert asked(own_s, next_s + more_s) or not asked(own_s, next_s)
@@ -64,6 +66,8 @@ def test_limits_move_by_the_price_of_the_seconds() -> None:
     plan = tier(60.0, 20.0)
     assert priced_to_ask(plan, 50.0, 5.0, 4.0, 2.0) == replace(plan, skip_below=35.0)
     assert priced_to_ask(tier(60.0), 50.0, 5.0, 4.0, 2.0) == tier(60.0, 15.0)
+    routed = replace(plan, skip_below=None, skip_for=SkipFor("large", 30.0))
+    assert priced_to_ask(routed, 50.0, 5.0, 4.0, 2.0).skip_for == SkipFor("large", 15.0), "a smaller gain is enough"
     assert priced_to_accept(plan, 5.0, 2.0) == replace(plan, threshold=50.0)
     assert priced_to_accept(plan, 5.0, 60.0) == replace(plan, threshold=0.0)
 

@@ -87,7 +87,8 @@ async def mesh(redis: RedisProcess, folder: Path) -> AsyncIterator[TestMesh]:
 def test_a_plan_says_that_it_routes_and_what_the_runner_up_takes(folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["thresholds"] == [0.0]
-    assert 20 < plan["skip_below"][0] < 90
+    assert plan["skip_for"][0]["tier"] == "large"
+    assert 2 < plan["skip_for"][0]["gain"] < 70
     assert plan["verdict"].startswith("small or large by a predictor, of 2 candidates; ")
     assert "; the runner-up, large, takes " in plan["verdict"]
     assert plan["cost"]["gpus"] < plan["candidates"]["runner_up"]["cost"]["gpus"]
@@ -98,14 +99,15 @@ def test_a_plan_says_that_it_routes_and_what_the_runner_up_takes(folder: Path) -
 
 
 async def test_routers_send_each_prompt_to_one_tier_and_judge_nothing(mesh: TestMesh, folder: Path) -> None:
-    """By the limit of the plan, once it is applied; replies are streamed, also those of the small tier."""
+    """By the gain of the plan, once it is applied; replies are streamed, also those of the small tier."""
     await asyncio.to_thread(run, "plan", "apply", folder / "plan.json", "-a", mesh.router.admin_address)
-    limit = json.loads((folder / "plan.json").read_text())["skip_below"][0]
+    gain = json.loads((folder / "plan.json").read_text())["skip_for"][0]["gain"]
     predictor = read_score_predictor(folder / "predictor.json")
     await mesh.until(lambda status: status.plan_revision > 1)
     async with mesh.client() as client:
         sent = [await replied(client, prompt(PROMPTS + i)) for i in range(12)]
-    expected = [predictor.predict(prompt(PROMPTS + i))["small"] >= limit for i in range(12)]
+    scores = [predictor.predict(prompt(PROMPTS + i)) for i in range(12)]
+    expected = [each["large"] - each["small"] <= gain for each in scores]
     assert [tier == "small" for tier, _ in sent] == expected
     assert set(expected) == {True, False}
     for (tier, events), is_small in zip(sent, expected, strict=True):
@@ -129,7 +131,7 @@ async def test_a_mesh_without_a_predictor_refuses_the_plan(redis: RedisProcess, 
         admin = mesh.router.admin_address
         refused = await asyncio.to_thread(penstock, "plan", "apply", folder / "plan.json", "-a", admin)
     assert refused.returncode != 0
-    assert "plan.tiers[0].skip_below" in refused.output
+    assert "plan.tiers[0].skip_for" in refused.output
     assert "needs router.score_predictor" in refused.output
 
 
@@ -138,4 +140,4 @@ def test_manifests_of_the_plan_name_the_predictor(folder: Path) -> None:
     mesh = yaml.safe_load((folder / "plan.mesh.yaml").read_text())
     plan = json.loads((folder / "plan.json").read_text())
     assert mesh["router"]["score_predictor"] == "/models/score_predictor.json"
-    assert (mesh["tiers"][0]["threshold"], mesh["tiers"][0]["skip_below"]) == (0.0, plan["skip_below"][0])
+    assert (mesh["tiers"][0]["threshold"], mesh["tiers"][0]["skip_for"]) == (0.0, plan["skip_for"][0])

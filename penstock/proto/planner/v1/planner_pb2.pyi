@@ -340,6 +340,7 @@ class TierPlan(_message.Message):
     DRAFTERS_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    SKIP_FOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters of a-z, 0-9, -, _, .; `cascade` is reserved."""
     model: _builtins.str
@@ -377,6 +378,12 @@ class TierPlan(_message.Message):
         endpoints.
         """
 
+    @_builtins.property
+    def skip_for(self) -> Global___SkipFor:
+        """The tier is passed over for prompts for which a later tier's predicted score is so much higher. Unset: never. Must not be
+        set for the last tier.
+        """
+
     def __init__(
         self,
         *,
@@ -390,10 +397,11 @@ class TierPlan(_message.Message):
         drafters: _abc.Iterable[_builtins.str] | None = ...,
         long_answers: Global___LongAnswers | None = ...,
         replicas: _abc.Iterable[Global___ReplicaGroup] | None = ...,
+        skip_for: Global___SkipFor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "qoe", b"qoe", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "qoe", b"qoe", "skip_below", b"skip_below", "skip_for", b"skip_for", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "instances", b"instances", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "replicas", b"replicas", "skip_below", b"skip_below", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "drafters", b"drafters", "instances", b"instances", "long_answers", b"long_answers", "model", b"model", "name", b"name", "qoe", b"qoe", "replicas", b"replicas", "skip_below", b"skip_below", "skip_for", b"skip_for", "stages", b"stages", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
@@ -405,6 +413,30 @@ class TierPlan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___TierPlan: _TypeAlias = TierPlan  # noqa: Y015
+
+@_typing.final
+class SkipFor(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """The later tier."""
+    gain: _builtins.float
+    """By how many points its predicted score is higher, at least, 0 to 100."""
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        gain: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gain", b"gain", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SkipFor: _TypeAlias = SkipFor  # noqa: Y015
 
 @_typing.final
 class LongAnswers(_message.Message):
@@ -2093,6 +2125,7 @@ class PlannedTier(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
     UTILISATION_FIELD_NUMBER: _builtins.int
+    SKIP_FOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model: _builtins.str
     gpus: _builtins.int
@@ -2133,6 +2166,10 @@ class PlannedTier(_message.Message):
     def tpot_s(self) -> Global___Percentiles: ...
     @_builtins.property
     def latency_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def skip_for(self) -> Global___SkipFor:
+        """See TierPlan. Unset: never."""
+
     def __init__(
         self,
         *,
@@ -2158,10 +2195,11 @@ class PlannedTier(_message.Message):
         preemptions: _builtins.int = ...,
         busy: _builtins.float = ...,
         utilisation: _builtins.float = ...,
+        skip_for: Global___SkipFor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "latency_s", b"latency_s", "long_answers", b"long_answers", "remote", b"remote", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "latency_s", b"latency_s", "long_answers", b"long_answers", "remote", b"remote", "skip_below", b"skip_below", "skip_for", b"skip_for", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "busy", b"busy", "gpus", b"gpus", "latency_s", b"latency_s", "long_answers", b"long_answers", "model", b"model", "name", b"name", "output_tokens_per_s", b"output_tokens_per_s", "p95_s", b"p95_s", "preemptions", b"preemptions", "remote", b"remote", "replicas", b"replicas", "requests", b"requests", "requests_per_s", b"requests_per_s", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "busy", b"busy", "gpus", b"gpus", "latency_s", b"latency_s", "long_answers", b"long_answers", "model", b"model", "name", b"name", "output_tokens_per_s", b"output_tokens_per_s", "p95_s", b"p95_s", "preemptions", b"preemptions", "remote", b"remote", "replicas", b"replicas", "requests", b"requests", "requests_per_s", b"requests_per_s", "share_answered", b"share_answered", "share_processed", b"share_processed", "skip_below", b"skip_below", "skip_for", b"skip_for", "speculation", b"speculation", "step_times", b"step_times", "threshold", b"threshold", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015
@@ -3133,6 +3171,7 @@ class DeployedTier(_message.Message):
     THRESHOLD_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
+    SKIP_FOR_FIELD_NUMBER: _builtins.int
     threshold: _builtins.float
     """Unset: the tier is not used. Never set for the last."""
     skip_below: _builtins.float
@@ -3143,6 +3182,10 @@ class DeployedTier(_message.Message):
     def long_answers(self) -> Global___LongAnswers:
         """As in TierPlan. Never set for the last."""
 
+    @_builtins.property
+    def skip_for(self) -> Global___SkipFor:
+        """As in TierPlan. Needs predicted_scores of the judged prompts. Never set for the last."""
+
     def __init__(
         self,
         *,
@@ -3150,10 +3193,11 @@ class DeployedTier(_message.Message):
         threshold: _builtins.float | None = ...,
         skip_below: _builtins.float | None = ...,
         long_answers: Global___LongAnswers | None = ...,
+        skip_for: Global___SkipFor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "skip_below", b"skip_below", "skip_for", b"skip_for", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "replicas", b"replicas", "skip_below", b"skip_below", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below", "_threshold", b"_threshold", "long_answers", b"long_answers", "replicas", b"replicas", "skip_below", b"skip_below", "skip_for", b"skip_for", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_below: _TypeAlias = _typing.Literal["skip_below"]  # noqa: Y015
     _WhichOneofArgType__skip_below: _TypeAlias = _typing.Literal["_skip_below", b"_skip_below"]  # noqa: Y015

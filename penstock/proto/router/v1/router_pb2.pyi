@@ -42,7 +42,7 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     ESCALATION_REASON_SLO_DECLINED: _EscalationReason.ValueType  # 7
     """No instance of the tier can keep the SLO."""
     ESCALATION_REASON_PREDICTED_SCORE_LOW: _EscalationReason.ValueType  # 8
-    """The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
+    """By predicted scores and the plan's skip_below or skip_for the tier was not asked."""
     ESCALATION_REASON_TIE_NOT_ACCEPTED: _EscalationReason.ValueType  # 10
     """The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 
@@ -62,7 +62,7 @@ ESCALATION_REASON_TOO_LATE: EscalationReason.ValueType  # 6
 ESCALATION_REASON_SLO_DECLINED: EscalationReason.ValueType  # 7
 """No instance of the tier can keep the SLO."""
 ESCALATION_REASON_PREDICTED_SCORE_LOW: EscalationReason.ValueType  # 8
-"""The score predicted for the tier's answer is below the plan's skip_below: the tier was not asked."""
+"""By predicted scores and the plan's skip_below or skip_for the tier was not asked."""
 ESCALATION_REASON_TIE_NOT_ACCEPTED: EscalationReason.ValueType  # 10
 """The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
