@@ -1,14 +1,19 @@
 """Meshes and clients of the router's tests."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import aiohttp
 import openai
 import pytest
 
+from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
+from penstock.services.channels import ChannelPool
 from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
+from tests.support.tier_scene import Scene
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +24,15 @@ async def mesh(
     path = write_mesh_file(tmp_path_factory.mktemp("mesh"), **getattr(request.module, "MESH", {}))
     async with running_mesh(path, redis.url, routers=getattr(request.module, "ROUTERS", 1)) as running:
         yield running
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """Scripted workers of a tier, as one router sees them."""
+    async with AsyncExitStack() as stack, asyncio.timeout(300):
+        channels = await stack.enter_async_context(ChannelPool())
+        sessions = await stack.enter_async_context(MultiplexerPool(channels))
+        yield Scene(stack, channels, sessions)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,21 +24,17 @@ from penstock import Tokens as ClientTokens
 from penstock.proto.judge.v1 import judge_pb2, judge_pb2_grpc
 from penstock.proto.router.v1 import router_pb2, router_pb2_grpc
 from penstock.router_service.clients.judge_client import JudgeClient
-from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.domain.events import RouterEvent, RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_promises import TierPromises
 from penstock.router_service.generation.tier_times import TierTimes
-from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import DeadlineExceeded, Unavailable, invalid
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.slo.promises import Promise
 from penstock.services.errors import to_status
-from penstock.services.field_problems import SettingsError
 from penstock.services.grpc_types import Context
-from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshRouter
 from penstock.types.events import Escalated, Judged
 from penstock.types.plans import Plan, TierPlan
@@ -49,7 +44,6 @@ from penstock.types.requests import Resume
 from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloFallback
 from penstock.types.tools import Tool, ToolUse
-from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh
 from tests.support.present import present
 from tests.support.scripted_worker_servicer import Script
@@ -129,8 +123,8 @@ class Served:
 class Router:
     """Scripted workers of three tiers, a scripted judge, and the part of a router that serves one request."""
 
-    def __init__(self, scene: Scene, stack: AsyncExitStack, channels: ChannelPool) -> None:
-        self.scene, self._stack, self._channels = scene, stack, channels
+    def __init__(self, scene: Scene, stack: AsyncExitStack) -> None:
+        self.scene, self._stack = scene, stack
         self.answers, self.output = list[TierAnswer](), Output()
 
     async def start(self, *tiers: str, scripts: Mapping[str, Script] = MappingProxyType({})) -> None:
@@ -166,7 +160,7 @@ class Router:
         judge.reasons = reasons or {}
         self.scene.view.follow(plan)
         client = JudgeClient(
-            self._channels,
+            self.scene.channels,
             self.scene.pool,
             NoOpTracer(),
             NoOpMeter("t"),
@@ -188,11 +182,9 @@ class Router:
 
 
 @pytest.fixture
-async def router() -> AsyncIterator[Router]:
-    async with AsyncExitStack() as stack, asyncio.timeout(LIMIT_S):
-        channels = await stack.enter_async_context(ChannelPool())
-        sessions = await stack.enter_async_context(MultiplexerPool(channels))
-        yield Router(Scene(stack, channels, sessions), stack, channels)
+async def router(scene: Scene) -> AsyncIterator[Router]:
+    async with AsyncExitStack() as stack:
+        yield Router(scene, stack)
 
 
 def all_tokens(tier: str, begin: int = 0) -> list[tuple[str, int]]:
@@ -323,13 +315,6 @@ async def test_a_deadline_that_passes_while_the_last_answer_is_judged_is_an_erro
     assert not router.output.tokens
 
 
-async def test_a_last_tier_that_fails_is_an_error_as_without_it(router: Router) -> None:
-    """A rejected answer is not delivered for want of another one."""
-    with pytest.raises(Unavailable):
-        await router.serve({"small": 55.0}, replace(PLAN, tiers=TIERS[::2]), started=["small"])
-    assert not router.output.tokens
-
-
 async def test_the_last_tier_is_waited_for_although_it_is_held(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tier after it could answer."""
     gives_up: dict[str, bool] = {}
@@ -409,10 +394,12 @@ async def test_spans_say_which_answer_was_delivered(medium: float, large: float,
     assert times == sorted(times, key=lambda time: time or 0)
 
 
-async def test_a_request_that_fails_ends_the_span_of_the_answer_that_was_kept(router: Router) -> None:
+async def test_a_last_tier_that_fails_is_an_error_as_without_it(router: Router) -> None:
+    """A rejected answer is not delivered for want of another one, and its span ends."""
     traced = Traced()
     with pytest.raises(Unavailable):
         await traced.serve(router, {"small": 55.0}, replace(PLAN, tiers=TIERS[::2]), started=["small"])
+    assert not router.output.tokens
     assert traced.of("penstock.accepted") == {"small": False, "large": False}
     codes = {tier: span.status.status_code for tier, span in traced.spans.items()}
     assert codes == {"small": StatusCode.UNSET, "large": StatusCode.ERROR}
@@ -555,10 +542,3 @@ async def test_a_plan_may_be_set_to_deliver_it_or_not(mesh: TestMesh) -> None:
             while (await client.status()).plan_revision < published.revision:
                 await asyncio.sleep(0.01)
             assert (await client.generate("hello", **GREEDY)).tier == tier
-
-
-def test_a_mesh_file_says_so_or_is_without_it(tmp_path: Path) -> None:
-    for planner, best_answer in (({}, False), ({"best_answer": True}, True)):
-        assert load_mesh_file(write_mesh_file(tmp_path, planner=planner)).plan("").best_answer is best_answer
-    with pytest.raises(SettingsError, match=r"planner\.best_answer"):
-        load_mesh_file(write_mesh_file(tmp_path, planner={"best_answer": "mostly"}))

@@ -1,8 +1,6 @@
 """One request through its route, as far as it needs no judge. Real calls, scripted workers."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,11 +8,9 @@ from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer
 
 from penstock.router_service.clients.judge_client import JudgeClient
-from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.domain.events import RouterEvent, RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.tier_answer import TierAnswer
-from penstock.services.channels import ChannelPool
 from penstock.services.mesh_schema import MeshRouter
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt
@@ -43,20 +39,15 @@ class Output:
         pass
 
 
-@pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    async with AsyncExitStack() as stack, asyncio.timeout(LIMIT_S):
-        channels = await stack.enter_async_context(ChannelPool())
-        sessions = await stack.enter_async_context(MultiplexerPool(channels))
-        scene = Scene(stack, channels, sessions)
-        scene.view.follow(Plan(1, (TierPlan("only", "m", None, 1),)))
-        yield scene
+@pytest.fixture(autouse=True)
+def plan(scene: Scene) -> None:
+    scene.view.follow(Plan(1, (TierPlan("only", "m", None, 1),)))
 
 
 async def answer_of(scene: Scene) -> TierAnswer:
     """The answer to a request, after all of its tokens have come."""
     judge = JudgeClient(
-        scene._channels,
+        scene.channels,
         scene.pool,
         NoOpTracer(),
         NoOpMeter("t"),

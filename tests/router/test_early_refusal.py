@@ -1,8 +1,6 @@
 """Requests without room are refused before they are read."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from random import Random
 from typing import Any
 
 import aiohttp
@@ -13,14 +11,11 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from penstock import TierStarted
-from penstock.router_service.admission.admission_queue import AdmissionQueue
-from penstock.services.domain.errors import Overloaded
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
 
 GENERATE = "/penstock.router.v1.RouterService/Generate"
-LATER = 1e9
 
 
 @pytest.fixture
@@ -71,30 +66,3 @@ async def test_a_full_router_refuses_whatever_comes_without_reading_it(mesh: Tes
         assert (await refused(channel, garbage)).code() is grpc.StatusCode.INVALID_ARGUMENT
         async with session.post(url, data=garbage, headers=headers) as response:
             assert response.status == 400
-
-
-async def test_nothing_is_refused_early_that_the_queue_would_take() -> None:
-    """Whatever the queue holds, priorities and requests of several places included."""
-    rng, early = Random(5), 0
-    for _ in range(300):
-        queue, tasks = AdmissionQueue(rng.randint(1, 4), rng.randint(0, 4)), list[asyncio.Task[None]]()
-        for _ in range(rng.randint(0, 8)):
-            places = rng.randint(1, 2)
-            if places <= queue._admission.max_active:
-                tasks.append(asyncio.create_task(_hold(queue, rng.randint(-1, 1), places)))
-        await asyncio.sleep(0)
-        if (error := queue.refusal()) is not None:
-            early += 1
-            assert error.retry_after_s > 0
-            with pytest.raises(Overloaded):
-                async with queue.entered(100, LATER):
-                    pass
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert early > 30
-
-
-async def _hold(queue: AdmissionQueue, priority: int, places: int) -> None:
-    async with queue.entered(priority, LATER, places):
-        await asyncio.Event().wait()

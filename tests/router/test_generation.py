@@ -1,8 +1,8 @@
 """One tier's reply over instances that fail: the table of failures is carried out. Real calls, scripted workers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,14 +16,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
 from penstock.router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls, TierDone
 from penstock.router_service.generation.tier_generation import MAX_TRACED_CALLS
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.services import errors, telemetry
 from penstock.services.background import end
-from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
@@ -50,15 +48,6 @@ from penstock.types.workers import MoveAdvice, NotMoved
 from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script
 from tests.support.tier_scene import TOKENS, Scene
-
-
-@pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    async with AsyncExitStack() as stack, asyncio.timeout(300):
-        channels = await stack.enter_async_context(ChannelPool())
-        sessions = await stack.enter_async_context(MultiplexerPool(channels))
-        yield Scene(stack, channels, sessions)
-
 
 FULL, BUG, AWAY = Overloaded("full", 0.01), InternalError("bug"), InstanceDraining("draining")
 DIE: Script = [Act.DIE]
@@ -379,20 +368,28 @@ async def test_the_spans_of_a_reply_are_bounded(scene: Scene) -> None:
 async def test_an_instance_is_sought_for_the_tokens_that_the_reply_has(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the prompt, as the tier has counted tokens per character so far, and those that are generated."""
+    """Those of the prompt, as the tier has counted tokens per character so far, and those that are generated. As many are
+    counted as its pending work until its record tells of them."""
     await scene.start("a", [5, Act.DIE])
     await scene.start("b")
     sought, place = list[int](), scene.pool.place
+    sent, sending = list[tuple[str, int]](), scene.pool.sending
 
     def noting(tier: str, request_id: str, tokens: int, **more: Any) -> Any:
         sought.append(tokens)
         return place(tier, request_id, tokens, **more)
 
+    def noting_sent(instance_id: str, tokens: int) -> Any:
+        sent.append((instance_id, tokens))
+        return sending(instance_id, tokens)
+
     monkeypatch.setattr(scene.pool, "place", noting)
+    monkeypatch.setattr(scene.pool, "sending", noting_sent)
     generation = scene.tier()
     await scene.reply("x" * 40, generation=generation)  # the prompt; it has 3 tokens
     await scene.reply("y" * 40, generation=generation)
     assert sought == [10, 3 + 5, 3]
+    assert sent == [("a", 10), ("b", 3 + 5), ("b", 3)]
 
 
 async def test_the_client_is_told_why_the_last_instance_was_left_that_had_tokens(
@@ -416,23 +413,6 @@ async def test_a_reply_that_has_ended_is_not_moved(scene: Scene) -> None:
     await scene.reply(generation=generation)
     with pytest.raises(NotFound, match="active reply"):
         await generation.move("r", other.record, "asked for")
-
-
-async def test_an_instance_is_sent_the_tokens_that_it_must_compute(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until its record tells of them, they are counted as its pending work: the prompt's and those generated elsewhere."""
-    await scene.start("a", [5, Act.DIE])
-    await scene.start("b")
-    sent, sending = list[tuple[str, int]](), scene.pool.sending
-
-    def noting(instance_id: str, tokens: int) -> Any:
-        sent.append((instance_id, tokens))
-        return sending(instance_id, tokens)
-
-    monkeypatch.setattr(scene.pool, "sending", noting)
-    await scene.reply("x" * 40)  # the prompt; it has 3 tokens
-    assert sent == [("a", 10), ("b", 3 + 5)]
 
 
 async def test_advice_to_move_is_followed_by_one_move_at_a_time_which_ends_with_the_reply(

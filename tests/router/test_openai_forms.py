@@ -165,13 +165,6 @@ async def test_parse_gives_the_arguments_of_strict_tools(client: openai.AsyncOpe
         assert isinstance(call.function.parsed_arguments, Person)
 
 
-async def test_a_json_object_is_one(client: openai.AsyncOpenAI) -> None:
-    reply = await client.chat.completions.create(
-        model="cascade", messages=HELLO, response_format={"type": "json_object"}, max_tokens=2000
-    )
-    assert isinstance(json.loads(reply.choices[0].message.content or ""), dict)
-
-
 @pytest.mark.parametrize(
     ("extra", "texts"),
     [

@@ -228,31 +228,6 @@ async def test_a_bad_field_is_named(mesh: TestMesh, change: dict[str, object], f
     assert field in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
-        ("POST", "/v1/chat/completions", b"{", 400),
-        ("POST", "/v1/chat/completions", b"", 400),
-        ("POST", "/v1/chat/completions", b"[]", 400),
-        ("POST", "/v1/chat/completions", b"\xff\xfe", 400),
-        ("POST", "/v1/chat/completions", b"[" * 100_000, 400),
-        ("POST", "/v1/completions", b'{"model": "small"}', 400),
-        ("GET", "/v1/chat/completions", b"", 405),
-        ("GET", "/v2/anything", b"", 404),
-        ("POST", "/v1/chat/completions", b'{"model":"huge","messages":[{"role":"user","content":"x"}]}', 404),
-        ("POST", "/v1/chat/completions", b" " * (17 * 1024 * 1024), 413),
-    ],
-)
-async def test_errors_have_openais_shape(
-    mesh: TestMesh, session: aiohttp.ClientSession, method: str, path: str, body: bytes, status: int
-) -> None:
-    async with session.request(method, f"{mesh.http}{path}", data=body) as response:
-        assert response.status == status
-        error = (await response.json())["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"]
-
-
 async def test_a_full_router_answers_429_with_a_time(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     slow = {"overhead_ms": 20.0, "reply_tokens": 10_000}
     tiers = [{"name": "slow", "model": "s", "simulated": slow}]

@@ -17,7 +17,6 @@ from penstock import (
     NotFoundError,
     TierStarted,
     Tokens,
-    UnavailableError,
 )
 from penstock.services.domain.instances import Role
 from tests.conftest import MeshFileMaker
@@ -221,14 +220,6 @@ async def test_routers_follow_a_new_plan_without_dropping_a_request(mesh: TestMe
         assert (await client.status()).plan_revision == last
         assert (await client.status()).failed == failed_before
     await set_thresholds(mesh, STANDS, FALLS)
-
-
-async def test_a_tier_that_stays_away_is_unavailable(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    tiers = [{"name": "none", "model": "s", "workers": 0}]
-    file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, "tier_wait_s": 0.2})
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
-        with pytest.raises(UnavailableError, match="none"):
-            await client.generate("hello")
 
 
 def stub_of(module: Any, name: str, channel: aio.Channel) -> Any:

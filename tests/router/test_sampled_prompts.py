@@ -1,7 +1,6 @@
 """What a mesh keeps of its users' prompts, where mesh file and tenant consent: which, how many, how long; who reads them."""
 
 import asyncio
-import json
 import logging
 import random
 import time
@@ -274,7 +273,3 @@ def test_measure_needs_one_source_of_prompts(more: tuple[str, ...], tmp_path: Pa
     done = CliRunner().invoke(app, ["measure", *more, "--out", str(tmp_path / "out.csv")])
     assert done.exit_code == 2
     assert "--live" in done.output
-
-
-def test_samples_are_json_that_others_can_read() -> None:
-    assert json.loads(sample("x").to_json()) == [["user", "x"]]

@@ -38,6 +38,11 @@ MAX_TOKENS = 250_000  # far more than any socket buffer holds
 TCP_ESTABLISHED = "01"  # in /proc/net/tcp
 CLOSED_LOOKS = 10  # in a row at which a connection is not established
 WHOLE_REPLY_TOKENS = 5000  # 7 MB: the kernel may buffer 4 MB
+ENDLESS_REQUEST = pb.GenerateRequest(
+    model="large",
+    prompt=common_pb2.Prompt(text="endless"),
+    sampling=common_pb2.SamplingParams(max_tokens=MAX_TOKENS, top_logprobs=20),
+)
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
 
 
@@ -85,12 +90,7 @@ async def test_a_grpc_client_that_does_not_read_loses_its_request(mesh: TestMesh
     """
     async with aio.insecure_channel(mesh.router.address, SMALL_WINDOW) as channel:
         stub: Any = router_pb2_grpc.RouterServiceStub(channel)
-        request = pb.GenerateRequest(
-            model="large",
-            prompt=common_pb2.Prompt(text="endless"),
-            sampling=common_pb2.SamplingParams(max_tokens=MAX_TOKENS, top_logprobs=20),
-        )
-        call = stub.Generate(request, timeout=120)
+        call = stub.Generate(ENDLESS_REQUEST, timeout=120)
         assert isinstance(await call.read(), pb.GenerateResponse)
         await idle(mesh)
         with pytest.raises(aio.AioRpcError) as failed:
@@ -115,13 +115,7 @@ async def test_no_write_outlasts_the_deadline(redis: RedisProcess, mesh_file: Me
                 await first_byte(connection)
             else:
                 stub: Any = router_pb2_grpc.RouterServiceStub(channel)
-                request = pb.GenerateRequest(
-                    model="large",
-                    prompt=common_pb2.Prompt(text="endless"),
-                    sampling=common_pb2.SamplingParams(max_tokens=MAX_TOKENS, top_logprobs=20),
-                )
-                call = stub.Generate(request)
-                await call.read()
+                await stub.Generate(ENDLESS_REQUEST).read()
             await idle(mesh)
 
 
@@ -284,28 +278,19 @@ async def test_an_idle_grpc_connection_is_closed_and_comes_back(mesh: TestMesh) 
 async def test_http_connections_beyond_the_limit_are_closed(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """Before their request is read, and while the others are not idle for too long; when these have gone, one is served."""
     router = {"grpc_port": 0, "http_port": 0, "max_connections": 5}
-    async with running_mesh(mesh_file(TIERS, router=router), redis.url) as mesh:
-        await _limited(mesh)
-
-
-async def _limited(mesh: TestMesh) -> None:
-    taken = [connect(mesh) for _ in range(5)]
-    with closing(connect(mesh)) as over:
-        with suppress(OSError):  # it may be closed by now
-            await asyncio.get_running_loop().sock_sendall(over, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await read_all(over) == b""
-    for connection in taken:
-        connection.close()
-    async with asyncio.timeout(60):
+    loop, head = asyncio.get_running_loop(), b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with running_mesh(mesh_file(TIERS, router=router), redis.url) as mesh, asyncio.timeout(60):
+        taken = [connect(mesh) for _ in range(5)]
+        with closing(connect(mesh)) as over:
+            with suppress(OSError):  # it may be closed by now
+                await loop.sock_sendall(over, head)
+            assert await read_all(over) == b""
+        for connection in taken:
+            connection.close()
         received = b""
         while not received.startswith(b"HTTP/1.1 200"):
-            with closing(connect(mesh)) as connection:
-                try:
-                    await asyncio.get_running_loop().sock_sendall(
-                        connection, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-                    )
-                except OSError:
-                    continue
+            with closing(connect(mesh)) as connection, suppress(OSError):
+                await loop.sock_sendall(connection, head)
                 received = await read_all(connection)
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -38,6 +38,7 @@ QUESTIONS = ("What is 12 + 30?", "Reverse 'stone'.", "Sort: 9, 3, 40, 8, 77, 2",
 NARROW = {"max_step_tokens": 7, "kv_block_tokens": 3, "max_running": 2}
 
 Make = Callable[..., Any]
+E = TypeVar("E", bound=Engine)
 
 
 def request(name: str, text: str = QUESTIONS[0], sampling: SamplingParams = GREEDY, **more: Any) -> GenerationRequest:
@@ -65,11 +66,19 @@ async def engines_of(request: pytest.FixtureRequest, gguf_family: Callable[[str]
                 if options["kv_tokens"] < 256:  # it foresees that there is no room; its own switch for tests does not
                     options["env"] = {**CPU_LAUNCH["env"], "SGLANG_TEST_RETRACT": "1"}
                 engine = await servers.engine(FAMILY / "small", **options)
-            await engine.start()
-            stack.push_async_callback(engine.close)
-            return engine
+            return await stack.enter_async_context(started(engine))
 
         yield build
+
+
+@asynccontextmanager
+async def started(engine: E) -> AsyncIterator[E]:
+    """An engine while it runs."""
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
 
 def needs(engine: Engine, *capabilities: Capability) -> None:

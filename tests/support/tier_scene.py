@@ -44,7 +44,7 @@ class Scene:
     """Workers by name, least loaded first, as one router sees them."""
 
     def __init__(self, stack: AsyncExitStack, channels: ChannelPool, sessions: MultiplexerPool) -> None:
-        self._stack, self._channels, self._sessions = stack, channels, sessions
+        self._stack, self.channels, self._sessions = stack, channels, sessions
         self.view = MeshView()
         self.view.connect([], None, LONG_AGO)
         self.pool = InstancePool(self.view, ejection_s=1000.0)
@@ -71,10 +71,10 @@ class Scene:
         self.pool.view_changed()
 
     def tier(self, silence_s: float = 30.0, tracer: Tracer | None = None, hops: MeshSlo = NO_HOPS) -> TierGeneration:
-        client = WorkerClient(self._channels, self._sessions, silence_s)
+        client = WorkerClient(self.channels, self._sessions, silence_s)
         agent = MoveAgent(
             self.view,
-            BidClient(self._channels),
+            BidClient(self.channels),
             NoOpTracer(),
             NoOpMeter("t"),
             MeshStages(bid_timeout_s=1.0, turn_timeout_s=1.0),

@@ -3,13 +3,6 @@
 import numpy as np
 
 from penstock.services.domain.randomness import uniform
-from penstock.worker_service.speculation import acceptance
-
-
-def test_matching_stops_at_the_first_difference() -> None:
-    assert acceptance.matching([1, 2, 3], [1, 2, 3, 4]) == (3, 4)
-    assert acceptance.matching([1, 9, 3], [1, 2, 3, 4]) == (1, 2)
-    assert acceptance.matching([9], [1, 2]) == (0, 1)
 
 
 def test_uniform_numbers_are_uniform_and_differ_by_seed_offset_and_purpose() -> None:

@@ -246,17 +246,6 @@ def test_proposals_get_the_blocks_that_are_free_and_no_others() -> None:
     assert proposed.preempted == ()
 
 
-def test_what_is_preempted_holds_nothing() -> None:
-    s = scheduler(blocks=4)
-    for name in ("a", "b"):
-        s.add(sequence(name, 3, output=9, first=10 * ord(name)))
-    step(s)
-    step(s)
-    assert s.plan_step().preempted == ("b",)
-    b = present(s.get("b"))
-    assert (b.blocks, b.computed, b.sealed, b.pending) == ([], 0, 0, 5)
-
-
 def run_step(s: BatchScheduler) -> dict[str, int]:
     """Plan and commit a step; finish what has all its output. Returns tokens by request."""
     plan = s.plan_step()

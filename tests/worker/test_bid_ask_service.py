@@ -110,23 +110,6 @@ async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str, Chassi
         await call.read()
 
 
-async def test_three_at_once_and_the_busiest_sender_next(worker: tuple[Any, str, Chassis]) -> None:
-    stub, digest, _ = worker
-    first = [await confirmed(stub, ask(digest, f"r{i}", 10)) for i in range(MAX_TRANSFERS)]
-    for call in first:
-        assert not await turn(call)
-        await call.write(STARTED)
-    calm = await confirmed(stub, ask(digest, "calm", 10, sender_tokens=10))
-    reading = asyncio.create_task(turn(calm))
-    await stub.PlaceBid(ask(digest, "other", 10))  # the confirmation before has been taken in
-    assert not reading.done()
-    first[0].cancel()  # its agent has gone, or its transfer is over: the slot is free again
-    assert not await reading
-    calm.cancel()
-    for call in first[1:]:
-        call.cancel()
-
-
 async def test_as_many_transfers_at_once_as_the_mesh_file_says(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     most = MAX_TRANSFERS + 2
     file = mesh_file([{"name": "only", "model": "sim", "max_running": 16}], stages={"max_transfers": most})

@@ -116,14 +116,6 @@ def test_a_pool_has_blocks(count: int, tokens: int) -> None:
         BlockPool(count, tokens)
 
 
-def test_a_pool_may_be_of_one_block_of_one_token() -> None:
-    pool = BlockPool(1, 1)
-    (block,) = pool.take(1)
-    assert pool.seal(block, ROOT, [7]) > 0
-    pool.release([block])
-    assert pool.match([7, 8]).blocks == (block,)
-
-
 def test_without_reuse_nothing_is_cached() -> None:
     pool = BlockPool(2, 2, reuse=False)
     (block,) = pool.take(1)

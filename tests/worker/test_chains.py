@@ -13,7 +13,6 @@ from penstock.services.domain.speculation.choice import (
     best,
     candidates,
     chains,
-    predicted,
     tokens_per_s,
     windows,
 )
@@ -22,7 +21,7 @@ from penstock.types.sampling import SamplingParams
 from penstock.worker_service.speculation.acceptance import matching
 from penstock.worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
 from penstock.worker_service.speculation.sources import DraftRequest, VerifiedStep
-from tests.worker.test_speculation_choice import accepted, draft_cost
+from tests.worker.test_speculation_choice import draft_cost, learned
 
 MAX_WINDOW = 7
 GREEDY = SamplingParams(temperature=0.0)
@@ -31,14 +30,6 @@ REPLIES, WIDTHS = (1, 8, 64), (1, 2, 4, 8)
 
 def passes(fixed_s: float, row_s: float) -> PassCost:
     return PassCost({(n, w): fixed_s + row_s * n * w for n in REPLIES for w in WIDTHS})
-
-
-def learned(share: float) -> Acceptance:
-    """What is known of tokens that stand with this probability."""
-    rng, acceptance = random.Random(1), Acceptance(MAX_WINDOW)
-    for _ in range(2000):
-        acceptance.observe(MAX_WINDOW, MAX_WINDOW, accepted(share, MAX_WINDOW, rng), 64)
-    return acceptance
 
 
 def test_chains_are_all_subsets_in_which_each_model_behind_the_first_can_verify() -> None:
@@ -274,13 +265,3 @@ def test_exploring_chains_costs_at_most_a_hundredth() -> None:
     alone = 4 / machine.target.seconds(4, 4)
     assert len(machine.proposed) - began >= 6
     assert rate >= (1 - EXPLORED_SHARE - 0.003) * alone
-
-
-def test_time_that_a_chain_takes_is_what_its_models_take() -> None:
-    models = [model.estimate for model in Machine().speculating]
-    target = target_passes()
-    prediction = predicted(2, target, models, ChainCandidate((0, 1), 4))
-    expected = models[0].cost.seconds(2, 8) + costs_of_verifying()[1].seconds(2, 10)
-    assert prediction.drafted_s == pytest.approx(expected)
-    alone = predicted(2, target, models, None)
-    assert (alone.tokens, alone.drafted_s) == (2, 0.0)

@@ -22,9 +22,10 @@ from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptio
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from penstock.worker_service.speculation.windows import row_price
 from tests.conftest import FAMILY
-from tests.support.engines import GREEDY, QUESTIONS, SAMPLED, Got, answer, move, request, until
+from tests.support.engines import GREEDY, QUESTIONS, SAMPLED, Got, answer, move, request, started, until
 from tests.support.held_steps import held
 from tests.support.present import present
+from tests.worker.test_failing_requests import of_nothing
 
 LONG = 64
 Start = Callable[..., Any]
@@ -43,9 +44,7 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
                 engine = simulated_engine(
                     SimulatedEngineOptions("sim", StepLatencyModel.linear(0.0, 0.0, 0.0), **options)
                 )
-            await engine.start()
-            stack.push_async_callback(engine.close)
-            return engine
+            return await stack.enter_async_context(started(engine))
 
         yield build
 
@@ -177,25 +176,23 @@ async def test_a_reply_that_moves_takes_its_draft_along(start: Start) -> None:
 
 async def test_a_request_can_be_aborted_while_its_draft_is_encoded() -> None:
     """A long draft is encoded and indexed on another thread."""
-    engine = simulated_engine(SimulatedEngineOptions("sim", StepLatencyModel.linear(0.0, 0.0, 0.0)))
-    await engine.start()
-    encoding, go_on, encode = threading.Event(), threading.Event(), engine.tokenizer.encode_text
+    encoding, go_on = threading.Event(), threading.Event()
+    async with started(of_nothing()) as engine:
+        encode = engine.tokenizer.encode_text
 
-    def held(text: str) -> list[int]:
-        encoding.set()
-        go_on.wait()
-        return encode(text)
+        def held(text: str) -> list[int]:
+            encoding.set()
+            go_on.wait()
+            return encode(text)
 
-    engine.tokenizer.encode_text = held  # type: ignore[method-assign]
-    asked = drafted(request("r", QUESTIONS[0]), Draft("a" * (INLINE_CHARACTERS + 1)))
-    reading = asyncio.create_task(answer(engine, asked))
-    assert await asyncio.to_thread(encoding.wait, 120)
-    assert await engine.abort("r")
-    go_on.set()
-    got = await reading
-    assert present(got.finished).reason is FinishReason.ABORTED
-    assert engine._core.idle
-    await engine.close()
+        engine.tokenizer.encode_text = held  # type: ignore[method-assign]
+        asked = drafted(request("r", QUESTIONS[0]), Draft("a" * (INLINE_CHARACTERS + 1)))
+        reading = asyncio.create_task(answer(engine, asked))
+        assert await asyncio.to_thread(encoding.wait, 120)
+        assert await engine.abort("r")
+        go_on.set()
+        assert present((await reading).finished).reason is FinishReason.ABORTED
+        assert engine._core.idle
 
 
 async def test_a_row_costs_as_much_as_the_batch_makes_it(start: Start) -> None:

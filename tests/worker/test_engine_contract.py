@@ -31,7 +31,6 @@ from tests.support.engines import (
     GREEDY,
     NARROW,
     QUESTIONS,
-    SAMPLED,
     Got,
     Make,
     answer,
@@ -99,15 +98,6 @@ async def test_replies_do_not_depend_on_company(make: Make) -> None:
             assert [got.tokens for got in together] == alone
 
 
-async def test_seeds_decide(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.SEEDED_SAMPLING)
-    hot = replace(SAMPLED, temperature=2.0, top_p=1.0)
-    first = await answer(engine, request("a", sampling=hot))
-    again = await answer(engine, request("b", sampling=hot))
-    assert first.tokens == again.tokens
-
-
 async def test_a_stop_string_ends_the_reply_before_it(make: Make) -> None:
     engine = await make()
     whole = (await answer(engine, request("a"))).text
@@ -173,14 +163,6 @@ async def test_a_reply_with_penalties_resumes_at_any_token(make: Make, penalties
         for cut in (1, 9, len(whole.tokens) - 1):
             resumed = request(f"r{cut}", QUESTIONS[3], penalized, resume_token_ids=whole.tokens[:cut])
             assert (await answer(engine, resumed)).tokens == whole.tokens[cut:]
-
-
-async def test_a_strong_presence_penalty_leaves_no_token_twice(make: Make) -> None:
-    engine = await make()
-    sampling = replace(GREEDY, presence_penalty=2.0, frequency_penalty=2.0, repetition_penalty=2.0)
-    plain = await answer(engine, request("a", QUESTIONS[2]))
-    got = await answer(engine, request("b", QUESTIONS[2], sampling))
-    assert len(set(got.tokens)) > len(set(plain.tokens))
 
 
 async def test_logprobs_come_with_every_token_where_asked_for(make: Make) -> None:
@@ -283,16 +265,6 @@ async def test_a_reply_that_was_complete_is_finished_at_once(make: Make) -> None
         assert got.tokens == ()
         assert present(got.finished).reason is reason
         assert engine.steps == steps
-
-
-async def test_a_known_prefix_is_not_computed_again(make: Make) -> None:
-    engine = await make()
-    needs(engine, Capability.PREFIX_REUSE)
-    first = await answer(engine, request("a", "Sort: " + "7, 3, " * 30))
-    again = await answer(engine, request("b", "Sort: " + "7, 3, " * 30))
-    assert present(first.finished).usage.cached_prompt_tokens == 0
-    assert present(again.finished).usage.cached_prompt_tokens >= present(again.finished).usage.prompt_tokens - 16
-    assert again.tokens == first.tokens
 
 
 async def test_a_prefix_is_known_to_requests_with_its_salt_only(make: Make) -> None:

@@ -23,7 +23,7 @@ from penstock.worker_service.engine.sampling import Position, choose
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core, torch_engine
 from tests.conftest import FAMILY
-from tests.support.engines import GREEDY, SAMPLED, answer, request
+from tests.support.engines import GREEDY, SAMPLED, answer, collect, request, started
 
 GUILTY = 5  # a token id that the prompts of innocent requests do not have
 
@@ -38,10 +38,8 @@ def of_nothing() -> LoopEngine:
 
 @pytest.fixture(params=[of_torch, of_nothing])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[LoopEngine]:
-    made: LoopEngine = request.param()
-    await made.start()
-    yield made
-    await made.close()
+    async with started(request.param()) as made:
+        yield made
 
 
 def fail_on(engine: LoopEngine, guilty: Callable[[Any], bool]) -> None:
@@ -146,32 +144,27 @@ async def test_kv_that_cannot_be_written_leaves_nothing_reserved(engine: LoopEng
     misshapen = np.zeros((1, 1, 1), np.float32)
     asked = GenerationRequest("r", TokenPrompt(tuple(tokens)), GREEDY)
     with pytest.raises(RequestFailed):
-        async for _ in engine.enter("t", asked, [*tokens, 65], LastBlocks(1, misshapen)):
-            pass
+        await collect(engine.enter("t", asked, [*tokens, 65], LastBlocks(1, misshapen)))
     assert_nothing_is_held(engine)
 
 
 async def test_kv_without_numbers_fails_the_request_that_brought_it() -> None:
     """NaN that arrives with a moving request reaches its own logits and nobody else's."""
-    engine = of_torch()
-    await engine.start()
-    expected = await innocent(engine)
-    layout, tokens = engine.kv_layout, [*range(65, 65 + 20)]
-    await engine.reserve("t", layout, tokens)
-    shape = (2, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
-    asked = GenerationRequest("bad", TokenPrompt(tuple(tokens)), GREEDY)
-
-    async def enter() -> None:
-        async for _ in engine.enter("t", asked, [*tokens, 65], LastBlocks(0, np.full(shape, np.nan, np.float32))):
-            pass
-
-    replies = await asyncio.gather(
-        *(answer(engine, request(f"r{i}", f"{i} + 4 = ?")) for i in range(4)), enter(), return_exceptions=True
-    )
-    assert [reply.tokens for reply in replies[:4] if not isinstance(reply, BaseException | None)] == expected
-    assert isinstance(replies[4], RequestFailed)
-    assert_nothing_is_held(engine)
-    await engine.close()
+    async with started(of_torch()) as engine:
+        expected = await innocent(engine)
+        layout, tokens = engine.kv_layout, [*range(65, 65 + 20)]
+        await engine.reserve("t", layout, tokens)
+        shape = (2, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
+        asked = GenerationRequest("bad", TokenPrompt(tuple(tokens)), GREEDY)
+        broken = LastBlocks(0, np.full(shape, np.nan, np.float32))
+        replies = await asyncio.gather(
+            *(answer(engine, request(f"r{i}", f"{i} + 4 = ?")) for i in range(4)),
+            collect(engine.enter("t", asked, [*tokens, 65], broken)),
+            return_exceptions=True,
+        )
+        assert [reply.tokens for reply in replies[:4] if not isinstance(reply, BaseException)] == expected
+        assert isinstance(replies[4], RequestFailed)
+        assert_nothing_is_held(engine)
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e-45, 1e-38, 1e-4])
@@ -207,9 +200,7 @@ def test_sampling_is_sound_at_the_ends_of_its_range() -> None:
 
 async def test_tokens_that_only_the_tokenizer_knows_are_refused() -> None:
     """They would be beyond the model's embedding."""
-    engine = of_torch()
-    await engine.start()
-    engine.tokenizer.vocab_size = 60  # type: ignore[misc]
-    with pytest.raises(InvalidRequest, match="prompt"):
-        await answer(engine, request("r"))
-    await engine.close()
+    async with started(of_torch()) as engine:
+        engine.tokenizer.vocab_size = 60  # type: ignore[misc]
+        with pytest.raises(InvalidRequest, match="prompt"):
+            await answer(engine, request("r"))

@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from penstock.worker_service.grammar.compiler import MAX_COMPILED
 from penstock.worker_service.grammar.source import GrammarSource, reply_grammar
 from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary, compiled
 from penstock.worker_service.text import ByteTokenizer
+from tests.support.engines import started
 from tests.support.present import present
 
 FAMILY = Path(__file__).parents[2] / "models" / "family"
@@ -65,26 +67,29 @@ async def other(engine: LoopEngine) -> AsyncIterator[LoopEngine]:
         yield started
 
 
-class _engine:  # noqa: N801 - a context manager, used as a function
-    def __init__(self, kind: str, folder: Path = FAMILY / "small") -> None:
-        if kind == "torch":
-            self._engine = torch_engine(TorchEngineOptions(folder, "tiny", kv_tokens=8192))
-        else:
-            latency = StepLatencyModel.linear(1e-4, 1e-6, 0.0)
-            self._engine = simulated_engine(SimulatedEngineOptions("sim", latency, reply_tokens=12))
-
-    async def __aenter__(self) -> LoopEngine:
-        await self._engine.start()
-        return self._engine
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._engine.close()
+def _engine(kind: str, folder: Path = FAMILY / "small") -> AbstractAsyncContextManager[LoopEngine]:
+    if kind == "torch":
+        return started(torch_engine(TorchEngineOptions(folder, "tiny", kv_tokens=8192)))
+    latency = StepLatencyModel.linear(1e-4, 1e-6, 0.0)
+    return started(simulated_engine(SimulatedEngineOptions("sim", latency, reply_tokens=12)))
 
 
 @pytest.fixture(scope="module")
 async def simulated() -> AsyncIterator[LoopEngine]:
     async with _engine("simulated") as started:
         yield started
+
+
+@pytest.fixture
+async def compiler(simulated: LoopEngine) -> AsyncIterator[GrammarCompiler]:
+    compiler = GrammarCompiler(simulated.tokenizer, None)
+    yield compiler
+    await compiler.close()
+
+
+async def _compiled(compiler: GrammarCompiler, form: StructuredOutput, salt: str = "") -> TokenGrammar | None:
+    sampling = SamplingParams(structured_output=form)
+    return await compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling, cache_salt=salt), ())
 
 
 async def _reply(
@@ -240,8 +245,6 @@ async def test_a_required_call_is_one(parallel: bool) -> None:
 
 async def test_a_trained_model_with_a_template_for_tools_is_made_to_call_them(tmp_path: Path) -> None:
     """The shipped weights know no tools; given a template with tools, the grammar makes valid calls of what they write."""
-    import shutil
-
     from models.training.tokenizer import CHAT_TEMPLATE
 
     folder = tmp_path / "tools"
@@ -340,16 +343,6 @@ def _request(form: StructuredOutput) -> GenerationRequest:
     return GenerationRequest("r", TextPrompt("x"), SamplingParams(structured_output=form))
 
 
-async def test_a_grammar_that_fails_in_the_middle_ends_its_row_alone(engine: LoopEngine) -> None:
-    alone = await _reply(engine, JSON_FORM, seed=9)
-    hostile = asyncio.create_task(
-        _reply(engine, _HOSTILE["repetition of repetitions"], seed=1, name="hostile", most=300)
-    )
-    assert await _reply(engine, JSON_FORM, seed=9) == alone
-    with pytest.raises(RequestFailed, match="structured output"):
-        await hostile
-
-
 async def test_the_event_loop_turns_while_a_grammar_is_compiled(simulated: LoopEngine) -> None:
     """The compiler works on a thread of its own and leaves the interpreter to others."""
     slow = {"anyOf": [{"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20)}, "title": str(j)}
@@ -365,114 +358,77 @@ async def test_the_event_loop_turns_while_a_grammar_is_compiled(simulated: LoopE
         assert isinstance(error, PenstockError)
 
 
-async def test_a_grammar_is_compiled_once(simulated: LoopEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_is_compiled_once(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second request with the same schema does not wait for it again, and the longest unused are forgotten."""
-    compiler = GrammarCompiler(simulated.tokenizer, None)
     properties = {f"field{i}": {"type": "integer"} for i in range(200)}
     form = StructuredOutput(json_schema=json.dumps({"type": "object", "properties": properties}))
-    request = GenerationRequest("c", TextPrompt("x"), SamplingParams(structured_output=form))
-    try:
-        made = list[str]()
+    made = list[str]()
 
-        def counted(source: GrammarSource, vocabulary: Vocabulary) -> TokenGrammar:
-            made.append(source.text)
-            return compiled(source, vocabulary)
+    def counted(source: GrammarSource, vocabulary: Vocabulary) -> TokenGrammar:
+        made.append(source.text)
+        return compiled(source, vocabulary)
 
-        monkeypatch.setattr("penstock.worker_service.grammar.token_grammar.compiled", counted)
-        for _ in range(3):
-            assert await compiler.compile(request, ()) is not None
-        assert len(made) == 1
-        for i in range(MAX_COMPILED + 3):
-            one = StructuredOutput(regex=f"a{i}")
-            await compiler.compile(GenerationRequest("c", TextPrompt("x"), SamplingParams(structured_output=one)), ())
-        assert len(compiler._compiled) == MAX_COMPILED
-    finally:
-        await compiler.close()
+    monkeypatch.setattr("penstock.worker_service.grammar.token_grammar.compiled", counted)
+    for _ in range(3):
+        assert await _compiled(compiler, form) is not None
+    assert len(made) == 1
+    for i in range(MAX_COMPILED + 3):
+        await _compiled(compiler, StructuredOutput(regex=f"a{i}"))
+    assert len(compiler._compiled) == MAX_COMPILED
 
 
-HANGING = '{"type": "integer", "multipleOf": 1000003}'
+HANGING = StructuredOutput(json_schema='{"type": "integer", "multipleOf": 1000003}')
 """Keeps llguidance 1.9 busy for over two minutes."""
 
 
-async def test_a_grammar_without_end_is_refused_by_name_and_holds_nobody_up(simulated: LoopEngine) -> None:
+async def test_a_grammar_without_end_is_refused_by_name_and_holds_nobody_up(compiler: GrammarCompiler) -> None:
     """Others are compiled meanwhile; the same one is refused at once the next time, and so is one that takes all memory."""
-    compiler = GrammarCompiler(simulated.tokenizer, None)
-
-    def asked(form: StructuredOutput, salt: str) -> Awaitable[TokenGrammar | None]:
-        sampling = SamplingParams(structured_output=form)
-        return compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling, cache_salt=salt), ())
-
-    try:
-        hanging = asyncio.ensure_future(asked(StructuredOutput(json_schema=HANGING), "attacker"))
-        for i in range(3):
-            assert await asked(StructuredOutput(regex=f"a{i}"), "other") is not None
-        assert not hanging.done(), "others waited for it"
-        with pytest.raises(InvalidRequest, match=r"sampling\.structured_output\.json_schema.*more than 1 s"):
-            await hanging
-        with pytest.raises(InvalidRequest, match="more than 1 s"):
-            await asked(StructuredOutput(json_schema=HANGING), "another")
-        assert await asked(StructuredOutput(json_schema='{"type": "integer"}'), "attacker") is not None
-    finally:
-        await compiler.close()
+    hanging = asyncio.create_task(_compiled(compiler, HANGING, "attacker"))
+    for i in range(3):
+        assert await _compiled(compiler, StructuredOutput(regex=f"a{i}"), "other") is not None
+    assert not hanging.done(), "others waited for it"
+    with pytest.raises(InvalidRequest, match=r"sampling\.structured_output\.json_schema.*more than 1 s"):
+        await hanging
+    with pytest.raises(InvalidRequest, match="more than 1 s"):
+        await _compiled(compiler, HANGING, "another")
+    assert await _compiled(compiler, StructuredOutput(json_schema='{"type": "integer"}'), "attacker") is not None
 
 
 async def test_who_is_refused_in_a_loop_is_refused_slowly(
-    simulated: LoopEngine, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a grammar was tried, is no grammar, or was refused before. Others are served meanwhile."""
     monkeypatch.setattr(trials, "REFUSED_REST_S", 3600.0)
-    compiler = GrammarCompiler(simulated.tokenizer, None)
-
-    def asked(name: str, salt: str) -> Awaitable[TokenGrammar | None]:
-        sampling = SamplingParams(structured_output=_HOSTILE.get(name, StructuredOutput(regex=name)))
-        return compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling, cache_salt=salt), ())
-
-    try:
-        with pytest.raises(InvalidRequest):
-            await asked("unknown keyword", "attacker")
-        again = [
-            asyncio.ensure_future(asked(name, "attacker")) for name in ("unknown keyword", "chain of rules", "deep")
-        ]
-        assert await asked("[a-c]", "other") is not None
-        with pytest.raises(InvalidRequest):
-            await asked("chain of rules", "another")
-        assert not any(waits.done() for waits in again)
-        for waits in again:
-            waits.cancel()
-    finally:
-        await compiler.close()
+    with pytest.raises(InvalidRequest):
+        await _compiled(compiler, _HOSTILE["unknown keyword"], "attacker")
+    again = [
+        asyncio.create_task(_compiled(compiler, _HOSTILE[name], "attacker"))
+        for name in ("unknown keyword", "chain of rules", "deep")
+    ]
+    assert await _compiled(compiler, StructuredOutput(regex="[a-c]"), "other") is not None
+    with pytest.raises(InvalidRequest):
+        await _compiled(compiler, _HOSTILE["chain of rules"], "another")
+    assert not any(waits.done() for waits in again)
+    for waits in again:
+        waits.cancel()
 
 
-async def test_trials_go_on_after_their_process_was_killed(simulated: LoopEngine) -> None:
-    compiler = GrammarCompiler(simulated.tokenizer, None)
-
-    def asked(text: str) -> Awaitable[TokenGrammar | None]:
-        sampling = SamplingParams(structured_output=StructuredOutput(json_schema=text))
-        return compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling), ())
-
-    try:
-        assert await asked('{"type": "boolean"}') is not None
-        tried = compiler._trials
-        hanging = asyncio.ensure_future(asked(HANGING))
-        while not tried._waiting:
-            await asyncio.sleep(0)
-        present(tried._process).kill()
-        with pytest.raises(Unavailable):
-            await hanging
-        await present(tried._reading)  # nobody reads now, though the exit status may not be known yet
-        assert await asked('{"type": "string"}') is not None
-    finally:
-        await compiler.close()
+async def test_trials_go_on_after_their_process_was_killed(compiler: GrammarCompiler) -> None:
+    assert await _compiled(compiler, StructuredOutput(json_schema='{"type": "boolean"}')) is not None
+    tried = compiler._trials
+    hanging = asyncio.create_task(_compiled(compiler, HANGING))
+    while not tried._waiting:
+        await asyncio.sleep(0)
+    present(tried._process).kill()
+    with pytest.raises(Unavailable):
+        await hanging
+    await present(tried._reading)  # nobody reads now, though the exit status may not be known yet
+    assert await _compiled(compiler, StructuredOutput(json_schema='{"type": "string"}')) is not None
 
 
 async def test_a_trial_whose_process_ends_at_its_start_is_told_so(
-    simulated: LoopEngine, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    compiler = GrammarCompiler(simulated.tokenizer, None)
-    sampling = SamplingParams(structured_output=StructuredOutput(json_schema="{}"))
-    try:
-        with pytest.raises(Unavailable):
-            await compiler.compile(GenerationRequest("c", TextPrompt("x"), sampling), ())
-    finally:
-        await compiler.close()
+    with pytest.raises(Unavailable):
+        await _compiled(compiler, StructuredOutput(json_schema="{}"))

@@ -19,10 +19,10 @@ from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolUse
 from penstock.worker_service.engine.interface import Capability
 from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core
-from penstock.worker_service.engine.remote.engine import RemoteEngine, RemoteEngineOptions
+from penstock.worker_service.engine.remote.engine import RemoteEngine
 from tests.support.mesh import running_mesh
 from tests.support.services import RedisProcess
-from tests.worker.test_remote_engine import GREEDY, QUESTION, chat, reply
+from tests.worker.test_remote_engine import GREEDY, QUESTION, chat, remote, reply
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +37,8 @@ async def servers(gguf_family: Callable[[str], Path]) -> AsyncIterator[dict[str,
 
 @pytest.fixture
 async def engine(servers: dict[str, LlamaServer]) -> AsyncIterator[RemoteEngine]:
-    created = RemoteEngine(RemoteEngineOptions("small", "remote", (f"{servers['small'].url}/v1",)))
-    await created.start()
-    yield created
-    await created.close()
+    async with remote(f"{servers['small'].url}/v1", model="small") as created:
+        yield created
 
 
 async def test_text_and_logprobs_are_those_of_our_step_loop(
@@ -99,9 +97,8 @@ async def test_two_servers_are_a_cascade(servers: dict[str, LlamaServer], redis:
 
 
 async def test_a_server_that_is_gone_is_said_so(gguf_family: Callable[[str], Path]) -> None:
-    async with llama_server(gguf_family("small")) as server:
-        engine = RemoteEngine(RemoteEngineOptions("small", "remote", (f"{server.url}/v1",)))
-        await engine.start()
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1"):
-        await reply(engine, chat("a"))
-    await engine.close()
+    async with AsyncExitStack() as stack:
+        async with llama_server(gguf_family("small")) as server:
+            engine = await stack.enter_async_context(remote(f"{server.url}/v1", model="small"))
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1"):
+            await reply(engine, chat("a"))

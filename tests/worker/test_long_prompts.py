@@ -4,7 +4,6 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from penstock.services.domain.errors import (
     RequestFailed,
     Unavailable,
 )
-from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
+from penstock.services.text_threads import TextThread
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from penstock.types.replies import FinishReason
 from penstock.types.requests import GenerationRequest
@@ -30,9 +29,11 @@ from penstock.worker_service.migration.receiver import IncomingReply
 from penstock.worker_service.migration.target import SourceLost
 from penstock.worker_service.text.hf import HfTokenizer
 from tests.conftest import FAMILY
-from tests.support.engines import GREEDY, answer
+from tests.support.engines import GREEDY, answer, collect, started
 from tests.support.present import present
-from tests.worker.test_failing_requests import assert_nothing_is_held, of_nothing, of_torch
+from tests.worker.test_failing_requests import assert_nothing_is_held, engine, of_nothing, of_torch
+
+__all__ = ["engine"]
 
 LONG = "Sort: 7, 3, 12. " * 1_000  # 16,000 characters: by its length alone it may fit, by its tokens it does not
 HUGE = "x" * 2_000_000
@@ -82,20 +83,10 @@ class _Watched:
         return self._backend.encode_batch_fast(texts, **options)
 
 
-@pytest.fixture(params=[of_torch, of_nothing])
-async def engine(request: pytest.FixtureRequest) -> AsyncIterator[LoopEngine]:
-    made: LoopEngine = request.param()
-    await made.start()
-    yield made
-    await made.close()
-
-
 @pytest.fixture
 async def torch_engine() -> AsyncIterator[LoopEngine]:
-    made = of_torch()
-    await made.start()
-    yield made
-    await made.close()
+    async with started(of_torch()) as made:
+        yield made
 
 
 async def test_what_cannot_fit_is_refused_without_being_tokenized(
@@ -215,12 +206,7 @@ async def test_a_move_that_ends_while_its_prompt_is_tokenized_leaves_no_reservat
     tokens = [65] * 40
     await engine.reserve("t", engine.kv_layout, tokens)
 
-    async def enter() -> None:
-        async with aclosing(engine.enter("t", text("r", "7 + 5 " * 1_000), [*tokens, 65])) as events:
-            async for _ in events:
-                pass
-
-    entering = asyncio.create_task(enter())
+    entering = asyncio.create_task(collect(engine.enter("t", text("r", "7 + 5 " * 1_000), [*tokens, 65])))
     await asyncio.to_thread(watch.begun.wait)
     entering.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -249,8 +235,7 @@ async def test_the_prompt_of_a_request_that_moves_in_is_tokenized_while_its_kv_i
     await engine.prepare_entry("u", text("u", "7 + 5"))
     count = len(watch.threads)
     with pytest.raises(InvalidRequest, match="must begin with the prompt"):
-        async for _ in engine.enter("u", text("u", "7 + 5"), [65] * 41):
-            pass
+        await collect(engine.enter("u", text("u", "7 + 5"), [65] * 41))
     assert len(watch.threads) == count, "not again at the hand-over"
     await engine.reserve("v", engine.kv_layout, [65] * 40)
     await engine.prepare_entry("v", text("v", "7 + 5"))
@@ -270,14 +255,12 @@ async def test_a_tokenizer_that_fails_fails_its_request(engine: LoopEngine, monk
 
 
 async def test_an_engine_that_closes_ends_what_waits_for_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = of_nothing()
-    await engine.start()
-    watch = Tokenizing(engine, monkeypatch)
-    watch.go_on.clear()
-    waiting = [asyncio.create_task(answer(engine, chat(f"r{i}"))) for i in range(2)]
-    await asyncio.to_thread(watch.begun.wait)
-    await asyncio.sleep(0)
-    await engine.close()
+    async with started(of_nothing()) as engine:
+        watch = Tokenizing(engine, monkeypatch)
+        watch.go_on.clear()
+        waiting = [asyncio.create_task(answer(engine, chat(f"r{i}"))) for i in range(2)]
+        await asyncio.to_thread(watch.begun.wait)
+        await asyncio.sleep(0)
     for found in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(found, Unavailable)
     watch.go_on.set()
@@ -298,11 +281,6 @@ async def test_what_waits_to_be_tokenized_is_bounded() -> None:
     with pytest.raises(Unavailable):
         thread.submit(1, lambda: 7)
     assert thread.waiting_characters == 0
-
-
-def test_prompts_up_to_the_inline_length_are_short() -> None:
-    """The threshold lies below what the shipped models take."""
-    assert 1_000 < INLINE_CHARACTERS < len(LONG)
 
 
 async def test_a_template_that_fails_is_the_messages_fault(tmp_path: Path) -> None:

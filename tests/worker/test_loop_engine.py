@@ -13,33 +13,28 @@ from penstock.services.domain.errors import Unavailable
 from penstock.types.replies import TokenFrame
 from penstock.types.workers import HandedOver
 from penstock.worker_service.engine.loop import LoopEngine
-from tests.support.engines import GREEDY, SAMPLED, answer, request
+from tests.support.engines import GREEDY, SAMPLED, answer, request, started
 from tests.worker.test_failing_requests import of_nothing, of_torch
 
 
 @pytest.mark.parametrize("build", [of_torch, of_nothing])
 async def test_a_broken_runner_fails_every_stream_and_says_so(build: Callable[[], LoopEngine]) -> None:
-    engine = build()
-    await engine.start()
+    async with started(build()) as engine:
 
-    def broken(_: object) -> list[Any]:
-        raise RuntimeError("no more memory")
+        def broken(_: object) -> list[Any]:
+            raise RuntimeError("no more memory")
 
-    engine._core.runner.run = broken  # type: ignore[method-assign, assignment]
-    with pytest.raises(Unavailable):
-        await answer(engine, request("a"))
-    error = await engine.failed()
-    assert "no more memory" in str(error)
-    await engine.close()
+        engine._core.runner.run = broken  # type: ignore[method-assign, assignment]
+        with pytest.raises(Unavailable):
+            await answer(engine, request("a"))
+        assert "no more memory" in str(await engine.failed())
 
 
 async def test_another_seed_gives_another_reply() -> None:
-    engine = of_torch()
-    await engine.start()
     hot = replace(SAMPLED, temperature=2.0, top_p=1.0)
-    replies = {(await answer(engine, request(f"r{s}", sampling=replace(hot, seed=s)))).tokens for s in range(4)}
+    async with started(of_torch()) as engine:
+        replies = {(await answer(engine, request(f"r{s}", sampling=replace(hot, seed=s)))).tokens for s in range(4)}
     assert len(replies) > 1
-    await engine.close()
 
 
 async def test_the_reader_of_a_reply_that_has_left_does_not_wait_for_the_step_under_way() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from penstock.worker_service.engine.interface import Capability, EngineUnusable
 from penstock.worker_service.engine.remote.engine import RemoteEngine, RemoteEngineOptions
 from penstock.worker_service.engine.remote.requests import chat_body
 from tests.conftest import FAMILY, write_mesh_file
+from tests.support.engines import started
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
@@ -47,12 +48,15 @@ async def endpoint(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
         yield running
 
 
+def remote(*endpoints: str, model: str = "m", **options: Any) -> AbstractAsyncContextManager[RemoteEngine]:
+    """An engine over these endpoints, while it runs."""
+    return started(RemoteEngine(RemoteEngineOptions(model, "remote", endpoints, **options)))
+
+
 @pytest.fixture
 async def engine(endpoint: TestMesh) -> AsyncIterator[RemoteEngine]:
-    created = RemoteEngine(RemoteEngineOptions("small", "remote", (f"{endpoint.http}/v1",)))
-    await created.start()
-    yield created
-    await created.close()
+    async with remote(f"{endpoint.http}/v1", model="small") as created:
+        yield created
 
 
 def chat(name: str, sampling: SamplingParams = GREEDY, **more: Any) -> GenerationRequest:
@@ -135,18 +139,13 @@ async def test_what_the_endpoint_does_not_have_is_refused_by_name(
 
 async def test_stated_extensions_reach_the_endpoint(endpoint: TestMesh) -> None:
     extensions = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos"})
-    options = RemoteEngineOptions("small", "remote", (f"{endpoint.http}/v1",), extensions=extensions)
-    engine = RemoteEngine(options)
-    await engine.start()
-    try:
+    async with remote(f"{endpoint.http}/v1", model="small", extensions=extensions) as engine:
         sampling = replace(GREEDY, repetition_penalty=1.7, ignore_eos=True)
         text, _, finished = await reply(engine, chat("a", sampling))
         assert text == await text_there(endpoint, repetition_penalty=1.7, ignore_eos=True)
         assert finished.reason is FinishReason.LENGTH
         hot = SamplingParams(temperature=2.0, top_k=1, max_tokens=40)
         assert (await reply(engine, chat("b", hot)))[0] == await text_there(endpoint)
-    finally:
-        await engine.close()
 
 
 async def test_only_chats_can_be_sent(engine: RemoteEngine) -> None:
@@ -155,29 +154,25 @@ async def test_only_chats_can_be_sent(engine: RemoteEngine) -> None:
 
 
 async def test_an_abort_ends_the_reply_here_and_there(endpoint: TestMesh) -> None:
-    engine = RemoteEngine(RemoteEngineOptions("sim", "remote", (f"{endpoint.http}/v1",)))
-    await engine.start()
-    with held_engines():
-        async with aclosing(engine.generate(chat("a"))) as events:
-            assert isinstance(await anext(events), Admitted)
-            assert engine.load().requests == 1
-            assert await engine.abort("a")
-            last = [event async for event in events][-1]
-    assert isinstance(last, EngineFinished)
-    assert last.reason is FinishReason.ABORTED
-    assert not await engine.abort("a")
-    assert engine.load().requests == 0
-    await engine.close()
+    async with remote(f"{endpoint.http}/v1", model="sim") as engine:
+        with held_engines():
+            async with aclosing(engine.generate(chat("a"))) as events:
+                assert isinstance(await anext(events), Admitted)
+                assert engine.load().requests == 1
+                assert await engine.abort("a")
+                last = [event async for event in events][-1]
+        assert isinstance(last, EngineFinished)
+        assert last.reason is FinishReason.ABORTED
+        assert not await engine.abort("a")
+        assert engine.load().requests == 0
     await endpoint.until(lambda status: not any(instance.running for instance in status.instances))
 
 
 async def test_an_endpoint_that_is_gone_is_passed_over(endpoint: TestMesh) -> None:
     gone = f"http://127.0.0.1:{free_port()}/v1"
-    engine = RemoteEngine(RemoteEngineOptions("small", "remote", (gone, f"{endpoint.http}/v1")))
-    await engine.start()
-    texts = {(await reply(engine, chat(f"r{i}")))[0] for i in range(4)}
+    async with remote(gone, f"{endpoint.http}/v1", model="small") as engine:
+        texts = {(await reply(engine, chat(f"r{i}")))[0] for i in range(4)}
     assert texts == {await text_there(endpoint)}
-    await engine.close()
 
 
 @pytest.mark.parametrize(
@@ -251,9 +246,7 @@ async def test_faults_of_an_endpoint_are_those_of_the_request(
     status: int, headers: dict[str, str], chunks: list[bytes], kind: type[Exception], problem: str
 ) -> None:
     server = FaultyServer([(status, headers, chunks)])
-    async with server as url:
-        engine = RemoteEngine(RemoteEngineOptions("m", "remote", (url,), key="secret-key"))
-        await engine.start()  # an endpoint without a list of models
+    async with server as url, remote(url, key="secret-key") as engine:  # an endpoint without a list of models
         with pytest.raises(kind, match=problem) as caught:
             await reply(engine, chat("a"))
         assert "secret-key" not in str(caught.value) + repr(engine.options)
@@ -261,7 +254,6 @@ async def test_faults_of_an_endpoint_are_those_of_the_request(
         if isinstance(caught.value, Overloaded):
             assert caught.value.retry_after_s == (7.0 if headers["Retry-After"] == "7" else 1.0)
         assert engine.load().requests == 0
-        await engine.close()
 
 
 async def test_what_the_client_does_not_set_is_left_to_the_endpoint() -> None:
@@ -299,14 +291,11 @@ async def test_logprobs_are_the_endpoints(engine: RemoteEngine, endpoint: TestMe
 
 async def test_an_endpoint_without_logprobs_is_known_after_the_start() -> None:
     """The judge's wish for the reply's own is left out, a client's for more likely tokens is refused."""
-    async with FaultyServer([(200, {}, [event("7", "stop")])]) as url:
-        engine = RemoteEngine(RemoteEngineOptions("m", "remote", (url,)))
-        await engine.start()
+    async with FaultyServer([(200, {}, [event("7", "stop")])]) as url, remote(url) as engine:
         assert Capability.LOGPROBS not in engine.info.capabilities
         assert (await reply(engine, chat("a", replace(GREEDY, top_logprobs=0))))[0] == "7"
         with pytest.raises(UnsupportedByModel, match=r"^sampling.top_logprobs: "):
             await reply(engine, chat("b", replace(GREEDY, top_logprobs=2)))
-        await engine.close()
 
 
 async def test_an_endpoint_may_refuse_logprobs_of_some_replies() -> None:
@@ -315,11 +304,8 @@ async def test_an_endpoint_may_refuse_logprobs_of_some_replies() -> None:
     delta = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop", "logprobs": told}]}
     good = [b"data: " + json.dumps(delta).encode() + b"\n\n"]
     server = FaultyServer([(200, {}, good), (400, {}, [b'{"error": {"message": "not with tools"}}']), (200, {}, good)])
-    async with server as url:
-        engine = RemoteEngine(RemoteEngineOptions("m", "remote", (url,)))
-        await engine.start()
+    async with server as url, remote(url) as engine:
         assert (await reply(engine, chat("a", replace(GREEDY, top_logprobs=0))))[0] == "x"
-        await engine.close()
     assert ["logprobs" in body for body in server.bodies] == [True, True, False]
 
 
@@ -331,19 +317,18 @@ async def test_sglangs_own_port_is_an_endpoint(endpoint: TestMesh, tmp_path: Pat
     with ExitStack() as stack:
         url = await asyncio.to_thread(stack.enter_context, launched_server(shape, tmp_path / "sglang.log"))
         extensions = frozenset({"top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"})
-        engine = RemoteEngine(RemoteEngineOptions(shape.name, "remote", (f"{url}/v1",), extensions=extensions))
-        await engine.start()
-        text, _, finished = await reply(engine, chat("a"))
-        assert text == await text_there(endpoint)
-        assert finished.usage.output_tokens > 0
-        penalized, _, _ = await reply(engine, chat("b", replace(GREEDY, repetition_penalty=1.7, ignore_eos=True)))
-        there = await text_there(endpoint, repetition_penalty=1.7, ignore_eos=True)
-        assert penalized[:30] == there[:30] != text[:30]  # late in nonsense, two engines may round a near tie otherwise
-        schema = '{"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}'
-        form = Form(json_schema=schema)
-        shaped, _, _ = await reply(engine, chat("c", replace(GREEDY, structured_output=form, max_tokens=200)))
-        assert isinstance(json.loads(shaped)["x"], bool)
-        await engine.close()
+        async with remote(f"{url}/v1", model=shape.name, extensions=extensions) as engine:
+            text, _, finished = await reply(engine, chat("a"))
+            assert text == await text_there(endpoint)
+            assert finished.usage.output_tokens > 0
+            penalized, _, _ = await reply(engine, chat("b", replace(GREEDY, repetition_penalty=1.7, ignore_eos=True)))
+            there = await text_there(endpoint, repetition_penalty=1.7, ignore_eos=True)
+            # late in nonsense, two engines may round a near tie otherwise
+            assert penalized[:30] == there[:30] != text[:30]
+            schema = '{"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}'
+            form = Form(json_schema=schema)
+            shaped, _, _ = await reply(engine, chat("c", replace(GREEDY, structured_output=form, max_tokens=200)))
+            assert isinstance(json.loads(shaped)["x"], bool)
 
 
 async def test_calls_and_reasoning_of_any_server_become_text() -> None:
@@ -359,20 +344,14 @@ async def test_calls_and_reasoning_of_any_server_become_text() -> None:
     chunks.append(event("", "tool_calls"))
     usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
     chunks.append(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
-    async with FaultyServer([(200, {}, chunks)]) as url:
-        engine = RemoteEngine(RemoteEngineOptions("m", "remote", (url,)))
-        await engine.start()
+    async with FaultyServer([(200, {}, chunks)]) as url, remote(url) as engine:
         text, _, finished = await reply(engine, chat("a"))
-        await engine.close()
     assert text == (
         '<think>Let me see.</think><tool_call>{"name": "clock", "arguments": {}}</tool_call>\n'
         '<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'
     )
-    assert (finished.usage.prompt_tokens, finished.usage.cached_prompt_tokens, finished.usage.output_tokens) == (
-        9,
-        4,
-        5,
-    )
+    tokens = (finished.usage.prompt_tokens, finished.usage.cached_prompt_tokens, finished.usage.output_tokens)
+    assert tokens == (9, 4, 5)
 
 
 async def test_a_mesh_with_a_remote_last_tier(redis: RedisProcess, endpoint: TestMesh, tmp_path: Path) -> None:
@@ -410,10 +389,8 @@ async def test_two_endpoints_and_a_threshold_are_a_cascade(
         large["openai"] = {"endpoints": [url]}
         for model, there, scores in (("small", f"{endpoint.http}/v1", (70.0, 74.0)), ("m", url, (88.8, 89.0))):
             small = {"name": "small", "model": model, "engine": "openai", "openai": {"endpoints": [there]}}
-            path = tmp_path / f"{model}.yaml"
-            path.write_text(json.dumps({"name": model, "tiers": [small | {"threshold": 60}, large]}))
-            settings = {"router": {"grpc_port": 0, "http_port": 0}}
-            path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+            path, router = tmp_path / f"{model}.yaml", {"grpc_port": 0, "http_port": 0}
+            path.write_text(json.dumps({"name": model, "tiers": [small | {"threshold": 60}, large], "router": router}))
             async with running_mesh(path, redis.url) as mesh, mesh.client() as client:
                 answer = await client.generate(QUESTION, Options(temperature=0, max_tokens=40))
             assert (answer.tier, len(answer.tiers)) == ("small", 1)

@@ -66,14 +66,6 @@ def test_a_resumed_reply_goes_on_with_the_very_next_character(text: str, cut: in
     assert said == whole(BYTES, tokens, stop)
 
 
-def test_half_a_character_waits_for_its_other_half() -> None:
-    reply = ReplyText(SHIPPED)
-    ids = [
-        SHIPPED._tokenizer.convert_tokens_to_ids(c) for c in SHIPPED._backend.pre_tokenizer.pre_tokenize_str("€")[0][0]
-    ]
-    assert [reply.push(token) for token in ids] == ["", "", "€"]
-
-
 def test_token_bytes_are_the_bytes(tmp_path: Path) -> None:
     from penstock.types.prompts import TextPrompt
 

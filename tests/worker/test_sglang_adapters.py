@@ -26,9 +26,8 @@ from tests.support.engines import QUESTIONS, answer, request
 from tests.support.mesh import running_mesh
 from tests.support.services import RedisProcess
 from tests.support.sglang import SglangServers, cpu_shape
-from tests.worker.test_sglang_attach import attached
+from tests.support.sglang_stub import Server, attached
 from tests.worker.test_sglang_engine import torch_replies
-from tests.worker.test_sglang_failures import Server
 
 SMALL = FAMILY / "small"
 

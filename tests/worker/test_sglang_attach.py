@@ -2,13 +2,11 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from penstock.worker_service.engine.interface import Capability, EngineUnusable
 from penstock.worker_service.engine.sglang.attach import ServerIdentity, problems
@@ -18,26 +16,10 @@ from penstock.worker_service.engine.sglang.others import OtherClients
 from tests.conftest import FAMILY
 from tests.support.engines import answer, request
 from tests.support.sglang import cpu_shape, launched_server
-from tests.worker.test_sglang_failures import Server
+from tests.support.sglang_stub import Server, attached
 
 SMALL = FAMILY / "small"
 NAMES = ("org/small-model", "small")
-
-
-@asynccontextmanager
-async def attached(server: Server, **options: Any) -> AsyncIterator[SglangEngine]:
-    """An engine of the small model, attached to this server."""
-    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    engine = SglangEngine(SglangEngineOptions(SMALL, "small", endpoint=endpoint, **options))
-    try:
-        await engine.start()
-        yield engine
-        await engine.close()
-    finally:
-        await runner.cleanup()
 
 
 def found(**identity: str | bool) -> str:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,11 @@ from penstock.worker_service.engine.sglang.client import SglangClient
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.conftest import FAMILY, ROOT, TIERS, MeshFileMaker
-from tests.support.engines import QUESTIONS, answer, collect, until
+from tests.support.engines import QUESTIONS, answer, collect, started, until
 from tests.support.mesh import running_mesh
 from tests.support.services import RedisProcess
 from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape
+from tests.support.sglang_stub import Server
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
@@ -50,10 +50,8 @@ TIGHT = cpu_shape(FAMILY / "small", kv_tokens=400, max_running=2, max_queued=0, 
 
 @pytest.fixture
 async def engine(sglang_servers: SglangServers) -> AsyncIterator[SglangEngine]:
-    made = await sglang_servers.engine(FAMILY / "small", **SMALL)
-    await made.start()
-    yield made
-    await made.close()
+    async with started(await sglang_servers.engine(FAMILY / "small", **SMALL)) as made:
+        yield made
 
 
 def request(name: str, text: str, sampling: SamplingParams = GREEDY, **more: Any) -> GenerationRequest:
@@ -61,11 +59,8 @@ def request(name: str, text: str, sampling: SamplingParams = GREEDY, **more: Any
 
 
 async def torch_replies(model: Path) -> list[str]:
-    torch = torch_engine(TorchEngineOptions(model, model.name))
-    await torch.start()
-    replies = [(await answer(torch, request(f"t{i}", question))).text for i, question in enumerate(QUESTIONS)]
-    await torch.close()
-    return replies
+    async with started(torch_engine(TorchEngineOptions(model, model.name))) as torch:
+        return [(await answer(torch, request(f"t{i}", question))).text for i, question in enumerate(QUESTIONS)]
 
 
 async def test_greedy_text_is_the_torch_engines(engine: SglangEngine) -> None:
@@ -234,33 +229,22 @@ def test_the_demo_runs_on_sglang_workers(tmp_path: Path) -> None:
     assert figures["cascade"]["accuracy"] > accuracy[0]
 
 
-@asynccontextmanager
-async def client_of(app: web.Application) -> AsyncIterator[SglangClient]:
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    client = SglangClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
-    try:
-        yield client
-    finally:
-        await client.close()
-        await runner.cleanup()
+class OpenServer(Server):
+    """Its streams do not end behind their last token."""
+
+    async def generate(self, asked: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(asked)
+        await self.write(response, [5], None)
+        await self.write(response, [5, 6], {"type": "length"})
+        await asyncio.Event().wait()
+        return response
 
 
 async def test_a_reply_is_whole_though_its_stream_does_not_end() -> None:
-    async def generate(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for tokens, finish in (([5], None), ([5, 6], {"type": "length"})):
-            meta = {"completion_tokens": len(tokens), "finish_reason": finish}
-            await response.write(b"data: " + json.dumps({"output_ids": tokens, "meta_info": meta}).encode() + b"\n\n")
-        await asyncio.Event().wait()  # the connection stays open
-        return response
-
-    app = web.Application()
-    app.router.add_post("/generate", generate)
-    async with client_of(app) as client:
+    async with OpenServer().serving() as url:
+        client = SglangClient(url)
         pieces = [piece async for piece in client.generate("late", [1, 2], {})]
+        await client.close()
     assert [piece.token_ids for piece in pieces] == [[5], [6]]
     assert [piece.finish for piece in pieces] == [None, "length"]

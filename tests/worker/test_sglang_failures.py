@@ -1,14 +1,12 @@
 """Errors of one request at an engine that wraps a server: here a small one of the test's own, without SGLang."""
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from penstock.services.domain.errors import PromptTooLong, RequestFailed
 from penstock.types.prompts import TextPrompt
@@ -16,73 +14,18 @@ from penstock.types.replies import FinishReason
 from penstock.types.requests import GenerationRequest
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.moves import Running
 from penstock.worker_service.engine.sglang.server_link import Silence
-from tests.conftest import FAMILY
 from tests.support.engines import GREEDY, answer, request
-
-LENGTH = 24
-
-
-class Server:
-    """Answers as SGLang does: each reply is `LENGTH` times the letter a, one token an event."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.aborted: list[str] = []
-        self.abort_seen = asyncio.Event()
-        self.info: dict[str, Any] = {"version": "0.5.23", "served_model_name": "small"}
-        self.load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
-
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/server_info", self._info)
-        app.router.add_get("/v1/loads", self._loads)
-        app.router.add_post("/generate", self._generate)
-        app.router.add_post("/abort_request", self._abort)
-        return app
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _info(self, _: web.Request) -> web.Response:
-        return web.json_response({"max_req_input_len": 2000, "tp_size": 1, "pp_size": 1, **self.info})
-
-    async def _loads(self, _: web.Request) -> web.Response:
-        rank = {"max_total_num_tokens": 8192, "max_running_requests": 8, **self.load}
-        return web.json_response({"loads": [rank]})
-
-    async def _abort(self, asked: web.Request) -> web.Response:
-        self.aborted.append((await asked.json())["rid"])
-        self.abort_seen.set()
-        return web.Response()
-
-    async def _generate(self, asked: web.Request) -> web.StreamResponse:
-        self.asked.append(await asked.json())
-        response = web.StreamResponse()
-        await response.prepare(asked)
-        for count in range(1, LENGTH + 1):
-            finish = {"type": "length"} if count == LENGTH else None
-            meta = {"completion_tokens": count, "finish_reason": finish}
-            event = {"output_ids": [97] * count, "meta_info": meta}
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        return response
+from tests.support.sglang_stub import LENGTH, Server, attached
 
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[SglangEngine, Server]]:
     server = Server()
-    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", endpoint=endpoint))
-    await engine.start()
-    yield engine, server
-    await engine.close()
-    await runner.cleanup()
+    async with attached(server) as engine:
+        yield engine, server
 
 
 async def test_text_that_fails_ends_its_request_alone(

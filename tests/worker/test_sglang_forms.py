@@ -13,7 +13,6 @@ from penstock.services.domain.errors import InvalidRequest, UnsupportedByModel
 from penstock.services.tool_calls.formats import HERMES
 from penstock.services.tool_calls.parser import parse_reply
 from penstock.types.prompts import ChatMessage, ChatPrompt
-from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.structured import StructuredOutput
@@ -22,6 +21,7 @@ from penstock.worker_service.engine.interface import Capability
 from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.forms import sampling_form
 from tests.conftest import FAMILY
+from tests.support.engines import answer, started
 from tests.support.sglang import SglangServers
 
 USER = (ChatMessage("user", "hello"),)
@@ -61,19 +61,13 @@ async def engine(sglang_servers: SglangServers, tmp_path: Path) -> AsyncIterator
     folder = tmp_path / "tools"
     shutil.copytree(FAMILY / "small", folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE.replace("<|tool|>", "<|user|>"))
-    made = await sglang_servers.engine(folder, kv_tokens=4096, structured_output=True)
-    await made.start()
-    yield made
-    await made.close()
+    async with started(await sglang_servers.engine(folder, kv_tokens=4096, structured_output=True)) as made:
+        yield made
 
 
-async def reply(engine: SglangEngine, asked: GenerationRequest) -> tuple[str, list[int]]:
-    text, tokens = "", list[int]()
-    async for event in engine.generate(asked):
-        if isinstance(event, TokenFrame):
-            text += event.text
-            tokens += event.token_ids
-    return text, tokens
+async def reply(engine: SglangEngine, asked: GenerationRequest) -> tuple[str, tuple[int, ...]]:
+    got = await answer(engine, asked)
+    return got.text, got.tokens
 
 
 @pytest.mark.sglang
@@ -83,7 +77,7 @@ async def test_replies_are_of_their_form_and_go_on_with_it(engine: SglangEngine)
     text, tokens = await reply(engine, request(JSON_FORM))
     assert json.loads(text)["kind"] in ("a", "b")
     half = len(tokens) // 2
-    rest, more = await reply(engine, request(JSON_FORM, resumed=tuple(tokens[:half])))
+    rest, more = await reply(engine, request(JSON_FORM, resumed=tokens[:half]))
     assert tokens[:half] + more == tokens
     assert text.endswith(rest)
     for form, pattern in (

@@ -21,7 +21,7 @@ from penstock.types.tools import Tool, ToolUse
 from penstock.worker_service.engine.interface import Engine
 from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
-from tests.support.engines import answer
+from tests.support.engines import answer, started
 from tests.support.gguf_folder import write_folder
 from tests.support.real_models import FOLDER
 from tests.support.sglang import SglangServers
@@ -58,18 +58,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def server(model: Path, sglang_servers: SglangServers) -> AsyncIterator[SglangEngine]:
     shape: dict[str, Any] = {"dtype": "float32", "structured_output": True}
-    engine = await sglang_servers.engine(model, **shape)
-    await engine.start()
-    yield engine
-    await engine.close()
+    async with started(await sglang_servers.engine(model, **shape)) as engine:
+        yield engine
 
 
 @pytest.fixture
 async def ours(model: Path) -> AsyncIterator[Engine]:
-    engine = torch_engine(TorchEngineOptions(model, model.name, dtype="float32", kv_tokens=4096))
-    await engine.start()
-    yield engine
-    await engine.close()
+    options = TorchEngineOptions(model, model.name, dtype="float32", kv_tokens=4096)
+    async with started(torch_engine(options)) as engine:
+        yield engine
 
 
 def request(

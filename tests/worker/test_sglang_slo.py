@@ -1,7 +1,6 @@
 """SLOs at SGLang workers, a prediction: its decisions, and the engine around a small server of the test's own."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from penstock.types.workers import Admitted, Declined, EngineFinished
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.interface import Capability, EngineEvent, StepPredicting
 from penstock.worker_service.engine.sglang.client import ServerInfo
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.launch import ServerShape, command
 from penstock.worker_service.engine.sglang.moves import Running
 from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLimits, ShadowScheduler, chunk_within
@@ -31,6 +30,7 @@ from penstock.worker_service.engine.sglang.turns import SendQueue
 from penstock.worker_service.scheduling.sequence import SequenceSlo
 from tests.conftest import FAMILY
 from tests.support.engines import until
+from tests.support.sglang_stub import Server, attached
 
 LIMIT_S = 60
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 0.0)
@@ -181,90 +181,61 @@ def test_a_server_is_started_with_steps_that_mix_prompts_and_decodes() -> None:
     assert engine.options.launch.mixed_chunk
 
 
-class Server:
+class HoldingServer(Server):
     """Generates as many tokens as it is asked for, at once. Aborts end a reply as SGLang does, with the tokens so far.
 
     held: replies that stop, the first time they are sent, behind so many tokens until they are aborted or in `released`.
     """
 
     def __init__(self, max_running: int) -> None:
-        self.max_running = max_running
-        self.bodies: list[dict[str, Any]] = []  # of streamed requests, as they came
+        super().__init__()
+        self.info |= {"page_size": 16, "max_running_requests": max_running, "chunked_prefill_size": 256}
         self.held: dict[str, int] = {}
         self.released: set[str] = set()
-        self.aborted: dict[str, asyncio.Event] = {}
-
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/server_info", self._info)
-        app.router.add_get("/v1/loads", self._loads)
-        app.router.add_post("/generate", self._generate)
-        app.router.add_post("/abort_request", self._abort)
-        return app
+        self.ended: dict[str, asyncio.Event] = {}
 
     def sent(self, name: str) -> list[dict[str, Any]]:
         """The bodies with which a request was sent, one for each time."""
-        return [body for body in self.bodies if body["rid"].partition(":")[2] == name]
+        return [body for body in self.asked if body["rid"].partition(":")[2] == name]
 
-    async def _health(self, _: web.Request) -> web.Response:
+    @property
+    def order(self) -> list[str]:
+        return [body["rid"].partition(":")[2] for body in self.asked]
+
+    async def abort(self, request: web.Request) -> web.Response:
+        self.ended.setdefault((await request.json())["rid"], asyncio.Event()).set()
         return web.Response()
 
-    async def _info(self, _: web.Request) -> web.Response:
-        info = {"max_req_input_len": 2000, "tp_size": 1, "pp_size": 1, "version": "0.5.23", "page_size": 16}
-        limits = {"max_running_requests": self.max_running, "chunked_prefill_size": 256}
-        return web.json_response({**info, **limits, "served_model_name": "small"})
-
-    async def _loads(self, _: web.Request) -> web.Response:
-        load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
-        return web.json_response({"loads": [{"max_total_num_tokens": 8192, "max_running_requests": 8, **load}]})
-
-    async def _abort(self, request: web.Request) -> web.Response:
-        self.aborted.setdefault((await request.json())["rid"], asyncio.Event()).set()
-        return web.Response()
-
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if not body.get("stream"):
             began = time.perf_counter()
             times = {"forward_entry_time": began, "prefill_finished_time": began + 1e-5 * len(body["input_ids"])}
             return web.json_response({"meta_info": {**times, "finish_reason": {"type": "length"}}})
-        self.bodies.append(body)
-        aborted = self.aborted.setdefault(body["rid"], asyncio.Event())
+        self.asked.append(body)
+        ended = self.ended.setdefault(body["rid"], asyncio.Event())
         most, name = body["sampling_params"]["max_new_tokens"], body["rid"].partition(":")[2]
         stops_behind = self.held.pop(name, most)
         response = web.StreamResponse()
         await response.prepare(request)
         for count in range(1, most + 1):
-            while count > stops_behind and name not in self.released and not aborted.is_set():
+            while count > stops_behind and name not in self.released and not ended.is_set():
                 await asyncio.sleep(0.001)
             finish = {"type": "length"} if count == most else None
-            if aborted.is_set():
+            if ended.is_set():
                 count, finish = count - 1, {"type": "abort"}
-            meta = {"completion_tokens": count, "finish_reason": finish}
-            event = {"output_ids": [97 + at % 26 for at in range(count)], "meta_info": meta}
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            await self.write(response, [97 + at % 26 for at in range(count)], finish)
             if finish is not None:
                 break
         return response
 
 
 @asynccontextmanager
-async def served(max_running: int = 8) -> AsyncIterator[tuple[SglangEngine, Server]]:
-    server = Server(max_running)
-    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    engine = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", endpoint=endpoint, keeps_slos=True))
-    async with asyncio.timeout(LIMIT_S):
-        await engine.start()
-        server.bodies.clear()  # of the calibration
-        try:
-            yield engine, server
-        finally:
-            await engine.close()
-            await runner.cleanup()
+async def served(max_running: int = 8) -> AsyncIterator[tuple[SglangEngine, HoldingServer]]:
+    server = HoldingServer(max_running)
+    async with asyncio.timeout(LIMIT_S), attached(server, keeps_slos=True) as engine:
+        server.asked.clear()  # of the calibration
+        yield engine, server
 
 
 def asked(name: str, slo: Slo | None, tokens: int = 8, **more: Any) -> GenerationRequest:
@@ -322,7 +293,7 @@ async def test_best_effort_is_paused_by_an_abort_and_resumes_behind_its_tokens()
         assert len(tokens_of(promised_events)) == 8
         best_events = await best
         first, second = server.sent("best")
-        assert server.aborted[first["rid"]].is_set()
+        assert server.ended[first["rid"]].is_set()
         assert first["rid"] != second["rid"]
         assert second["input_ids"] == [*first["input_ids"], 97, 98]
         assert second["sampling_params"]["max_new_tokens"] == 4
@@ -330,10 +301,10 @@ async def test_best_effort_is_paused_by_an_abort_and_resumes_behind_its_tokens()
         finished = best_events[-1]
         assert isinstance(finished, EngineFinished)
         assert (finished.reason, finished.preemptions) == (FinishReason.LENGTH, 1)
-        assert [body["rid"].partition(":")[2] for body in server.bodies] == ["best", "promised", "best"]
+        assert server.order == ["best", "promised", "best"]
 
 
-async def ends_when(engine: SglangEngine, server: Server, end: Callable[[str], Awaitable[Any]]) -> None:
+async def ends_when(engine: SglangEngine, server: HoldingServer, end: Callable[[str], Awaitable[Any]]) -> None:
     """A best-effort request waits behind a promised one that holds the only place, and is ended there by `end`."""
     server.held = {"promised": 2}
     promised_task = asyncio.create_task(events_of(engine, asked("promised", EASY)))
@@ -370,8 +341,8 @@ async def test_waiting_prompts_are_sent_by_deadline() -> None:
 
             await until(arrived)
         await until(lambda: bool(server.sent("first")))
-        assert [body["rid"].partition(":")[2] for body in server.bodies] == ["first"]
+        assert server.order == ["first"]
         server.released.add("first")
         answers = await asyncio.gather(*tasks)
-        assert [body["rid"].partition(":")[2] for body in server.bodies] == ["first", "tight", "loose"]
+        assert server.order == ["first", "tight", "loose"]
         assert [len(tokens_of(events)) for events in answers] == [8, 8, 8]

@@ -17,6 +17,7 @@ from penstock.types.workers import Admitted
 from penstock.worker_service.engine.interface import Capability
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from tests.conftest import FAMILY
+from tests.support.engines import started
 from tests.support.sglang import SglangServers, cpu_shape
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -30,10 +31,8 @@ SCALES = ((5.0, 10.0), (20.0, 40.0))  # times the idle first token and pace: obj
 @pytest.fixture
 async def engine(sglang_servers: SglangServers) -> AsyncIterator[SglangEngine]:
     url = await sglang_servers.url(cpu_shape(FAMILY / "small", max_running=REQUESTS))
-    made = SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, keeps_slos=True))
-    await made.start()
-    yield made
-    await made.close()
+    async with started(SglangEngine(SglangEngineOptions(FAMILY / "small", "small", url, keeps_slos=True))) as made:
+        yield made
 
 
 async def served(engine: SglangEngine, name: str, slo: Slo | None) -> tuple[bool, bool, list[float]]:

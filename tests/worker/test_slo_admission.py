@@ -20,11 +20,12 @@ from penstock.types.requests import GenerationRequest
 from penstock.types.slo import Slo
 from penstock.types.workers import Admitted, Declined, EngineFinished
 from penstock.worker_service.engine.core import EngineCore
-from penstock.worker_service.engine.interface import Capability, EngineEvent, LastBlocks
+from penstock.worker_service.engine.interface import EngineEvent, LastBlocks
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import simulated_core, simulated_engine
 from penstock.worker_service.scheduling.policies import PolicyName
 from tests.conftest import MeshFileMaker
+from tests.support.engines import started
 from tests.support.mesh import COMPOSE
 from tests.support.present import present
 from tests.support.services import RedisProcess, serving
@@ -61,15 +62,13 @@ class StepGate:
 
 @asynccontextmanager
 async def gated(policy: PolicyName = PolicyName.SLO, **changes: int) -> AsyncIterator[tuple[LoopEngine, StepGate]]:
-    engine = simulated_engine(options(policy, **changes))
-    await engine.start()
-    gate = StepGate(engine)
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            yield engine, gate
-    finally:
-        gate.open()
-        await engine.close()
+    async with started(simulated_engine(options(policy, **changes))) as engine:
+        gate = StepGate(engine)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                yield engine, gate
+        finally:
+            gate.open()
 
 
 async def held_in_a_step(engine: LoopEngine, gate: StepGate, slo: Slo | None) -> AsyncGenerator[EngineEvent, None]:
@@ -216,14 +215,6 @@ def test_headroom_shrinks_with_every_promise_and_returns_with_its_end() -> None:
     assert plain.load().slo is None
 
 
-async def test_only_an_engine_that_keeps_slos_declares_it() -> None:
-    for policy, expected in ((PolicyName.SLO, True), (PolicyName.PREFILL_FIRST, False)):
-        engine = simulated_engine(options(policy))
-        await engine.start()
-        assert (Capability.SLO in engine.info.capabilities) is expected
-        await engine.close()
-
-
 @pytest.mark.parametrize("policy", ["slo", "decode_first"])
 async def test_a_worker_declines_over_grpc(policy: str, redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """The same events from an engine that keeps SLOs and from one that keeps none; only a declining request is refused."""
@@ -251,17 +242,16 @@ async def test_a_worker_declines_over_grpc(policy: str, redis: RedisProcess, mes
         assert kinds[False][0] == "admitted"
         assert kinds[True] == ["declined", "finished"]
         assert last.reason == common_pb2.FINISH_REASON_DECLINED
-        load = await stub.GetLoad(pb.GetLoadRequest())
+        info, load = await stub.GetInfo(pb.GetInfoRequest()), await stub.GetLoad(pb.GetLoadRequest())
+        assert (pb.CAPABILITY_SLO in info.capabilities) is (policy == "slo")
         assert load.HasField("slo_headroom") is (policy == "slo")
 
 
 async def test_requests_that_come_and_leave_during_steps_leave_nothing_behind() -> None:
     """Both threads add, decide and abort: every request ends as it should, and all blocks are free again."""
     draw = random.Random(5)
-    engine = simulated_engine(options(max_running=8, max_queued=200))
-    await engine.start()
 
-    async def one(number: int) -> str:
+    async def one(engine: LoopEngine, number: int) -> str:
         slo = draw.choice([EASY, IMPOSSIBLE, pace(5.0, 0.05), None])
         asked = replace(request(f"r{number}", 20 + number, 6, slo)[0], decline_unkept_slo=draw.random() < 0.5)
         leaves = draw.random() < 0.3
@@ -279,11 +269,8 @@ async def test_requests_that_come_and_leave_during_steps_leave_nothing_behind() 
                         return event.reason.value
         raise EOFError
 
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            ends = await asyncio.gather(*(one(number) for number in range(120)))
-            assert {*ends} == {"left", "length", "declined"}
-            while engine.load().requests or engine.load().free_kv_blocks < engine.info.kv_blocks:
-                await asyncio.sleep(0.01)
-    finally:
-        await engine.close()
+    async with started(simulated_engine(options(max_running=8, max_queued=200))) as engine, asyncio.timeout(LIMIT_S):
+        ends = await asyncio.gather(*(one(engine, number) for number in range(120)))
+        assert {*ends} == {"left", "length", "declined"}
+        while engine.load().requests or engine.load().free_kv_blocks < engine.info.kv_blocks:
+            await asyncio.sleep(0.01)

@@ -1,7 +1,5 @@
 """SLOs in a worker's engine: who is told that its SLO is kept, and that it is."""
 
-import asyncio
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptio
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 from penstock.worker_service.scheduling.policies import PolicyName
 from penstock.worker_service.telemetry.load_tracker import LoadTracker
+from tests.support.engines import started
 from tests.support.present import present
 from tests.support.virtual_clock import VirtualClock
 
@@ -124,27 +123,6 @@ def test_a_resumed_reply_asks_for_what_is_left_of_its_promise() -> None:
         assert admitted.slo_kept is not best_effort
 
 
-async def test_the_answer_comes_before_any_token_through_the_engine() -> None:
-    tier = MeshTier(name="t", engine="simulated", batch_policy="slo")
-    engine = build_engine(MeshFile(tiers=(tier,)), tier, ServiceSettings())
-    await engine.start()
-    try:
-
-        async def events(name: str, slo: Slo | None) -> list[object]:
-            asked, _ = request(name, 20, 4, slo)
-            async with aclosing(engine.generate(asked)) as stream:
-                return [event async for event in stream]
-
-        answers = await asyncio.gather(events("a", pace(5.0, 1.0)), events("b", None), events("c", pace(1e-3, 1e-4)))
-        for found, best_effort in zip(answers, (False, True, True), strict=True):
-            assert isinstance(found[0], Admitted)
-            assert found[0].slo_kept is not best_effort
-            assert sum(len(e.token_ids) for e in found if isinstance(e, TokenFrame)) == 4
-            assert isinstance(found[-1], EngineFinished)
-    finally:
-        await engine.close()
-
-
 def test_the_mesh_file_names_the_policy_of_a_tier(tmp_path: Path) -> None:
     assert MeshTier(name="t", engine="simulated").batch_policy == "decode_first"
     with pytest.raises(ValueError, match="batch_policy"):
@@ -230,8 +208,7 @@ async def test_the_correction_is_published_where_steps_are_predicted() -> None:
     for policy, expected in (("slo", 1.0), ("decode_first", None)):
         tier = MeshTier.model_validate({"name": "t", "engine": "simulated", "batch_policy": policy})
         engine = build_engine(MeshFile(tiers=(tier,)), tier, ServiceSettings())
-        await engine.start()
-        try:
+        async with started(engine):
             reader = InMemoryMetricReader()
             LoadTracker(engine, MeterProvider([reader]).get_meter("test"), "t")
             data = present(reader.get_metrics_data())
@@ -241,6 +218,4 @@ async def test_the_correction_is_published_where_steps_are_predicted() -> None:
                 for scope in resource.scope_metrics
                 for metric in scope.metrics
             }
-            assert gauges.get("penstock.worker.step_correction") == (None if expected is None else [expected])
-        finally:
-            await engine.close()
+        assert gauges.get("penstock.worker.step_correction") == (None if expected is None else [expected])

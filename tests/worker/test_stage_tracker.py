@@ -106,15 +106,6 @@ def test_an_instance_that_is_no_outlier_hands_over_nothing() -> None:
     assert tier.tracker.advice("s", 0.0) is None, "110 against an average of 100"
 
 
-def test_a_draining_instance_of_a_staged_tier_hands_over_everything() -> None:
-    tier = Tier()
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.tracker.draining = True
-    tier.look(30)
-    tier.tracker.grew("s", 30)
-    assert tier.tracker.advice("s", 0.0) == MoveAdvice(MoveReason.DRAINING, 30, 30)
-
-
 def test_the_boundary_is_refined_now_and_then_and_stays_between_its_neighbours() -> None:
     tier = Tier(refine_s=5.0)
     tier.hear("a", StagePlace(0, 0, 100))

@@ -166,25 +166,6 @@ def test_sampled_replies_equal_the_undrafted_ones_for_a_thousand_seeds(prompts: 
     assert core.proposals.of_drafter.accepted > 100
 
 
-@pytest.mark.slow
-def test_a_middle_model_that_fails_is_dropped_and_replies_go_on(
-    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = run_all(build(FAMILY / "large"), prompts[:4], GREEDY)
-    core = build(FAMILY / "large", FAMILY / "small", FAMILY / "medium")
-    drafter = always(core, 4, (0, 1))
-
-    def fails(*_: object) -> list[list[int] | None]:
-        drafter.chooser.current = ChainCandidate((0,), 4)  # `always` chooses no more
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(drafter.models[1].model, "verify", fails)
-    assert run_all(core, prompts[:4], GREEDY, 2) == expected
-    assert [model.name for model in drafter.models] == ["small"]
-    assert core.proposals.state().failures["model"] == 1
-    assert core.proposals.of_drafter.accepted > 0
-
-
 def test_replies_are_the_same_with_preemptions(
     prompts: list[list[int]], expected: dict[SamplingParams, Replies]
 ) -> None:
@@ -289,17 +270,6 @@ def _path(core: EngineCore, node: Node) -> list[int]:
         node, own = parents[node]
         tokens[:0] = own
     return tokens
-
-
-def test_a_model_with_random_weights_is_soon_known_to_draft_nothing(
-    prompts: list[list[int]], tiny_models: dict[str, Path], expected: dict[SamplingParams, Replies]
-) -> None:
-    """The replies stay the same; next to nothing is expected of it, so that the choice leaves it alone."""
-    core = build(FAMILY / "medium", tiny_models["llama"])
-    drafter = always(core, 7)
-    assert run_all(core, prompts, GREEDY, 4) == expected[GREEDY]
-    (model,) = drafter.models
-    assert model.estimate.acceptance.tokens(7) < 1.5
 
 
 @pytest.mark.parametrize("method", ["draft", "catch_up"])

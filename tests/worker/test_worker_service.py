@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import grpc
@@ -12,13 +12,11 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.domain.errors import InvalidRequest, RequestFailed
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
 from penstock.services.field_problems import SettingsError
 from penstock.services.runtime import Chassis
-from penstock.worker_service.engine.simulated.engine import SimulatedRunner
-from penstock.worker_service.engine.torch.runner import TorchRunner
 from penstock.worker_service.text import ByteTokenizer
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
@@ -138,30 +136,6 @@ async def test_abort_ends_the_stream_and_is_no_error_for_nobody(stub: Stub) -> N
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_request_that_cannot_be_computed_fails_once_and_alone(
-    stub: Stub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With FAILED_PRECONDITION, which nobody retries; the worker serves on."""
-    for runner in (TorchRunner, SimulatedRunner):
-        run: Any = runner.run
-
-        def failing(self: Any, rows: Any, run: Any = run) -> Any:
-            if any(7 in row.tokens for row in rows):
-                raise RuntimeError("secret detail")
-            return run(self, rows)
-
-        monkeypatch.setattr(runner, "run", failing)
-    bad = asked("bad")
-    bad.prompt.token_ids.ids.extend([65, 7, 66])
-    with pytest.raises(aio.AioRpcError) as caught:
-        [event async for event in stub.Generate(bad)]
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert isinstance(from_rpc(caught.value), RequestFailed)
-    assert "secret" not in str(caught.value)
-    fine = [event async for event in stub.Generate(asked("fine"))]
-    assert fine[-1].HasField("finished")
-
-
 async def test_requests_that_cannot_be_computed_are_counted(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """By the worker's metrics page, under the tier."""
     file = mesh_file([{"name": "only", "model": "sim", "engine": "simulated"}])
@@ -181,22 +155,6 @@ async def test_requests_that_cannot_be_computed_are_counted(redis: RedisProcess,
     (line,) = [line for line in page.splitlines() if line.startswith("penstock_worker_failed_requests_total{")]
     assert 'penstock_tier="only"' in line
     assert line.endswith(" 2.0")
-
-
-async def test_the_same_id_twice_and_a_full_queue_are_told_apart(stub: Stub) -> None:
-    with held_engines(runners=(SimulatedRunner, TorchRunner), step_s=0.02):
-        calls = [stub.Generate(asked(f"r{i}", max_tokens=1500)) for i in range(5)]
-        for call in calls:
-            first = await call.read()
-            assert isinstance(first, pb.GenerateResponse)
-            assert first.HasField("admitted")
-        for name, code in (("r0", grpc.StatusCode.ALREADY_EXISTS), ("r9", grpc.StatusCode.RESOURCE_EXHAUSTED)):
-            with pytest.raises(aio.AioRpcError) as caught:
-                async for _ in stub.Generate(asked(name)):
-                    pass
-            assert caught.value.code() is code
-        for call in calls:
-            call.cancel()
 
 
 async def test_a_worker_without_a_tier_or_model_does_not_start(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
