@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import forms, options, targets
-from penstock.cli.output import cli_error_handling, console, fail, print_json, seconds
+from penstock.cli.output import console, fail, print_json, print_line, seconds
 from penstock.client.sync import Client
 from penstock.client.types import Options, Tokens
 from penstock.types.events import Escalated, Finished, InstanceChanged, Judged, TierAdmitted, TierDeclined, TierStarted
@@ -51,7 +51,6 @@ def ask(
 
     The shipped models can only solve small tasks with numbers, letters and words (see models/family/README.md).
     """
-    routers = targets.resolve(target)
     generation = Options(
         model=model,
         temperature=temperature,
@@ -63,7 +62,7 @@ def ask(
         slo=_slo(ttft, tpot, slo, decline),
         trace=True,
     )
-    with cli_error_handling(routers), targets.client(routers, retry=targets.INTERACTIVE) as client:
+    with targets.requests(target) as client:
         if json:
             print_json(client.generate(prompt, generation))
             return
@@ -89,10 +88,9 @@ def chat(
     target: targets.Target = None,
 ) -> None:
     """Chat with the mesh. An empty line or Ctrl-D ends the chat."""
-    routers = targets.resolve(target)
     generation = Options(model=model, temperature=temperature, max_tokens=max_tokens, trace=True)
     messages = [{"role": "system", "content": system}] if system else []
-    with cli_error_handling(routers), targets.client(routers, retry=targets.INTERACTIVE) as client:
+    with targets.requests(target) as client:
         while True:
             try:
                 prompt = console.input("[bold]you[/] ")
@@ -131,7 +129,7 @@ def _show(client: Client, messages: list[dict[str, str]], generation: Options, *
 
 def _print_dim(line: str) -> None:
     """Print one line and do not wrap it: it contains ids to copy."""
-    console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+    print_line(line, style="dim")
 
 
 def _line(event: object) -> str:

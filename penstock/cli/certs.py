@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail
+from penstock.cli.output import console, failing_on
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -44,10 +44,8 @@ def init(
     from penstock.services.access.authority import AuthorityError, create
 
     hosts = dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), *(host or ())])
-    try:
+    with failing_on(AuthorityError, OSError, ValueError):
         create(folder, [*hosts], days)
-    except (AuthorityError, OSError, ValueError) as error:
-        fail(str(error))
     console.print(f"{folder}: an authority, and certificates for {days} days", highlight=False)
 
 
@@ -64,8 +62,6 @@ def rotate(
     from penstock.services.access.authority import AuthorityError
     from penstock.services.access.authority import rotate as rotate_certificates
 
-    try:
+    with failing_on(AuthorityError, OSError, ValueError):
         rotate_certificates(folder, days, authority=authority)
-    except (AuthorityError, OSError, ValueError) as error:
-        fail(str(error))
     console.print(f"{folder}: new certificates for {days} days", highlight=False)

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, print_json
+from penstock.cli.output import errors, print_json, print_line
 
 if TYPE_CHECKING:
     from penstock.services.mesh_schema import MeshFile
@@ -44,14 +44,14 @@ def check(
     else:
         for p in findings.problems:
             line = f"{mesh}: {p.field}: {p.problem}" if p.field else p.problem
-            errors.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+            print_line(line, style="red", to=errors)
         for p in findings.notes:
             note = f"{mesh}: note: {p.field}: {p.problem}"
-            errors.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            print_line(note, style="yellow", to=errors)
         if not findings.problems:
             summary = f"{mesh}: sound: {_summary(load_mesh_file(mesh))}"
             for line in (summary, *judged):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                print_line(line)
     if findings.problems or (strict and findings.notes):
         raise typer.Exit(1)
 

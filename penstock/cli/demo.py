@@ -15,7 +15,7 @@ from penstock.cli import demo_report, demo_run, options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
 from penstock.cli.local import started
-from penstock.cli.output import cli_error_handling, console, fail, print_json, progress
+from penstock.cli.output import cli_error_handling, console, failing_on, print_json, progress
 from penstock.cli.replay import Run, arrivals_s, replay
 from penstock.client.aio import AsyncClient
 from penstock.client.aio_planner import AsyncPlannerClient
@@ -79,10 +79,8 @@ def demo(
     from penstock.local import MeshOptions
 
     shipped = Path(str(resources.files("penstock.demo_data")))
-    try:
+    with failing_on(QuestionsError):
         held_out = read_questions(questions or shipped / "models/heldout.jsonl", prompts or LEAST_PROMPTS)
-    except QuestionsError as error:
-        fail(str(error))
     mesh_options = MeshOptions(mesh or shipped / "mesh.yaml", folder, any_ports=True)
     with cli_error_handling("the mesh of the demo"):
         figures = asyncio.run(_run(mesh_options, held_out, prompts, rate, concurrency, quiet=json))

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json
+from penstock.cli.output import console, fail, failing_on, print_json, print_line, table_of
 
 if TYPE_CHECKING:
     from penstock.services.access.api_keys import ApiKey, KeyFile
@@ -46,14 +45,12 @@ def create(
         fail(f"{mesh}: access.tenants: no tenant '{tenant}'; there is {', '.join(names) or 'none'}", 2)
     now = time.time()
     key, text = new_key(tenant, now, expires_at=None if days is None else now + days * 86_400, note=note)
-    try:
+    with failing_on(KeyFileError):
         file.add(key)
-    except KeyFileError as error:
-        fail(str(error))
     if json:
         print_json(_shown(key) | {"key": text})
     else:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_line(text)
 
 
 @app.command("list")
@@ -63,17 +60,12 @@ def list_keys(mesh: MeshFileOption = Path("mesh.yaml"), json: targets.Json = Fal
     from penstock.services.access.api_keys import KeyFileError
 
     _, file = _mesh_and_file(mesh)
-    try:
-        keys = file.read()
-    except KeyFileError as error:
-        fail(str(error))
-    rows = [_shown(key) for key in keys]
+    with failing_on(KeyFileError):
+        rows = [_shown(key) for key in file.read()]
     if json:
         print_json(rows)
         return
-    table = Table()
-    for name in ("key_id", "tenant", "state", "created_at", "expires_at", "note"):
-        table.add_column(name.removesuffix("_at").replace("_", " "))
+    table = table_of("key id", "tenant", "state", "created", "expires", "note", words=6)
     for row in rows:
         dates = [_date(row["created_at"]), _date(row["expires_at"])]
         table.add_row(str(row["key_id"]), str(row["tenant"]), str(row["state"]), *dates, str(row["note"]))
@@ -92,10 +84,8 @@ def revoke(
     from penstock.services.domain.errors import NotFound
 
     _, file = _mesh_and_file(mesh)
-    try:
+    with failing_on(KeyFileError, NotFound):
         key = file.revoke(key_id, time.time())
-    except (KeyFileError, NotFound) as error:
-        fail(str(error))
     if json:
         print_json(_shown(key))
     else:
@@ -109,11 +99,9 @@ def _mesh_and_file(path: Path) -> "tuple[MeshFile, KeyFile]":
     from penstock.services.mesh_file import load_mesh_file
     from penstock.services.settings import ServiceSettings
 
-    try:
+    with failing_on(SettingsError, status=2):
         mesh = load_mesh_file(path)
         file = ServiceSettings.load(mesh_file=path).key_file(mesh)
-    except SettingsError as error:
-        fail(str(error), 2)
     if file is None:
         fail(f"{path}: access.keys: missing; it names the key file", 2)
     return mesh, KeyFile(file)

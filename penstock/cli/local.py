@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli import targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json, tier_counts
+from penstock.cli.output import console, fail, failing_on, print_json, print_line, tier_counts
 
 if TYPE_CHECKING:
     from penstock.local import LocalMesh, MeshOptions
@@ -131,13 +131,13 @@ async def run(options: "MeshOptions", *, on: str, json: bool, in_background: boo
             console.print(f"gRPC    {', '.join(mesh.grpc_addresses)}")
             console.print(f"OpenAI  {', '.join(f'{scheme}://{a}/v1' for a in mesh.http_addresses)}")
             for line in judging(mesh.mesh, mesh.gives_logprobs):
-                console.print(f"Judge   {line}", highlight=False, markup=False, soft_wrap=True)
+                print_line(f"Judge   {line}")
             logs = options.folder / "logs" if on == LOCAL else f"ray logs cluster 'penstock-{mesh.mesh.name}-*'"
             console.print(f"Logs    {logs}", highlight=False)
             console.print(f"Metrics {options.folder / METRICS_NAME} (targets for Prometheus' file_sd_configs)")
             command = targets.command_for(options.folder)
             stop_hint = "" if in_background else "    Stop it with Ctrl-C."
-            console.print(f"Try     {command} ask 'What is 12 + 30?'{stop_hint}", highlight=False, soft_wrap=True)
+            print_line(f"Try     {command} ask 'What is 12 + 30?'{stop_hint}")
         failed = asyncio.create_task(mesh.failed())
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait({failed, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -177,10 +177,10 @@ async def started(
 
     def show(progress: "Progress") -> None:
         if not quiet and (line := lines.next(progress, time.monotonic() - began)) is not None:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_line(line)
 
     mesh = None
-    try:
+    with failing_on(FolderInUse, MeshFailed, NoRedis, SettingsError):
         mesh = make(show)
         entering = asyncio.create_task(mesh.__aenter__())
         waits: set[asyncio.Task[Any]] = {entering}
@@ -193,8 +193,6 @@ async def started(
             mesh = None
         else:
             await entering
-    except (FolderInUse, MeshFailed, NoRedis, SettingsError) as error:
-        fail(str(error))
     if mesh is None:
         yield None
         return
@@ -213,15 +211,10 @@ def _detached(mesh: Path, folder: Path, options: list[str], json: bool) -> None:
     from penstock.services.field_problems import SettingsError
     from penstock.services.mesh_file import load_mesh_file
 
-    try:
+    with failing_on(SettingsError, FolderInUse):
         limit_s = start_timeout_s(load_mesh_file(mesh), mesh) + DETACH_MARGIN_S
-    except SettingsError as error:
-        fail(str(error))
-    lock = FolderLock(folder)
-    try:
+        lock = FolderLock(folder)
         lock.acquire()
-    except FolderInUse as error:
-        fail(str(error))
     log = folder / "up.log"
     arguments = [sys.executable, "-m", "penstock.cli.main", "up", "--mesh", str(mesh), "--folder", str(folder)]
     arguments += ["--in-background", *options]
@@ -236,7 +229,7 @@ def _detached(mesh: Path, folder: Path, options: list[str], json: bool) -> None:
             text = log.read_text(errors="replace")
             complete, failed, reason = text.partition("penstock: ")
             if not json and (fresh := complete[shown : complete.rfind("\n") + 1]):
-                console.print(fresh.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
+                print_line(fresh.rstrip("\n"))
                 shown += len(fresh)
             if running is not None and is_ready:
                 break
@@ -255,7 +248,7 @@ def _detached(mesh: Path, folder: Path, options: list[str], json: bool) -> None:
     else:
         scheme = "https" if running.tls_folder else "http"
         console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI {scheme}://{running.http[0]}/v1")
-        console.print(f"Stop it with `{targets.command_for(folder)} down`.", highlight=False, soft_wrap=True)
+        print_line(f"Stop it with `{targets.command_for(folder)} down`.")
 
 
 class ProgressLines:

@@ -14,7 +14,17 @@ import typer
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, QuestionsError, read_questions
-from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written, progress, table_of
+from penstock.cli.output import (
+    cli_error_handling,
+    console,
+    fail,
+    failing_on,
+    print_json,
+    print_line,
+    print_written,
+    progress,
+    table_of,
+)
 from penstock.cli.predictor import figures_of, show_trained
 from penstock.cli.proposal import MeasuredTier, Proposal, ScorerWorth, propose, worth
 from penstock.client.aio import AsyncClient
@@ -100,12 +110,10 @@ def measure(
         fail("--labelled needs an answer with every prompt, which the prompts of --live do not have", 2)
     routers, listeners = targets.resolve(target), targets.resolve_admin(admin)
     if prompts is None:
-        questions = _live_questions(listeners)
+        questions = _live_questions(admin)
     else:
-        try:
+        with failing_on(QuestionsError, status=2):
             questions = read_questions(prompts)
-        except QuestionsError as error:
-            fail(str(error), 2)
     if labelled is not None and any(question.answer is None for question in questions):
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     if labelled is not None and any(not isinstance(question.prompt, str) for question in questions):
@@ -151,9 +159,9 @@ def measure(
     print_written(out, labelled, predictor)
 
 
-def _live_questions(listeners: str) -> list[Question]:
+def _live_questions(admin: str | None) -> list[Question]:
     """The prompts that the mesh has sampled, the oldest first, each once."""
-    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+    with targets.administration(admin) as client:
         sampled = targets.all_pages(client.sampled_prompts)
     if not sampled:
         fail("the mesh has sampled no prompts yet")
@@ -265,7 +273,7 @@ def _show_worth(each: ScorerWorth) -> None:
     bins = ", ".join(f"{right:.0%} of {count} up to {limit:.0f}" for limit, right, count in each.reliability)
     figure, low, high = each.auc
     line = f"{each.tier}: {each.scorer} tells right answers from wrong ones with AUC {figure:.2f} ({low:.2f} to {high:.2f})"
-    console.print(f"{line}; right: {bins}", highlight=False, markup=False, soft_wrap=True)
+    print_line(f"{line}; right: {bins}")
 
 
 def _show_proposal(proposal: Proposal, tiers: Sequence[MeasuredTier]) -> None:
@@ -280,7 +288,7 @@ def _show_proposal(proposal: Proposal, tiers: Sequence[MeasuredTier]) -> None:
             f"proposed: scorer {proposal.scorer}, thresholds {limits}: right in {proposal.right:.0%} at {proposal.cost:.2f} "
             f"times the cost of {last} alone ({figure:+.1f} points, {low:+.1f} to {high:+.1f}; held out); {knows}"
         )
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_line(line)
 
 
 def _write_quality(path: Path, scores: dict[str, list[_Scored]], predicted: dict[str, Sequence[float]]) -> None:

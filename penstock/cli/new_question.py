@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.output import console, fail, print_written
+from penstock.cli.output import fail, print_line, print_written
 from penstock.services.acceptance.pipeline import RULES
 
 QUESTION = """\
@@ -56,4 +56,4 @@ def new(
     lines = (line for rule in RULES for line in rule.question.splitlines())
     file.write_text(QUESTION + "".join(f"#   {line}\n" for line in lines))
     print_written(file)
-    console.print(f"edit it, then: penstock plan --question {file}", highlight=False, soft_wrap=True)
+    print_line(f"edit it, then: penstock plan --question {file}")

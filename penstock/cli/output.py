@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from penstock.client.errors import InvalidRequestError, PenstockError, UnavailableError
@@ -42,19 +42,19 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
     sys.stdout.flush()
 
 
+def print_line(text: str, *, style: str | None = None, to: Console = console) -> None:
+    """Print text as it is. Lines are never wrapped, so that paths and ids can be copied."""
+    to.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def print_written(*paths: Path | None) -> None:
-    """List the files that were written. The line is never wrapped, so that paths can be copied."""
-    console.print(
-        f"written: {', '.join(str(path) for path in paths if path is not None)}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    """List the files that were written."""
+    print_line(f"written: {', '.join(str(path) for path in paths if path is not None)}")
 
 
-def table_of(*columns: str, words: int = 1, title: str | None = None) -> Table:
-    """A table with these columns: the first `words` of them to the left, numbers to the right."""
-    table = Table(title=title)
+def table_of(*columns: str, words: int = 1, **options: Any) -> Table:
+    """A table with these columns: the first `words` of them to the left, numbers to the right. options: of the table."""
+    table = Table(**options)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < words else "right")
     return table
@@ -66,10 +66,25 @@ def progress(*, quiet: bool, transient: bool = True) -> Progress:
     return Progress(*columns, console=errors, transient=transient, disable=quiet)
 
 
+def spinner(*, quiet: bool) -> Progress:
+    """What runs and for how long, on stderr; nothing if `quiet`."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=errors, transient=True, disable=quiet)
+
+
 def fail(message: str, status: int = 1) -> NoReturn:
     """End the command with one line on stderr."""
-    errors.print(f"penstock: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+    print_line(f"penstock: {message}", style="red", to=errors)
     raise typer.Exit(status)
+
+
+@contextmanager
+def failing_on(*kinds: type[Exception], status: int = 1) -> Iterator[None]:
+    """End the command with one line on errors of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        fail(str(error), status)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli import (
     new_question,
@@ -22,7 +21,7 @@ from penstock.cli import (
     targets,
 )
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import cli_error_handling, errors, fail, print_json, print_written
+from penstock.cli.output import fail, print_json, print_written, spinner
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.planner_errors import planner_error_handling
 
@@ -180,8 +179,7 @@ def _refuse_other_mesh(source: "QuestionSource", admin: str | None, *, force: bo
     """End the command if the mesh would refuse the plan, before it is computed."""
     options = source.options()
     tiers = [PlannedTier(tier.name, tier.model.name or tier.name) for tier in source.models().tiers]
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    with targets.planner(admin) as planner:
         current = planner.get_plan()
     if options.max_tiers is not None:  # those of the mesh may be chosen
         served = {tier.name for tier in current.tiers}
@@ -197,8 +195,7 @@ def _computed(
     from penstock.planner_service.codecs.plan_file import PlanFile, plan_inputs
 
     classes = slo_attainment.read_classes(slo)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
+    with spinner(quiet=quiet) as progress:
         bar = progress.add_task("planning", total=None)
 
         def say(text: str) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli import options, slo_attainment, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, print_json
+from penstock.cli.output import print_json, print_line
 from penstock.cli.planner_errors import planner_error_handling
 
 
@@ -53,11 +53,9 @@ def capacity(
         print_json(result)
         return
     (group,) = result.replicas
-    console.print(
+    print_line(
         f"{result.tier}: {result.gpus} GPUs ({replica_words([group])}) attain {result.attainment:.1%} of the "
         f"SLOs at {result.rate_per_s:.3g} requests/s; {attainment:.0%} up to {result.capacity_per_s:.3g} requests/s, "
-        f"{result.capacity_per_gpu_s:.3g} per GPU",
-        highlight=False,
-        soft_wrap=True,
+        f"{result.capacity_per_gpu_s:.3g} per GPU"
     )
     slo_attainment.show(result.slo)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.output import console
+from penstock.cli.output import console, print_line
 from penstock.client.plans import Plan, TierPlan
 from penstock.services.domain.plans import same_model, same_models
 
@@ -89,9 +89,7 @@ def show_rolls(before: Plan, after: Plan) -> None:
         return
     console.print("Workers are replaced where `penstock up` places them:")
     for number, step in enumerate(roll_steps(roll), 1):
-        console.print(
-            f"{number}. {step_text(step, [tier.name for tier in after.tiers])}", highlight=False, soft_wrap=True
-        )
+        print_line(f"{number}. {step_text(step, [tier.name for tier in after.tiers])}")
     console.print("Where too few GPUs are free, old ones stop first, those that a tier misses least.", soft_wrap=True)
 
 

@@ -19,7 +19,7 @@ MOST_ROWS = 32  # of the picture of the nodes
 
 def plot_frontiers(latencies: "Points", costs: "Points", plan: CascadePlan, out: Path) -> list[Path]:
     """Plot latency and cost against quality with this plan marked, as PNG and SVG next to the plan file."""
-    figure, (left, right) = _panels("The best plans of each quality")
+    figure, (left, right) = panels_of("The best plans of each quality")
     dollars = None if plan.cost is None else plan.cost.dollars_per_hour
     own_cost, unit = (float(plan.gpus), "GPUs") if dollars is None else (dollars, "dollars per hour")
     for axes, points, own in ((left, latencies, plan.latency_p95_s), (right, costs, own_cost)):
@@ -33,7 +33,7 @@ def plot_frontiers(latencies: "Points", costs: "Points", plan: CascadePlan, out:
     right.set_ylabel(unit)
     right.set_title(f"Least cost, slowest tier within {plan.latency_p95_s:.3g} s", fontsize=10)
     left.legend(frameon=False)
-    return _write(figure, out)
+    return write_pictures(figure, out)
 
 
 def plot_nodes(layout: "NodeLayout", plan: CascadePlan, out: Path) -> list[Path]:
@@ -48,7 +48,7 @@ def plot_nodes(layout: "NodeLayout", plan: CascadePlan, out: Path) -> list[Path]
     if layout.unplaced:
         title += f"; {layout.unplaced} replicas fit on no node whole"
     widest = max(row[0].type.gpus_per_node for row in rows)
-    figure, (axes,) = _panels(title, 1, (max(7.0, 1.9 + 1.15 * widest), 1.6 + 0.42 * len(rows)))
+    figure, (axes,) = panels_of(title, 1, (max(7.0, 1.9 + 1.15 * widest), 1.6 + 0.42 * len(rows)))
     colours = _colours(len(plan.tiers))
     for y, row in enumerate(rows):
         for gpu in range(row[0].type.gpus_per_node):
@@ -85,13 +85,13 @@ def plot_nodes(layout: "NodeLayout", plan: CascadePlan, out: Path) -> list[Path]
     handles = [_box(0, 0, 1, facecolor=colour) for colour in colours]
     handles.append(_box(0, 0, 1, facecolor="#f0f0f0", edgecolor="#d0d0d0"))
     figure.legend(handles, [*names, "idle"], loc="outside lower left", frameon=False, fontsize=8, ncols=1)
-    return _write(figure, out.with_name(f"{out.stem}-nodes{out.suffix}"))
+    return write_pictures(figure, out.with_name(f"{out.stem}-nodes{out.suffix}"))
 
 
 def plot_sweep(axis: str, points: "Sequence[SweepPoint]", out: Path) -> list[Path]:
     """Plot what plans reach and cost against what is varied; values without a plan are marked."""
     labels = {"rate": "requests per second", "quality": "least quality (0 to 100)", "gpus": "GPUs that may be used"}
-    figure, panels = _panels(f"Plans by {'number of GPUs' if axis == 'gpus' else axis}", 3)
+    figure, panels = panels_of(f"Plans by {'number of GPUs' if axis == 'gpus' else axis}", 3)
     plans = [(point.value, point.plan) for point in points if point.plan is not None]
     prices = [plan.cost.dollars_per_hour for _, plan in plans if plan.cost is not None]
     priced = bool(plans) and all(price is not None for price in prices)
@@ -113,7 +113,7 @@ def plot_sweep(axis: str, points: "Sequence[SweepPoint]", out: Path) -> list[Pat
         axes.set_ylim(0, 100 if title == "Quality" else 1.1 * max(figures, default=1.0))
     if missing:
         panels[0].legend(frameon=False)
-    return _write(figure, out)
+    return write_pictures(figure, out)
 
 
 def _content(node: "Node") -> tuple[object, ...]:
@@ -140,7 +140,7 @@ def _box(gpu: int, row: int, gpus: int, **style: Any) -> Any:
     return Rectangle((gpu, row - 0.42), gpus, 0.84, **style)
 
 
-def _panels(title: str, count: int = 2, size: tuple[float, float] | None = None) -> tuple[Any, Any]:
+def panels_of(title: str, count: int = 2, size: tuple[float, float] | None = None) -> tuple[Any, Any]:
     """(figure, its panels side by side). size: in inches; default: by the number of panels."""
     import matplotlib as mpl
 
@@ -155,7 +155,7 @@ def _panels(title: str, count: int = 2, size: tuple[float, float] | None = None)
     return figure, panels
 
 
-def _write(figure: Any, out: Path) -> list[Path]:
+def write_pictures(figure: Any, out: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
     written = [out.with_suffix(suffix) for suffix in options.PICTURES]

@@ -9,10 +9,10 @@ import typer
 
 from penstock.cli import mesh_plan, plan_changes, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import cli_error_handling, console, errors, fail
+from penstock.cli.output import console, errors, fail
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.planner_errors import planner_error_handling
-from penstock.client.plans import Plan, Prediction, Stage, TierPlan
+from penstock.client.plans import Plan, TierPlan
 from penstock.services.acceptance.pipeline import of_plan
 from penstock.services.acceptance.pipeline import served as served_rules
 from penstock.types.deployments import ReplicaGroup
@@ -51,8 +51,8 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
     """Publish a computed plan. The scorer and the policy of the current plan stay."""
     from penstock.planner_service.codecs.plan_file import mesh_ladder_of, served_tiers
 
-    plan, listeners = file.plan, targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    plan = file.plan
+    with targets.planner(admin) as planner:
         current = planner.get_plan()
         served = served_tiers(plan)
         drafters = [() if t.speculation is None else tuple(d.model for d in t.speculation.drafters) for t in plan.tiers]
@@ -69,21 +69,13 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
             )
             for before, tier, (threshold, count) in zip(current.tiers, plan.tiers, served, strict=True)
         ]
-        prediction = Prediction(
-            plan.objective.value,
-            plan.target,
-            plan.workload_digest,
-            plan.quality,
-            plan.latency_p95_s,
-            plan.end_to_end_p95_s,
-        )
         published = planner.set_plan(
             dataclasses.replace(
                 current,
                 tiers=tuple(changed),
                 source="planned",
                 note=note,
-                prediction=prediction,
+                prediction=plan.prediction,
                 **_said(file, of_plan(plan)),
                 burst=None if plan.burst is None else mesh_ladder_of(plan),
             ),
@@ -108,15 +100,12 @@ def with_values(
     replicas: the instances by their shapes; empty: of the shape that they have.
     """
     from penstock.services.domain.stages.places import with_instances
-    from penstock.types.plans import Stage as PlannedStage
 
-    planned = tuple(PlannedStage(s.from_tokens, s.to_tokens, s.instances) for s in tier.stages)
-    shared = with_instances(planned, instances)
-    if planned and not shared:
+    stages = with_instances(tier.stages, instances)
+    if tier.stages and not stages:
         errors.print(
-            f"{tier.name} has fewer instances ({instances}) than length stages ({len(planned)}): they are removed"
+            f"{tier.name} has fewer instances ({instances}) than length stages ({len(tier.stages)}): they are removed"
         )
-    stages = tuple(Stage(s.from_tokens, s.to_tokens, s.instances) for s in shared)
     replicas = tuple(replicas) or tier.replicas
     return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages, replicas=replicas)
 

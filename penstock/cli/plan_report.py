@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from penstock.cli.output import console, print_written, seconds
+from penstock.cli.output import console, print_line, print_written, seconds
 from penstock.services.acceptance.pipeline import rule_lines
 from penstock.types.planned import CascadePlan, PlannedTier
 from penstock.types.rules import BurstLadder, RuleOptions
@@ -23,7 +23,7 @@ LEFT_OUT = {
 
 def show(plan: CascadePlan, rules: RuleOptions, written: list[Path]) -> None:
     """Print a plan. rules: that were asked for."""
-    console.print(f"{plan.verdict}.", highlight=False, soft_wrap=True, style="bold")
+    print_line(f"{plan.verdict}.", style="bold")
     rate = "" if plan.rate_per_s is None else f" at {plan.rate_per_s:.3g} requests/s"
     table = Table(title=f"Cascade on up to {plan.cluster}{rate}")
     for column in ("tier", "GPUs", "strategy", "processes", "answers", "p95", "load", "threshold"):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import mesh_plan, options, plan_changes, targets
-from penstock.cli.output import cli_error_handling, console, errors, fail, print_json, tier_counts
+from penstock.cli.output import console, errors, fail, print_json, print_line, tier_counts
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.plan_publishing import ForceOption, refuse_other_models, with_values
 from penstock.client import PlannerClient
@@ -27,8 +27,7 @@ def show(
     json: targets.Json = False,
 ) -> None:
     """Show the current plan."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    with targets.planner(admin) as planner:
         mesh_plan.show(planner.get_plan(revision), json=json)
 
 
@@ -65,8 +64,7 @@ def set_(
         if not 0 <= changes[tier] <= 100:
             fail(f"--threshold {option}: a score must be from 0 to 100", 2)
     counts, groups = tier_counts("--instances", instances or []), _shapes(shapes or [])
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    with targets.planner(admin) as planner:
         plan = planner.get_plan()
         unknown = {*changes, *counts, *groups} - {t.name for t in plan.tiers}
         if unknown:
@@ -98,8 +96,7 @@ def history(
     json: targets.Json = False,
 ) -> None:
     """List the last plans with their source, note and predicted figures."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    with targets.planner(admin) as planner:
         plans = planner.list_plans(limit)
     if json:
         print_json(plans)
@@ -113,7 +110,7 @@ def history(
         ]
         if p.prediction is not None:
             lines.append(f"  predicted: {mesh_plan.predicted_words(p.prediction)}")
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        print_line("\n".join(lines))
 
 
 def rollback(
@@ -130,8 +127,7 @@ def rollback(
     json: targets.Json = False,
 ) -> None:
     """Publish an earlier plan again under a new revision: its thresholds, instances, scorer and policy."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    with targets.planner(admin) as planner:
         current = planner.get_plan()
         if revision is None and current.source == "rollback":
             fail(

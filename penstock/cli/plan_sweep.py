@@ -4,11 +4,10 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from penstock.cli import options, plan_plots, plan_report
-from penstock.cli.output import console, errors, fail, print_json, print_written, seconds
+from penstock.cli.output import console, fail, print_json, print_line, print_written, seconds, spinner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +31,7 @@ def run(text: str, question: "PlanningQuestion", *, out: Path | None, plot: bool
         except ValueError:
             fail(f"--sweep {text}: must be numbers with commas between them", 2)
     to_stdout = out == options.STDOUT
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=json or to_stdout) as progress:
+    with spinner(quiet=json or to_stdout) as progress:
         bar = progress.add_task("planning", total=None)
         swept = api.sweep(
             question,
@@ -123,4 +121,4 @@ def _show(axis: str, points: "Sequence[SweepPoint]", latency_words: str) -> None
     console.print(table)
     for point in points:
         if point.plan is None:
-            console.print(f"{point.value:.4g}: {point.reason}", highlight=False, soft_wrap=True)
+            print_line(f"{point.value:.4g}: {point.reason}")

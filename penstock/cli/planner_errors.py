@@ -19,9 +19,7 @@ def planner_error_handling(*, json: bool = False) -> Iterator[None]:
 
     try:
         yield
-    except FileError as error:
-        fail(str(error), 2)
-    except InvalidRequest as error:
+    except (FileError, InvalidRequest) as error:
         fail(str(error), 2)
     except Unreachable as error:
         if json:

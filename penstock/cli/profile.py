@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail, print_json, print_written, progress
+from penstock.cli.output import console, errors, failing_on, print_json, print_line, print_written, progress
 from penstock.cli.planner_errors import planner_error_handling
 
 if TYPE_CHECKING:
@@ -72,10 +72,8 @@ def profile(
             bars.update(bar, completed=completed, total=of)
 
         if sglang:
-            try:
+            with failing_on(PenstockError, status=2):
                 samples, server = asyncio.run(_of_server(sglang, model, seed, show))
-            except PenstockError as error:
-                fail(str(error), 2)
             shape = ReplicaShape(server.tp, server.pp, ep=server.ep, attn_dp=server.attn_dp)
             machine, step_tokens = f"SGLang at {sglang}", server.step_tokens * server.attn_dp
             limits, room = EngineLimits(server.max_running, step_tokens, server.page_tokens), server.kv_tokens
@@ -87,10 +85,8 @@ def profile(
                 "max_step_tokens": max_step_tokens,
                 "threads": threads,
             }
-            try:
+            with failing_on(EngineUnusable, status=2):
                 core, info = _built_in_core(model, device, size)
-            except EngineUnusable as error:
-                fail(str(error), 2)
             samples = measure(core, seed=seed, on_progress=show)
             fitted = _fitted_qoe(core, seed, show) if qoe else None
             if fitted is not None:
@@ -120,10 +116,9 @@ def profile(
     if qoe_model is not None:
         console.print(f"QoE: {batches} requests, mean error on the held-out half {held_out:.1%}", highlight=False)
         if uncertainty is not None and uncertainty > IDENTIFIED:
-            console.print(
+            print_line(
                 f"D4, the cost of lengths so far, is not identified by these batches: {uncertainty:.0%} of the cost may be "
-                f"its or not (at most {IDENTIFIED:.0%} is meant)",
-                highlight=False,
+                f"its or not (at most {IDENTIFIED:.0%} is meant)"
             )
     for n in (1, 8, 32):
         if n <= limits.max_running:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import errors, fail
+from penstock.cli.output import errors, fail, failing_on, print_line
 
 
 @needs_extra("redis-users", "service")
@@ -29,10 +29,8 @@ def redis_users(
     from penstock.services.private_files import replace_file
     from penstock.services.state.users import acl_lines, shared_rules
 
-    try:
+    with failing_on(SettingsError, status=2):
         rules = shared_rules(load_mesh_file(mesh).name, read_only_patterns=not redis_6)
-    except SettingsError as error:
-        fail(str(error), 2)
     try:
         known = _read(passwords) if passwords.exists() else {}
         if missing := [user for user in rules if user not in known]:
@@ -41,7 +39,7 @@ def redis_users(
     except (OSError, ValueError) as error:
         fail(f"--passwords: {passwords}: {error}", 2)
     typer.echo(acl_lines(rules, known), nl=False)
-    errors.print(f"passwords: {passwords}", highlight=False, markup=False, soft_wrap=True)
+    print_line(f"passwords: {passwords}", to=errors)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli import options, plan_report, slo_attainment, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, print_json, seconds, table_of
+from penstock.cli.output import console, print_json, print_line, seconds, table_of
 from penstock.cli.planner_errors import planner_error_handling
 
 
@@ -78,14 +78,12 @@ def simulate(
         figures = (f"{tier.output_tokens_per_s:,.0f}", f"{tier.utilisation:.0%}")
         table.add_row(tier.name, str(tier.requests), *map(seconds, times), *figures)
     console.print(table)
-    console.print(plan_report.felt_line(result.user_latency_s), highlight=False, soft_wrap=True)
+    print_line(plan_report.felt_line(result.user_latency_s))
     if result.cached_share > 0:
-        console.print(plan_report.cached_line(result.cached_share), highlight=False, soft_wrap=True)
+        print_line(plan_report.cached_line(result.cached_share))
     if result.burst is not None:
         shares = ", ".join(f"{i}: {count}" for i, count in enumerate(result.burst.steps))
-        console.print(
-            f"burst ladder, requests by step: {shares}; {result.burst.changes} changes, quality {result.burst.quality:.2f}",
-            highlight=False,
-            soft_wrap=True,
+        print_line(
+            f"burst ladder, requests by step: {shares}; {result.burst.changes} changes, quality {result.burst.quality:.2f}"
         )
     slo_attainment.show(result.slo)

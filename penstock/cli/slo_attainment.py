@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from penstock.cli import options
-from penstock.cli.output import console
+from penstock.cli.output import console, table_of
 from penstock.types.simulated import SloAttainment
 
 if TYPE_CHECKING:
@@ -27,9 +25,8 @@ def show(attainments: Sequence[SloAttainment]) -> None:
     """Print a table; nothing without classes."""
     if not attainments:
         return
-    table = Table(title="SLOs, with the SLO batch policy; reply lengths known, prompts computed whole")
-    for column in ("class", "requests", "admitted", "attainment"):
-        table.add_column(column, justify="left" if column == "class" else "right")
+    title = "SLOs, with the SLO batch policy; reply lengths known, prompts computed whole"
+    table = table_of("class", "requests", "admitted", "attainment", title=title)
     for one in attainments:
         shares = ("-" if share is None else f"{share:.1%}" for share in (one.admitted, one.attainment))
         table.add_row(one.name, str(one.requests), *shares)

@@ -9,7 +9,8 @@ import typer
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import cli_error_handling, console, fail, print_json, table_of
+from penstock.cli.output import console, fail, print_json, table_of
+from penstock.cli.plan_plots import panels_of, write_pictures
 from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, Stage, TierPlan
 from penstock.types.plans import QoeModel
@@ -145,8 +146,7 @@ def stages(
 
 def _check_tier(tier: str, instances: int, admin: str | None) -> None:
     """End the command if the current plan has no such tier or another number of its instances."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    with targets.planner(admin) as planner:
         _tier_of(planner.get_plan(), tier, instances)
 
 
@@ -161,8 +161,7 @@ def _tier_of(plan: Plan, tier: str, instances: int) -> TierPlan:
 
 def _publish(tier: str, stages: tuple[Stage, ...], qoe: QoeModel, admin: str | None) -> Plan:
     """Publish the current plan with these stages for a tier."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.planner_client(listeners) as planner:
+    with targets.planner(admin) as planner:
         current = planner.get_plan()
         planned = _tier_of(current, tier, sum(stage.instances for stage in stages))
         tiers = tuple(dataclasses.replace(t, stages=stages, qoe=qoe) if t is planned else t for t in current.tiers)
@@ -209,17 +208,14 @@ def _against(plan: "StagePlan", other: str) -> str:
 
 def draw(plan: "StagePlan", sample: "LengthSample", out: Path) -> list[Path]:
     """Plot a histogram of the lengths in flight, coloured by stage, with the cuts, as PNG and SVG next to the JSON file."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
     import numpy as np
 
     colours = ("#1f6f78", "#e07a3f", "#8d99ae", "#c9a227", "#6d597a")
     shortest = max(1, int(sample.tokens[0]))
     even = np.geomspace(shortest, max(plan.layout.max_tokens, shortest + 1), 61)
     bins = np.union1d(even, [cut for cut in plan.layout.cuts if cut > shortest])  # cuts are bin edges
-    figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
+    title = f"{plan.layout.instances} instances, {len(plan.layout.stages)} stages"
+    figure, (axes,) = panels_of(title, 1, (9, 4.4))
     heights = [0.0]
     for i, stage in enumerate(plan.layout.stages):
         lengths = sample.tokens[(sample.tokens >= stage.from_tokens) & (sample.tokens < stage.to_tokens)]
@@ -243,10 +239,4 @@ def draw(plan: "StagePlan", sample: "LengthSample", out: Path) -> list[Path]:
         axes.text(*position, f"{stage.instances}", ha="center", va="top", fontsize=9, color=colours[i % len(colours)])
     axes.set_xlabel("length of sequences in flight (tokens); dashed: cuts; above: instances of the stage")
     axes.set_ylabel("sequences")
-    axes.set_title(f"{plan.layout.instances} instances, {len(plan.layout.stages)} stages", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    written = [out.with_suffix(suffix) for suffix in options.PICTURES]
-    for path in written:
-        figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return written
+    return write_pictures(figure, out)

@@ -1,13 +1,14 @@
 """The mesh that a command connects to."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from penstock.cli.output import fail
+from penstock.cli.output import cli_error_handling, fail
 from penstock.client.connection import DEFAULT_ADMIN, DEFAULT_TARGET, Tls
 from penstock.client.retries import RetryPolicy
 from penstock.client.sync import Client
@@ -80,11 +81,6 @@ def resolve_admin(admin: str | None) -> str:
     return ",".join(running.admin) if (running := _running()) is not None else DEFAULT_ADMIN
 
 
-def client(routers: str, **options: Any) -> Client:
-    """A client for requests, with the API key of PENSTOCK_API_KEY if that is set."""
-    return Client(routers, api_key=api_key(), tls=tls(), **options)
-
-
 def api_key() -> str | None:
     """The key of requests; None without one."""
     return os.environ.get("PENSTOCK_API_KEY")
@@ -98,11 +94,6 @@ def tls() -> Tls | None:
     return Tls.of_folder(Path(certificates)) if certificates else None
 
 
-def admin_client(admin: str) -> Client:
-    """A client for administrative calls alone."""
-    return Client(admin, admin=admin, tls=tls())
-
-
 def all_pages(read: Callable[[str], tuple[list[_Entry], str]]) -> list[_Entry]:
     """All entries of a call that gives them page by page, each with the token of the next page."""
     entries, token = read("")
@@ -112,9 +103,28 @@ def all_pages(read: Callable[[str], tuple[list[_Entry], str]]) -> list[_Entry]:
     return entries
 
 
-def planner_client(admin: str) -> PlannerClient:
-    """A client of the mesh's planner. admin: administrative listeners of the routers."""
-    return PlannerClient(planner(admin), tls=tls())
+@contextmanager
+def requests(target: str | None) -> Iterator[Client]:
+    """A client of the routers that `--target` means; an error of the SDK ends the command with one line."""
+    routers = resolve(target)
+    with cli_error_handling(routers), Client(routers, api_key=api_key(), tls=tls(), retry=INTERACTIVE) as connected:
+        yield connected
+
+
+@contextmanager
+def administration(admin: str | None) -> Iterator[Client]:
+    """The same for administrative calls alone, to the listeners that `--admin` means."""
+    listeners = resolve_admin(admin)
+    with cli_error_handling(listeners), Client(listeners, admin=listeners, tls=tls()) as connected:
+        yield connected
+
+
+@contextmanager
+def planner(admin: str | None) -> Iterator[PlannerClient]:
+    """The same for the mesh's planner."""
+    listeners = resolve_admin(admin)
+    with cli_error_handling(listeners), PlannerClient(planner_address(listeners), tls=tls()) as connected:
+        yield connected
 
 
 def _given(option: str, value: str | None, variable: str) -> str:
@@ -127,9 +137,9 @@ def _given(option: str, value: str | None, variable: str) -> str:
     return ""
 
 
-def planner(admin: str) -> str:
+def planner_address(admin: str) -> str:
     """The address of the planner's administrative listener, from the status of the routers."""
-    with admin_client(admin) as client:
+    with Client(admin, admin=admin, tls=tls()) as client:
         planners = [instance for instance in client.status().instances if instance.role == "planner"]
     if not planners:
         fail("the mesh has no planner")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import options, targets
-from penstock.cli.output import cli_error_handling, console, print_json, seconds
+from penstock.cli.output import console, print_json, seconds
 from penstock.types.mesh_status import BurstStatus, InstanceState, InstanceStatus, MeshStatus, SloCounts, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -25,8 +25,7 @@ ONE_GPU = "tp1pp1"
 
 def status(admin: targets.Admin = None, json: targets.Json = False) -> None:
     """Show the state of the mesh."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+    with targets.administration(admin) as client:
         mesh = client.status()
     if json:
         print_json(mesh)
@@ -56,10 +55,9 @@ def top(
 
     With --json, prints one line per update.
     """
-    listeners = targets.resolve_admin(admin)
     history: deque[float] = deque(maxlen=HISTORY)
     updates = 0
-    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+    with targets.administration(admin) as client:
         try:
             redraws = console.is_terminal and not json
             with Live(console=console, screen=count is None, auto_refresh=False) if redraws else nullcontext() as live:

@@ -7,7 +7,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from penstock.cli import options, targets
-from penstock.cli.output import cli_error_handling, console, print_json
+from penstock.cli.output import console, print_json
 from penstock.types.mesh_status import Span, Trace
 
 BAR_CELLS = 24
@@ -35,8 +35,7 @@ def trace(
     json: targets.Json = False,
 ) -> None:
     """Show the traces of the last requests as trees of spans."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+    with targets.administration(admin) as client:
         traces = client.traces(limit, trace_id)
     if json:
         print_json(traces)

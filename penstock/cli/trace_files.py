@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import cli_error_handling, console, fail, print_json, print_written
+from penstock.cli.output import console, fail, failing_on, print_json, print_line, print_written
 from penstock.types.mesh_status import ServedRequest
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
@@ -34,8 +34,7 @@ def export_trace(
 
     The mesh file has to have them kept: router.kept_requests.
     """
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+    with targets.administration(admin) as client:
         requests = targets.all_pages(client.served_requests)
     if not requests:
         fail("the mesh has kept no requests yet")
@@ -63,10 +62,8 @@ def import_trace(
     from penstock.planner_service.trace_importers import from_litellm, from_openai, from_vllm
 
     read = {Source.VLLM: from_vllm, Source.LITELLM: from_litellm, Source.OPENAI: from_openai}[source]
-    try:
+    with failing_on(FileError, status=2):
         imported = read(file)
-    except FileError as error:
-        fail(str(error), 2)
     work = imported.requests
     columns = [work.input_tokens.tolist(), work.output_tokens.tolist()]
     share = float(work.cached_tokens.sum() / work.input_tokens.sum())
@@ -90,9 +87,7 @@ def import_trace(
     if share > 0:
         console.print(f"{share:.1%} of the prompt tokens are cached", highlight=False)
     if imported.left_out:
-        console.print(
-            f"{imported.left_out:,} entries left out: they have no prompt or no output tokens", highlight=False
-        )
+        print_line(f"{imported.left_out:,} entries left out: they have no prompt or no output tokens")
     if imported.spread:
         console.print(imported.spread, highlight=False)
     print_written(out)

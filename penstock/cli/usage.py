@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 from penstock.cli import options, targets
-from penstock.cli.output import cli_error_handling, console, print_json, table_of
+from penstock.cli.output import console, print_json, table_of
 
 MAX_DAYS = 400  # the maximum of GetUsage
 
@@ -17,8 +17,7 @@ def usage(
     json: targets.Json = False,
 ) -> None:
     """Show what tenants have used, by key and tier: replies, tokens, time, GPU seconds, cost by the mesh file's prices."""
-    listeners = targets.resolve_admin(admin)
-    with cli_error_handling(listeners), targets.admin_client(listeners) as client:
+    with targets.administration(admin) as client:
         entries = client.usage(days)
     if json:
         print_json([asdict(entry) for entry in entries])

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import fail, print_written
+from penstock.cli.output import fail, failing_on, print_written
 
 
 @needs_extra("values", "service")
@@ -27,15 +27,13 @@ def values(
     from penstock.services import chart
     from penstock.services.field_problems import SettingsError
 
-    try:
+    with failing_on(SettingsError, status=2):
         if plan is not None:
             text = chart.to_yaml(_planned(plan, mesh))
         elif mesh is not None:
             text = chart.to_yaml(chart.values_of(mesh))
         else:
             fail("give a mesh file, --plan, or both", 2)
-    except SettingsError as error:
-        fail(str(error), 2)
     if out == options.STDOUT:
         typer.echo(text, nl=False)
     else:

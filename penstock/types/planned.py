@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective
+from penstock.types.plans import Prediction
 from penstock.types.rules import BurstLadder, PlanRules, TierRules
 from penstock.types.simulated import Percentiles, SloAttainment, UserLatency
 
@@ -359,6 +360,12 @@ class CascadePlan(PlanRules):
     @property
     def gpus(self) -> int:
         return sum(tier.gpus for tier in self.tiers)
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the plan is expected to reach, as plans of a mesh have it."""
+        reached = (self.quality, self.latency_p95_s, self.end_to_end_p95_s)
+        return Prediction(self.objective.value, self.target, self.workload_digest, *reached)
 
 
 @dataclass(frozen=True, slots=True)

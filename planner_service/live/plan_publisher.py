@@ -5,16 +5,14 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Collection, Iterator
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import NoReturn
 
 from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.services.acceptance.pipeline import predicting
 from penstock.services.acceptance.threshold import accepts_all
-from penstock.services.background import end, supervise
+from penstock.services.background import BackgroundWork, Works
 from penstock.services.clock import Clock
-from penstock.services.domain.errors import InvalidRequest, Unavailable
+from penstock.services.domain.errors import Unavailable, check
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.plans import same_model
 from penstock.services.state import Leadership, MeshFeed, PlanStore, StateUnavailable
@@ -27,7 +25,7 @@ LOOK_S = 0.5
 """How often a planner looks who leads, and the leader whether Redis has the plan."""
 
 
-class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
+class PlanPublisher(BackgroundWork):
     """Publishes plans, and remembers the current one for as long as the process lives.
 
     `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the same file content is
@@ -54,18 +52,13 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         self._store, self._leadership, self._feed, self._seed, self._clock = store, leadership, feed, seed, clock
         self._max_instances, self._scorers, self.shapes = max_instances, scorers, shapes
         self._predicts, self._seeded = predicts, False
-        self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
-    async def __aenter__(self) -> "PlanPublisher":
-        self._task = supervise("plan-publisher", self._keep)
-        return self
+    def work(self) -> Works:
+        return {"plan-publisher": self._keep}
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        await end(self._task)
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
         with contextlib.suppress(StateUnavailable):
             await self._leadership.release()
 
@@ -108,8 +101,7 @@ class PlanPublisher(AbstractAsyncContextManager["PlanPublisher"]):
         if plan.scorer and plan.scorer not in self._scorers:
             has = ", ".join(self._scorers) or "no scorer at all"
             problems.append(FieldProblem("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'"))
-        if problems:
-            raise InvalidRequest(*problems)
+        check(problems)
         stamped = dataclasses.replace(
             plan,
             tiers=tuple(dataclasses.replace(tier, drafters=self._drafters(tier.name)) for tier in tiers),

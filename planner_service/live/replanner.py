@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from types import TracebackType
+from contextlib import aclosing
 from typing import NoReturn
 
 from penstock.mapper import from_message, to_message
@@ -16,14 +15,14 @@ from penstock.planner_service.live.rescheduling import Drift, DriftRule, DriftSt
 from penstock.planner_service.live.solver_pool import STAGES_LIMIT_S, SolverPool
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.acceptance.pipeline import rules_of_plan
-from penstock.services.background import end, supervise
+from penstock.services.background import BackgroundWork, Works
 from penstock.services.clock import Clock
 from penstock.services.domain.errors import PenstockError
 from penstock.services.domain.stages.places import with_instances
 from penstock.services.domain.workload import Window, joined
 from penstock.services.state import StateUnavailable, WorkloadStore
 from penstock.types.planned import CascadePlan, PlanEvent
-from penstock.types.plans import Plan, Prediction, TierPlan
+from penstock.types.plans import Plan, TierPlan
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ HELD_S = 15.0  # or as long, if windows are short
 JobMaker = Callable[[Drift], ReplanJob]
 
 
-class Replanner(AbstractAsyncContextManager["Replanner"]):
+class Replanner(BackgroundWork):
     """Reads windows as they end, asks the drift rule, plans in the background, publishes.
 
     Windows that a plan was made after only move the rule's reference: so a restart finds the state again.
@@ -58,21 +57,11 @@ class Replanner(AbstractAsyncContextManager["Replanner"]):
         self._rule, self._window_s, self._job = rule, window_s, job
         self._state, self._started_s = DriftState(), clock.wall()
         self._last_id, self._waiting = "0", dict[float, list[Window]]()
-        self._tasks: list[asyncio.Task[None]] = []
         self._wanted: asyncio.Queue[Drift] = asyncio.Queue()
         self._held: tuple[Drift, int, float] | None = None  # with the plan's revision and the time when it was seen
 
-    async def __aenter__(self) -> "Replanner":
-        self._tasks = [
-            supervise("drift", self._follow),
-            supervise("replan", self._plan),
-        ]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await end(*self._tasks)
+    def work(self) -> Works:
+        return {"drift": self._follow, "replan": self._plan}
 
     async def _follow(self) -> NoReturn:
         while True:
@@ -190,14 +179,6 @@ def _follow_up(before: Plan, plan: CascadePlan, drift: Drift) -> Plan:
     others. Its note says what went."""
     from penstock.planner_service.codecs.plan_file import served_tiers  # brings numpy and numba
 
-    prediction = Prediction(
-        plan.objective.value,
-        plan.target,
-        plan.workload_digest,
-        plan.quality,
-        plan.latency_p95_s,
-        plan.end_to_end_p95_s,
-    )
     settings = served_tiers(plan)
     tiers = tuple(_changed(t, threshold, count) for t, (threshold, count) in zip(before.tiers, settings, strict=True))
     without_stages = [
@@ -208,7 +189,7 @@ def _follow_up(before: Plan, plan: CascadePlan, drift: Drift) -> Plan:
     without_ladder = ["the burst ladder was for other thresholds: it is removed"] if before.burst is not None else []
     note = "; ".join([*map(str, drift.shifts), *without_stages, *without_ladder])
     return dataclasses.replace(
-        before, tiers=tiers, source=SOURCE, note=note, input_digest="", prediction=prediction, burst=None
+        before, tiers=tiers, source=SOURCE, note=note, input_digest="", prediction=plan.prediction, burst=None
     )
 
 

@@ -239,14 +239,14 @@ def test_an_earlier_plan_is_published_again(admin: str) -> None:
 def test_a_plan_that_delivers_best_answers_still_does_after_set_apply_and_rollback(
     admin: str, plan_file: Callable[..., Path]
 ) -> None:
-    with targets.planner_client(admin) as planner:
+    with targets.planner(admin) as planner:
         before = planner.get_plan()
         first = planner.set_plan(replace(before, best_answer=True)).revision
     assert penstock("plan", "show", "-a", admin).stdout.count("the answer with the highest score") == 1
     for command in (("set", "--threshold", "small=47"), ("apply", plan_file()), ("rollback", first)):
         assert penstock("plan", *command, "-a", admin).returncode == 0
         assert held(admin)["best_answer"]
-    with targets.planner_client(admin) as planner:
+    with targets.planner(admin) as planner:
         planner.set_plan(before)
     assert "the answer with the highest score" not in penstock("plan", "show", "-a", admin).stdout
 
