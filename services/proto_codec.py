@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from penstock.field_mapping import MappingError
 from penstock.mapper import from_message, write, write_time
 from penstock.proto.common.v1 import common_pb2 as pb
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import MAX_MESSAGES
 from penstock.types.replies import EncodedLogprobs, PositionLogprobs, TokenFrame
@@ -51,8 +51,7 @@ def checked(message: Message, kind: type[_C]) -> _C:
         InvalidRequest: Names every unsound field; of what is too many, the first.
     """
     value = received(message, kind)
-    if problems := [*value.problems()]:
-        raise InvalidRequest(*problems)
+    check(value.problems())
     return value
 
 

@@ -38,9 +38,9 @@ def load_trace(path: Path) -> Trace:
                 cached,
             )
         )
-    for field, problem in range_problems(Trace.of(rows)):
-        name, index = _place(field)[1:]
-        raise FileError(f"{path}: line {lines[index]}: {name} {problem}")
+    for each in range_problems(Trace.of(rows)):
+        name, index = _place(each.field)[1:]
+        raise FileError(f"{path}: line {lines[index]}: {name} {each.problem}")
     for line, (_, inputs, _, cached) in zip(lines, rows, strict=True):
         if cached >= inputs:
             raise FileError(
@@ -83,10 +83,10 @@ def load_judged(path: Path, tiers: Sequence[str]) -> JudgedPrompts:
             )
         )
     judged = JudgedPrompts(tuple(prompts))
-    for field, problem in range_problems(judged):
-        prompt, name, tier_index = _place(field)
+    for each in range_problems(judged):
+        prompt, name, tier_index = _place(each.field)
         column = f"{tiers[tier_index]}_{COLUMNS[name]}" if name in COLUMNS else name
-        raise FileError(f"{path}: line {lines[prompt]}: {column} {problem}")
+        raise FileError(f"{path}: line {lines[prompt]}: {column} {each.problem}")
     return judged
 
 

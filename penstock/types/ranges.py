@@ -47,8 +47,8 @@ COUNT = Within(1)
 SCORE = Within(0, 100)
 
 
-def range_problems(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path of the field, what is wrong with it) for each number of a value that is out of the range of its field.
+def range_problems(value: Any, path: str = "") -> Iterator[FieldProblem]:
+    """A problem for each number of a value that is out of the range of its field.
 
     path: of the value itself, as `cluster`; parts are `cluster.types[0].nodes`.
     """
@@ -60,7 +60,7 @@ def range_problems(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _each_problems(part, within, at)
         elif within is not None:
             if not within.holds(part):
-                yield at, f"must be {within}, not {_shown(part)}"
+                yield FieldProblem(at, f"must be {within}, not {_shown(part)}")
         else:
             yield from range_problems(part, at)
 
@@ -73,7 +73,7 @@ def own_range_problems(value: Any, path: str) -> Iterator[FieldProblem]:
             yield FieldProblem(f"{path}.{name}", f"must be {within}, not {_shown(part)}")
 
 
-def _each_problems(parts: Sequence[Any], within: Within | None, at: str) -> Iterator[tuple[str, str]]:
+def _each_problems(parts: Sequence[Any], within: Within | None, at: str) -> Iterator[FieldProblem]:
     if not parts:
         return
     if within is None:
@@ -83,7 +83,7 @@ def _each_problems(parts: Sequence[Any], within: Within | None, at: str) -> Iter
     elif not (within.holds(min(parts)) and within.holds(max(parts)) and all(map(math.isfinite, parts))):
         for i, part in enumerate(parts):
             if not within.holds(part):
-                yield f"{at}[{i}]", f"must be {within}, not {_shown(part)}"
+                yield FieldProblem(f"{at}[{i}]", f"must be {within}, not {_shown(part)}")
 
 
 def range_of(kind: type, field: str) -> Within:

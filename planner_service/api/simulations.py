@@ -11,7 +11,7 @@ from penstock.planner_service.files import judged_of, site_of, workload_of
 from penstock.planner_service.planning.cascade_plan import Felt
 from penstock.planner_service.planning.plan_report import simulated_tier
 from penstock.planner_service.question.demand import demand_of
-from penstock.planner_service.question.planned_drafts import PlannedDrafters, with_planned_drafters
+from penstock.planner_service.question.planned_drafts import with_planned_drafters
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
@@ -19,12 +19,11 @@ from penstock.planner_service.routing.quality import SKIPPED, route
 from penstock.planner_service.rules.burst_simulation import WINDOW_S, simulate_bursts
 from penstock.question_files import load_cluster, load_models, load_quality
 from penstock.services.acceptance.pipeline import OF_TIERS, of_plan, served, tier_problems
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import InvalidRequest, check, invalid
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.deployments import DeployedTier, Deployment
 from penstock.types.planned import CascadePlan
 from penstock.types.planning import JudgedPrompts, PlanningQuestion, PlanOptions, Trace
-from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
 from penstock.types.rules import AcceptanceRules, BurstLadder
 from penstock.types.simulated import SimulatedBurst, Simulation
@@ -60,8 +59,7 @@ def simulate_on(
     Raises:
         InvalidRequest: As `simulate`.
     """
-    if problems := [FieldProblem(*problem) for problem in range_problems(deployment, "deployment")]:
-        raise InvalidRequest(*problems)
+    check(range_problems(deployment, "deployment"))
     if len(deployment.tiers) != len(site.tiers):
         raise invalid("deployment.tiers", f"the cascade has {len(site.tiers)}, not {len(deployment.tiers)}")
     arrivals = workload_of(trace)
@@ -143,17 +141,7 @@ def planned_site(file: PlanFile) -> Site:
             chosen, there = ", ".join(names), ", ".join(site.tiers)
             raise invalid("tiers", f"the plan has {chosen}; the models file has {there}, not all of them in that order")
         site = site.only(tiers)
-    return with_planned_drafters(site, _drafters_of(file.plan))
-
-
-def _drafters_of(plan: CascadePlan) -> list[PlannedDrafters]:
-    """What drafts, by tier."""
-    return [
-        PlannedDrafters()
-        if tier.speculation is None
-        else PlannedDrafters(tuple(each.model for each in tier.speculation.drafters), tier.speculation.max_window)
-        for tier in plan.tiers
-    ]
+    return with_planned_drafters(site, [tier.speculation for tier in file.plan.tiers])
 
 
 def deployment_of(plan: CascadePlan) -> Deployment:
@@ -193,8 +181,7 @@ def _rules(deployment: Deployment, demand: Demand, drawn: PlanOptions) -> Accept
     *lower, last = deployment.tiers
     if last.threshold is not None:
         raise invalid(f"deployment.tiers[{len(lower)}].threshold", "answers of the last tier are always accepted")
-    if problems := [*tier_problems(deployment.tiers, demand.judged.tiers, "deployment.tiers")]:
-        raise InvalidRequest(*problems)
+    check(tier_problems(deployment.tiers, demand.judged.tiers, "deployment.tiers"))
     columns: dict[str, Any] = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
     for rule in OF_TIERS:
         if any(value is not None for value in columns[rule.field]):

@@ -7,7 +7,7 @@ from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files import site_of, workload_of
 from penstock.planner_service.question.demand import stretch_of
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.slo_classes import ClassAttainment, WorkloadClass, check_classes
+from penstock.planner_service.replay.slo_classes import WorkloadClass, check_classes
 from penstock.planner_service.replay.slo_simulation import fewest_gpus, simulate_slos
 from penstock.services.domain.errors import invalid
 from penstock.types.deployments import ReplicaGroup
@@ -43,9 +43,7 @@ def attainments(
     seed: int,
 ) -> tuple[SloAttainment, ...]:
     """What each class receives of a deployment; none without classes."""
-    if not classes:
-        return ()
-    return _attainments(classes, simulate_slos(site, demand, thresholds, strategies, classes, seed))
+    return tuple(simulate_slos(site, demand, thresholds, strategies, classes, seed)) if classes else ()
 
 
 def capacity(
@@ -84,16 +82,5 @@ def capacity(
         result.capacity_per_s / result.gpus,
         len(work),
         seed,
-        _attainments(classes, result.classes),
-    )
-
-
-def _attainments(classes: Sequence[WorkloadClass], results: Sequence[ClassAttainment]) -> tuple[SloAttainment, ...]:
-    return tuple(
-        SloAttainment(one.name, one.share, result.requests)
-        if one.best_effort
-        else SloAttainment(
-            one.name, one.share, result.requests, one.ttft_s, one.tpot_s, result.admitted, result.attained
-        )
-        for one, result in zip(classes, results, strict=True)
+        result.classes,
     )

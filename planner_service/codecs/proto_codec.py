@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from penstock.field_mapping import MappingError
 from penstock.mapper import from_message, write
 from penstock.proto.planner.v1 import planner_pb2 as pb
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.plans import check_plan
 from penstock.services.domain.stages.qoe import qoe_problems
@@ -32,8 +32,7 @@ def stages_from_proto(stages: Iterable[pb.Stage]) -> tuple[Stage, ...]:
 def qoe_from_proto(message: pb.QoeModel) -> QoeModel:
     """InvalidRequest naming the coefficient that is unsound."""
     qoe = from_message(message, QoeModel)
-    if problems := [*qoe_problems(qoe)]:
-        raise InvalidRequest(*problems)
+    check(qoe_problems(qoe))
     return qoe
 
 

@@ -10,7 +10,7 @@ from penstock.planner_service.stages.choice import check_bounds
 from penstock.planner_service.stages.replay import ReplayVerdict
 from penstock.planner_service.stages.sample import LengthSample
 from penstock.proto.planner.v1 import planner_pb2 as pb
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.services.domain.stages import StageLayout, stage_problems
 from penstock.types.planning import MeasuredReplica, Trace
 
@@ -38,8 +38,7 @@ def against_from_proto(request: pb.PlanStagesRequest) -> StageLayout | None:
     if not request.against:
         return None
     stages = stages_from_proto(request.against)
-    if problems := [*stage_problems(stages, "against")]:
-        raise InvalidRequest(*problems)
+    check(stage_problems(stages, "against"))
     if (count := sum(stage.instances for stage in stages)) != request.instance_count:
         raise invalid("against", f"has {count} instances, instance_count is {request.instance_count}")
     return StageLayout(stages)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.planner_service.files.catalogue import catalogue
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.services.domain.hardware import Arithmetic, EngineSpec, GpuSpec, ModelSpec
 from penstock.services.domain.latency import EngineCpu
 from penstock.types.planning import Gpu, Model
@@ -23,7 +23,7 @@ def gpu_spec(gpu: Gpu, at: str) -> GpuSpec:
     """
     if gpu == Gpu(gpu.name):
         return _gpu_spec(Gpu(gpu.name, **_entry("gpus", gpu.name, at)))
-    _check(_missing(gpu, at))
+    check(_missing(gpu, at))
     return _gpu_spec(gpu)
 
 
@@ -35,8 +35,8 @@ def model_spec(model: Model, at: str, name: str = "") -> ModelSpec:
     """
     if model == Model(model.name):
         return _model_spec(Model(model.name, **_entry("models", model.name, at)))
-    _check(_missing(model, at))
-    _check(_shape_problems(model, at))
+    check(_missing(model, at))
+    check(_shape_problems(model, at))
     return _model_spec(dataclasses.replace(model, name=model.name or name))
 
 
@@ -71,11 +71,6 @@ def _entry(kind: str, name: str, at: str) -> dict[str, Any]:
         raise invalid(at, f"no '{name}' in the catalogue: {', '.join(sorted(known))}")
     entry: dict[str, Any] = known[name]
     return entry
-
-
-def _check(problems: Iterator[FieldProblem]) -> None:
-    if all_problems := [*problems]:
-        raise InvalidRequest(*all_problems)
 
 
 def _missing(value: Gpu | Model, at: str) -> Iterator[FieldProblem]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.planner_service.simulator import Replica, Workload
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import InvalidRequest, check, invalid
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.planning import MeasuredReplica, Trace
@@ -17,9 +17,7 @@ def replica_of(measured: MeasuredReplica, at: str, gpu: str = "") -> Replica:
     Raises:
         InvalidRequest: A field is unsound; named from `at` on.
     """
-    problems = [FieldProblem(*problem) for problem in range_problems(measured, at)]
-    if problems:
-        raise InvalidRequest(*problems)
+    check(range_problems(measured, at))
     if not np.isfinite([*measured.knot_tokens, *measured.knot_s]).all():
         raise invalid(at, "step times must be finite")
     try:
@@ -54,8 +52,7 @@ def workload_of(trace: Trace, at: str = "trace") -> Workload:
     count = len(trace.arrival_s)
     if not count:
         raise invalid(f"{at}.arrival_s", "no requests")
-    if problems := [FieldProblem(*problem) for problem in range_problems(trace, at)]:
-        raise InvalidRequest(*problems)
+    check(range_problems(trace, at))
     arrival_s, columns = np.array(trace.arrival_s, float), []
     for name in ("input_tokens", "output_tokens", "cached_tokens"):
         values = np.array(getattr(trace, name) or (() if name != "cached_tokens" else (0,) * count), np.int64)

@@ -8,9 +8,8 @@ import numpy as np
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator.workload import Floats
 from penstock.question_files import load_judged
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.types.planning import JudgedPrompt, JudgedPrompts
-from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
 
 
@@ -28,8 +27,7 @@ def judged_of(judged: JudgedPrompts, tiers: tuple[str, ...], at: str = "quality"
     prompts = judged.prompts
     if not prompts:
         raise invalid(f"{at}.prompts", "no prompts")
-    if problems := [FieldProblem(*problem) for problem in range_problems(judged, at)]:
-        raise InvalidRequest(*problems)
+    check(range_problems(judged, at))
     for name in ("output_tokens", "judge_scores"):
         for i, prompt in enumerate(prompts):
             if len(getattr(prompt, name)) != len(tiers):

@@ -11,7 +11,7 @@ from penstock.planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKE
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.remote import RemoteTier
 from penstock.question_files import FileError, load_cluster, load_models
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import InvalidRequest, check, invalid
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, Runtime
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.mesh_schema import MeshJudge
@@ -42,9 +42,9 @@ def site_of(cluster: Cluster, cascade: Cascade) -> Site:
     Raises:
         InvalidRequest: Fields are out of range or do not go together; named as in a question, `models.tiers[0].model`.
     """
-    _check(range_problems(cluster, "cluster"), range_problems(cascade, "models"))
+    check(range_problems(cluster, "cluster"), range_problems(cascade, "models"))
     types = cluster_types(cluster)
-    _check(_cascade_problems(cascade, types))
+    check(FieldProblem(*problem) for problem in _cascade_problems(cascade, types))
     tiers = cascade.tiers
     runtime = Runtime(
         cascade.runtime.step_overhead_ms / 1e3,
@@ -93,11 +93,6 @@ def cluster_types(cluster: Cluster) -> tuple[ClusterSpec, ...]:
 
 def _is_name(name: str) -> bool:
     return len(name) <= MAX_NAME and NAME_CHARACTERS.issuperset(name) and name[0].isalnum() and name[-1].isalnum()
-
-
-def _check(*problems: Iterator[tuple[str, str]]) -> None:
-    if all_problems := [FieldProblem(*problem) for each in problems for problem in each]:
-        raise InvalidRequest(*all_problems)
 
 
 def _cascade_problems(cascade: Cascade, types: Sequence[ClusterSpec]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.planning_options import Goal, GpuBudget
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.cascade_simulation import CascadeRun, GradingReport, run_cascade
+from penstock.planner_service.replay.cascade_simulation import CascadeRun, run_cascade
 from penstock.planner_service.replay.repeated_runs import Interval, repeated
 from penstock.planner_service.replay.sustained_load import SustainedLoad, sustained_load
 from penstock.planner_service.routing.deployer import Deployer
@@ -21,7 +21,7 @@ from penstock.planner_service.simulator import Dispatch, Percentiles, Report
 from penstock.planner_service.simulator.felt import latency_words
 from penstock.services.acceptance.pipeline import NO_RULES
 from penstock.services.acceptance.threshold import SKIPPED, accepts_all
-from penstock.types.planned import CascadeChoice, LargestAlone, QualityPromise
+from penstock.types.planned import CascadeChoice, Judging, LargestAlone, QualityPromise
 from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules, BurstLadder, SkipFor
 from penstock.types.simulated import UserLatency
@@ -116,7 +116,7 @@ class CascadePlan:
     rules: AcceptanceRules = NO_RULES
     burst: BurstLadder | None = None
     burst_reason: str = ""
-    grading: GradingReport | None = None
+    grading: Judging | None = None
     choice: CascadeChoice | None = None
     cached_share: float = 0.0
     largest_alone: LargestAlone | None = None

@@ -1,6 +1,6 @@
 """A plan as it is reported, from what it was found with. No I/O."""
 
-from penstock.planner_service.planning.cascade_plan import CascadePlan, TierOutcome
+from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.demand import workload_digest
 from penstock.planner_service.question.planned_drafts import planned_speculation
@@ -51,7 +51,7 @@ def plan_report(
             solution.proof.value != "searched", _over(plan), solution.proof.value, solution.gap, plan.gpu_step
         ),
         None if load is None else types.PlanLoad(load.offered_per_s, load.sustained_per_s, load.overloaded, load.tier),
-        _judging(plan, site),
+        plan.grading,
         plan.choice,
         types.AloneQualities(demand.judged.worst, demand.judged.best, demand.judged.under(plan.rules).most),
         plan.infeasible,
@@ -98,7 +98,7 @@ def _tier(plan: CascadePlan, site: Site, i: int) -> types.PlannedTier:
         tuple(replica.shape.times(count) for replica, count in replicas),
         None if threshold is None or threshold > 100 else threshold,
         None if tier.strategy.remote is None else types.RemoteCost(tier.strategy.remote_dollars_per_hour),
-        _speculation(site, tier, i),
+        planned_speculation(site, i, replicas),
         tier.share_processed,
         tier.share_answered,
         tier.p95_s,
@@ -116,37 +116,7 @@ def _tier(plan: CascadePlan, site: Site, i: int) -> types.PlannedTier:
     )
 
 
-def _speculation(site: Site, tier: TierOutcome, i: int) -> types.PlannedSpeculation | None:
-    speculation = planned_speculation(site, i, tier.strategy.replicas)
-    if speculation is None:
-        return None
-    drafters = (
-        types.PlannedDrafter(model.name, model.acceptance, model.weight_bytes / 1e9, model.kv_bytes_per_token)
-        for model in speculation.models
-    )
-    replicas = (
-        types.ReplicaDrafts(
-            drafts.shape.tp,
-            drafts.shape.pp,
-            drafts.memory_bytes / 1e9,
-            drafts.choices,
-            drafts.shape.gpu,
-            drafts.shape.ep,
-            drafts.shape.attn_dp,
-        )
-        for drafts in speculation.replicas
-    )
-    return types.PlannedSpeculation(speculation.max_window, tuple(drafters), tuple(replicas))
-
-
 def _over(plan: CascadePlan) -> str:
     """What a proof is about."""
     searched = "routings at the judged scores, and the replica mixes that are searched"
     return searched if plan.choice is None else f"all {plan.choice.cascades} cascades of the candidates, {searched}"
-
-
-def _judging(plan: CascadePlan, site: Site) -> types.Judging | None:
-    if plan.grading is None or site.grading is None:
-        return None
-    by = site.tiers[site.grading.tier] if site.grading.by_tier else site.grading.model
-    return types.Judging(by, plan.grading.requests, plan.grading.per_s, plan.grading.wait)

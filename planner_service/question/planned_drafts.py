@@ -1,51 +1,14 @@
 """What drafts in the replicas of a plan: models, memory, and the chain and window of each batch size. No I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.planner_service.question.site import Site, TierSpeculation
 from penstock.planner_service.simulator import Replica
 from penstock.planner_service.simulator.speculation import chosen_drafts
-from penstock.services.domain.errors import InvalidRequest, invalid
-from penstock.services.domain.hardware import ReplicaShape
-from penstock.types.planned import DraftChoice
+from penstock.services.domain.errors import check, invalid
+from penstock.types.planned import DraftChoice, PlannedDrafter, PlannedSpeculation, ReplicaDrafts
 from penstock.types.problems import FieldProblem
-
-
-@dataclass(frozen=True, slots=True)
-class DraftModel:
-    """A model that drafts. acceptance: the share of its tokens that the tier's model is expected to accept, 0 to 1."""
-
-    name: str
-    acceptance: float
-    weight_bytes: float
-    kv_bytes_per_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaDrafts:
-    """Drafts of equal replicas. memory_bytes: of all drafting models in one replica, weights and KV."""
-
-    shape: ReplicaShape
-    memory_bytes: float
-    choices: tuple[DraftChoice, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSpeculation:
-    """What drafts in a tier. models: small to large. replicas: by shape, in the plan's order."""
-
-    models: tuple[DraftModel, ...]
-    max_window: int
-    replicas: tuple[ReplicaDrafts, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedDrafters:
-    """The part of a plan that workers are started with: the models that draft, small to large, and the longest window."""
-
-    names: tuple[str, ...] = ()
-    max_window: int = TierSpeculation().max_window
 
 
 def planned_speculation(site: Site, tier: int, replicas: Sequence[tuple[Replica, int]]) -> PlannedSpeculation | None:
@@ -54,7 +17,7 @@ def planned_speculation(site: Site, tier: int, replicas: Sequence[tuple[Replica,
     if not speculation.drafters:
         return None
     models = tuple(
-        DraftModel(spec.name, acceptance, spec.weight_bytes, spec.kv_bytes_per_token)
+        PlannedDrafter(spec.name, acceptance, spec.weight_bytes / 1e9, spec.kv_bytes_per_token)
         for spec, acceptance in speculation.drafters
     )
     drafts = []
@@ -71,16 +34,19 @@ def planned_speculation(site: Site, tier: int, replicas: Sequence[tuple[Replica,
             DraftChoice(choice.replies, (), 0)
             if choice.candidate is None
             else DraftChoice(
-                choice.replies, tuple(models[m].name for m in choice.candidate.chain), choice.candidate.window
+                choice.replies, tuple(models[m].model for m in choice.candidate.chain), choice.candidate.window
             )
             for choice in chosen
         )
-        memory = sum(model.weight_bytes + replica.kv_tokens * model.kv_bytes_per_token for model in models)
-        drafts.append(ReplicaDrafts(replica.shape, memory, choices))
-    return PlannedSpeculation(models, speculation.max_window, tuple(drafts))
+        memory = sum(
+            spec.weight_bytes + replica.kv_tokens * spec.kv_bytes_per_token for spec, _ in speculation.drafters
+        )
+        shape = replica.shape
+        drafts.append(ReplicaDrafts(shape.tp, shape.pp, memory / 1e9, choices, shape.gpu, shape.ep, shape.attn_dp))
+    return PlannedSpeculation(speculation.max_window, models, tuple(drafts))
 
 
-def with_planned_drafters(site: Site, planned: Sequence[PlannedDrafters]) -> Site:
+def with_planned_drafters(site: Site, planned: Sequence[PlannedSpeculation | None]) -> Site:
     """The site with exactly the drafters of a plan, by tier.
 
     Raises:
@@ -89,9 +55,11 @@ def with_planned_drafters(site: Site, planned: Sequence[PlannedDrafters]) -> Sit
     if len(planned) != len(site.tiers):
         raise invalid("tiers", f"the models file has {', '.join(site.tiers)}, the plan has {len(planned)} tiers")
     problems, speculation = [], []
-    for i, drafters in enumerate(planned):
+    for i, of_tier in enumerate(planned):
+        names = () if of_tier is None else [drafter.model for drafter in of_tier.drafters]
+        max_window = TierSpeculation().max_window if of_tier is None else of_tier.max_window
         known = {spec.name: (spec, acceptance) for spec, acceptance in site.speculation_of(i).drafters}
-        for j, name in enumerate(drafters.names):
+        for j, name in enumerate(names):
             if name not in known:
                 there = ", ".join(known) or "none"
                 field = f"tiers[{i}].speculation.drafters[{j}].model"
@@ -100,8 +68,7 @@ def with_planned_drafters(site: Site, planned: Sequence[PlannedDrafters]) -> Sit
                         field, f"'{name}' does not draft for tier '{site.tiers[i]}': in the models file, {there}"
                     )
                 )
-        chosen = tuple(known[name] for name in drafters.names if name in known)
-        speculation.append(replace(site.speculation_of(i), drafters=chosen, max_window=drafters.max_window))
-    if problems:
-        raise InvalidRequest(*problems)
+        chosen = tuple(known[name] for name in names if name in known)
+        speculation.append(replace(site.speculation_of(i), drafters=chosen, max_window=max_window))
+    check(problems)
     return replace(site, speculation=tuple(speculation) if any(each.drafters for each in speculation) else ())

@@ -9,9 +9,8 @@ from penstock.planner_service.question.exclusions import check_together, names_o
 from penstock.planner_service.routing.grid import MOST_TIERS
 from penstock.planner_service.simulator.felt import latency_words, least_requests
 from penstock.services.acceptance.pipeline import asked
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective, PlanOptions
-from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
 from penstock.types.rules import RuleOptions
 
@@ -106,8 +105,7 @@ class Options(PlanOptions):
     def check(self, tiers: int, known: Collection[str] = ()) -> None:
         """InvalidRequest naming the option that does not go with the others, or that is out of bounds. known: of what the
         plan is for, see `exclusions`."""
-        if problems := [FieldProblem(*problem) for problem in range_problems(self)]:
-            raise InvalidRequest(*problems)
+        check(range_problems(self))
         check_together({*names_of(self, tiers), *known})
         if self.dispatch is Dispatch.PENDING_WORK:
             raise invalid("dispatch", "plans are made with capacity or round-robin; pending-work is for simulations")

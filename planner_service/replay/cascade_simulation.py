@@ -19,21 +19,10 @@ from penstock.planner_service.simulator.felt import Replies, felt_s, percentile_
 from penstock.planner_service.simulator.placed import serve_placed
 from penstock.planner_service.simulator.workload import Bools, Floats
 from penstock.services.domain.errors import invalid
+from penstock.types.planned import Judging
 from penstock.types.planning import Objective
 
 ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class GradingReport:
-    """What grading amounts to. requests: answers graded. per_s: over the arrivals; None where they have no rate.
-
-    wait: from the end of an answer to its grade.
-    """
-
-    requests: int
-    per_s: float | None
-    wait: Percentiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +37,7 @@ class CascadeRun:
     reports: tuple[Report, ...]
     works: tuple[Workload, ...]
     total_s: Floats
-    grading: GradingReport | None
+    grading: Judging | None
     replies: Replies
     written_s: Floats
     latencies_s: tuple[Floats, ...]
@@ -110,7 +99,8 @@ def _run(
     waits = simulation.waits_s[demand.requests.judged_answers(processed)]
     rate = demand.rate_per_s
     per_s = None if rate is None else rate * len(waits) / len(demand.requests)
-    grading = GradingReport(len(waits), per_s, Percentiles.of(waits))
+    by = site.tiers[site.grading.tier] if site.grading.by_tier else site.grading.model
+    grading = Judging(by, len(waits), per_s, Percentiles.of(waits))
     return simulation.run(reports, grading)
 
 
@@ -135,7 +125,7 @@ class _Simulation:
         self._works: list[Workload] = []
         self._latencies_s: list[Floats] = []
 
-    def run(self, reports: Sequence[Report], grading: GradingReport | None) -> CascadeRun:
+    def run(self, reports: Sequence[Report], grading: Judging | None) -> CascadeRun:
         """What the last round shows."""
         return CascadeRun(
             tuple(reports),

@@ -59,13 +59,3 @@ def draw_classes(classes: Sequence[WorkloadClass], requests: int, seed: int) -> 
     drawn: Ints = np.searchsorted(bounds, np.random.default_rng(seed).random(requests), side="right").astype(np.int64)
     last = len(classes) - int(shares.sum() > 1 - SHARE_TOLERANCE)
     return np.minimum(drawn, np.int64(last))
-
-
-@dataclass(frozen=True, slots=True)
-class ClassAttainment:
-    """What the requests of a class received. admitted, attained: shares of them; 1 for a class without requests."""
-
-    name: str
-    requests: int
-    admitted: float
-    attained: float

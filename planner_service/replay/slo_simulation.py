@@ -15,7 +15,7 @@ import numpy as np
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.exclusions import SLOS, check_together, names_of_files
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
-from penstock.planner_service.replay.slo_classes import ClassAttainment, WorkloadClass, check_classes, draw_classes
+from penstock.planner_service.replay.slo_classes import WorkloadClass, check_classes, draw_classes
 from penstock.planner_service.routing.quality import route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Replica, Workload
@@ -23,6 +23,7 @@ from penstock.planner_service.simulator.judged import Judged, Promises, SloRepli
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.slo.promises import MIN_REMAINDER_S
+from penstock.types.simulated import SloAttainment
 
 CAPACITY_PRECISION = 1.02  # the rate that misses the target is at most so many times the capacity
 MAX_RATE_FACTOR = 1024.0  # a capacity is looked for up to so many times the trace's rate, and down to its inverse
@@ -35,7 +36,7 @@ def simulate_slos(
     strategies: Sequence[Strategy],
     classes: Sequence[WorkloadClass],
     seed: int,
-) -> list[ClassAttainment]:
+) -> list[SloAttainment]:
     """What each class receives of a cascade, end to end.
 
     Raises:
@@ -78,11 +79,13 @@ def _asked(classes: Sequence[WorkloadClass], of_class: Ints) -> tuple[Floats, Fl
     return ttft_s[of_class], tpot_s[of_class]
 
 
-def _of_class(one: WorkloadClass, members: Bools, admitted: Bools, attained: Bools) -> ClassAttainment:
+def _of_class(one: WorkloadClass, members: Bools, admitted: Bools, attained: Bools) -> SloAttainment:
+    """What the members of a class receive; all of it where there are none."""
     count = int(members.sum())
-    if not count:
-        return ClassAttainment(one.name, 0, 1.0, 1.0)
-    return ClassAttainment(one.name, count, float(admitted[members].mean()), float(attained[members].mean()))
+    if one.best_effort:
+        return SloAttainment(one.name, one.share, count)
+    shares = (float(each[members].mean()) if count else 1.0 for each in (admitted, attained))
+    return SloAttainment(one.name, one.share, count, one.ttft_s, one.tpot_s, *shares)
 
 
 def _serve(work: Workload, promises: Promises, strategy: Strategy) -> Judged:
@@ -116,7 +119,7 @@ class SloCapacity:
     replicas: int
     attainment: float
     capacity_per_s: float
-    classes: tuple[ClassAttainment, ...]
+    classes: tuple[SloAttainment, ...]
 
     @property
     def gpus(self) -> int:

@@ -11,7 +11,7 @@ from penstock.planner_service.stages.partition import MoveCost
 from penstock.planner_service.stages.proposals import propose
 from penstock.planner_service.stages.replay import REPLAYED, ReplayVerdict, count_replayed, judge, last_requests
 from penstock.planner_service.stages.sample import in_flight
-from penstock.services.domain.errors import InvalidRequest, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import QoeModel
 from penstock.types.problems import FieldProblem
@@ -103,6 +103,4 @@ def check_bounds(work: Workload, replica: Replica, instances: int, max_tokens: i
             "a step must take time",
         ),
     )
-    problems = [FieldProblem(name, problem) for wrong, name, problem in checks if wrong]
-    if problems:
-        raise InvalidRequest(*problems)
+    check(FieldProblem(name, problem) for wrong, name, problem in checks if wrong)

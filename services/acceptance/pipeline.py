@@ -145,8 +145,7 @@ def tier_problems(tiers: Sequence[TierRules], names: Sequence[str], path: str) -
                     yield FieldProblem(f"{at}.{rule.field}", problem)
             continue
         values = TierRules(**{rule.field: rule.value(tier) for rule in OF_TIERS})
-        for field, problem in range_problems(values, at):
-            yield FieldProblem(field, problem)
+        yield from range_problems(values, at)
         for rule in OF_TIERS:
             if (refused := rule.refused(rule.value(tier), names[i + 1 :])) is not None:
                 yield FieldProblem(f"{at}.{rule.field}.{refused.field}", refused.problem)

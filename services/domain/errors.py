@@ -186,6 +186,16 @@ class NotServed(PenstockError):
     reason = "NOT_SERVED"
 
 
+def check(*problems: Iterable[FieldProblem]) -> None:
+    """Check that there are no problems.
+
+    Raises:
+        InvalidRequest: There are some; the error names them.
+    """
+    if every := [*itertools.chain(*problems)]:
+        raise InvalidRequest(*every)
+
+
 def invalid(field: str, problem: str) -> InvalidRequest:
     """An InvalidRequest about one field."""
     return InvalidRequest(FieldProblem(field, problem))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.services.acceptance.bursts import ladder_problems
 from penstock.services.acceptance.pipeline import tier_problems
-from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.errors import check
 from penstock.services.domain.stages import stage_problems
 from penstock.services.domain.stages.qoe import qoe_problems
 from penstock.types.plans import Plan, TierPlan
@@ -37,8 +37,7 @@ def check_plan(plan: Plan) -> None:
     Raises:
         InvalidRequest: A field is invalid; the error names every one.
     """
-    if problems := [*dict.fromkeys(_problems(plan))]:
-        raise InvalidRequest(*problems)
+    check(dict.fromkeys(_problems(plan)))
 
 
 def _problems(plan: Plan) -> Iterator[FieldProblem]:

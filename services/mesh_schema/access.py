@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from penstock.services.domain.errors import InvalidRequest, PermissionDenied
+from penstock.services.domain.errors import PermissionDenied, check
 from penstock.services.mesh_schema.common import FROZEN
 from penstock.types.problems import FieldProblem
 from penstock.types.sampling import SamplingParams
@@ -80,8 +80,7 @@ class MeshTenant(BaseModel):
             problems.append(FieldProblem("slo.name", f"must be one of the classes of tenant '{self.name}': {allowed}"))
         if sampling.ignore_eos and not self.ignore_eos:
             problems.append(FieldProblem("sampling.ignore_eos", f"not for tenant '{self.name}'"))
-        if problems:
-            raise InvalidRequest(*problems)
+        check(problems)
 
 
 class MeshAccess(BaseModel):

@@ -250,7 +250,7 @@ def test_a_held_answer_keeps_its_slo_only_if_it_is_whole_in_time() -> None:
     between = [WorkloadClass("chat", float(first_s + whole_s) / 2, 1.0, 1.0)]
     later = [WorkloadClass("chat", 1.5 * float(whole_s), 1.0, 1.0)]
     attained = {
-        (name, when): simulate_slos(site, one, (60.0,), strategies, classes, 1)[0].attained
+        (name, when): simulate_slos(site, one, (60.0,), strategies, classes, 1)[0].attainment
         for name, one in (("last", demand), ("best", demand.under(BEST)))
         for when, classes in (("between", between), ("later", later))
     }

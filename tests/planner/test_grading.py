@@ -118,8 +118,8 @@ def test_what_is_graded_follows_from_thresholds_and_skipping(tmp_path: Path) -> 
         assert run.grading is not None
         expected = 0 if thresholds == (0.0,) else int(route(case.requests, thresholds).processed[:-1].sum())
         assert run.grading.requests == expected
-        assert run.grading.per_s == pytest.approx((demand.rate_per_s or 0.0) * expected / len(demand.requests))
-        assert (run.grading.wait.p50 > 0) == (expected > 0)
+        assert run.grading.requests_per_s == pytest.approx((demand.rate_per_s or 0.0) * expected / len(demand.requests))
+        assert (run.grading.wait_s.p50 > 0) == (expected > 0)
     assert route(skipping.requests, THRESHOLDS).processed[0].sum() < len(demand.requests)
 
 
@@ -134,7 +134,7 @@ def test_rounds_settle(tmp_path: Path, judge: dict[str, Any]) -> None:
         assert np.percentile(few.total_s, percentile) == pytest.approx(
             np.percentile(many.total_s, percentile), rel=0.03
         )
-    assert present(few.grading).wait.p95 == pytest.approx(present(many.grading).wait.p95, rel=0.15)
+    assert present(few.grading).wait_s.p95 == pytest.approx(present(many.grading).wait_s.p95, rel=0.15)
 
 
 @pytest.mark.parametrize("judge", [BY_LARGE, by_model(1)])
@@ -169,7 +169,7 @@ def test_waits_grow_with_the_load(tmp_path: Path) -> None:
         demand = demand_at(rate)
         strategies = planned_strategies(site_of(tmp_path), demand_at(60.0))
         run = run_cascade(site, demand, lowest_rejected(demand), strategies, Dispatch.CAPACITY)
-        waits.append(present(run.grading).wait.p95)
+        waits.append(present(run.grading).wait_s.p95)
     assert waits[0] < waits[1] < waits[2]
 
 

@@ -204,7 +204,7 @@ def test_counts_of_messages_whose_products_would_overflow_are_named() -> None:
     prompts = list(made.quality.prompts)
     prompts[4] = replace(prompts[4], input_tokens=count, output_tokens=(1, count, 1))
     wrong = replace(made, trace=trace, quality=replace(made.quality, prompts=tuple(prompts)))
-    problems = dict(range_problems(wrong))
+    problems = {each.field: each.problem for each in range_problems(wrong)}
     named = ("trace.input_tokens[7]", "trace.output_tokens[9]", "input_tokens", "output_tokens[1]")
     assert set(problems) == {*named[:2], *(f"quality.prompts[4].{name}" for name in named[2:])}
     assert "2,147,483,647, not 4,294,967,295" in problems[named[0]]

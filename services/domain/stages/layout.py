@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.services.domain.errors import InvalidRequest
+from penstock.services.domain.errors import check, invalid
 from penstock.types.plans import Stage
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import own_range_problems
@@ -33,11 +33,9 @@ class StageLayout:
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
-        problems = [*stage_problems(self.stages, "stages")]
         if not self.stages:
-            problems = [FieldProblem("stages", "at least one is needed")]
-        if problems:
-            raise InvalidRequest(*problems)
+            raise invalid("stages", "at least one is needed")
+        check(stage_problems(self.stages, "stages"))
 
     @classmethod
     def single(cls, instances: int, max_tokens: int) -> "StageLayout":
