@@ -62,7 +62,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/worker/test_core_laws.py",
         "tests/worker/test_proposals.py",
         "tests/worker/test_slo_engine.py",
-        "tests/worker/test_loop_engine.py",
         "tests/worker/test_failing_requests.py",
     ),
     "services/domain/stages/bidding.py": ("tests/domain/test_bidding_laws.py", "tests/domain/test_bidding.py"),
@@ -77,7 +76,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "router_service/clients/circuit_breaker.py": ("tests/router/test_circuit_breaker.py",),
     "router_service/routing/instance_pool.py": (
         "tests/router/test_place_queue.py",
-        "tests/router/test_large_tiers.py",
         "tests/router/test_drafting_status.py",
         "tests/router/test_lease_probe.py",
         *TIER_TESTS,

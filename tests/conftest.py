@@ -60,7 +60,7 @@ FIRST = (
     "cli/test_plan_command.py",
     "planner/test_planning_goals.py",
     "faults/test_malformed_requests.py",
-    "local/test_examples.py",
+    "local/test_tutorials.py",
     "faults/test_migration_kills.py",
     "planner/test_grading.py",
     "planner/test_goals.py",

@@ -1,6 +1,5 @@
 """The official `openai` client: what it sends is taken, and what it gets is what its own types say."""
 
-import asyncio
 import json
 from typing import Any, Literal
 
@@ -18,36 +17,12 @@ PARAMETERS = {
     "required": ["x", "unit"],
     "additionalProperties": False,
 }
-TOOL: Any = {"type": "function", "function": {"name": "convert", "description": "Converts.", "parameters": PARAMETERS}}
 FLAT_TOOL: Any = {"type": "function", "name": "convert", "parameters": PARAMETERS, "strict": True}
 
 
 class Person(pydantic.BaseModel):
     name: str
     title: Literal["Dr", "Ms"]
-
-
-async def test_the_synchronous_client(mesh: CompatMesh) -> None:
-    """Whole and streamed, the same text."""
-
-    def ask() -> tuple[str | None, str]:
-        with openai.OpenAI(base_url=mesh.url, api_key="unused", max_retries=0) as client:
-            asked: Any = {"model": "cascade", "messages": QUESTION, "temperature": 0, "max_tokens": 12}
-            whole = client.chat.completions.create(**asked)
-            stream = client.chat.completions.create(**asked, stream=True)
-            return whole.choices[0].message.content, "".join(c.choices[0].delta.content or "" for c in stream)
-
-    whole, streamed = await asyncio.to_thread(ask)
-    assert whole == streamed != ""
-
-
-async def test_streams_end_with_usage_where_asked_for(client: openai.AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
-        model="cascade", messages=QUESTION, max_tokens=8, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
-    assert present(chunks[-1].usage).completion_tokens > 0
-    assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
 async def test_the_stream_helper_joins_a_reply(client: openai.AsyncOpenAI, mesh: CompatMesh) -> None:
@@ -58,35 +33,6 @@ async def test_the_stream_helper_joins_a_reply(client: openai.AsyncOpenAI, mesh:
             pass
         reply = await stream.get_final_completion()
     assert isinstance(reply.choices[0].message.parsed, Person)
-
-
-async def test_raw_responses_have_request_ids(client: openai.AsyncOpenAI) -> None:
-    reply = await client.chat.completions.create(model="cascade", messages=QUESTION, max_tokens=4)
-    assert reply._request_id
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(model="cascade", messages=QUESTION, temperature=3)
-    assert refused.value.request_id
-    assert refused.value.param == "temperature"
-
-
-async def test_an_agent_calls_a_tool_and_goes_on(client: openai.AsyncOpenAI, mesh: CompatMesh) -> None:
-    """The reply's message is sent back as the client has it, with the result of each call."""
-    messages: list[Any] = [*QUESTION]
-    for _ in range(2):
-        reply = await client.chat.completions.create(
-            model="cascade", messages=messages, tools=[TOOL], tool_choice="required", temperature=0
-        )
-        (choice,) = reply.choices
-        assert choice.finish_reason == "tool_calls"
-        messages.append(choice.message)
-        for call in choice.message.tool_calls or ():
-            assert call.type == "function"
-            assert json.loads(call.function.arguments)["unit"] in ("m", "ft")
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": "42"})
-    final = await client.chat.completions.create(
-        model="cascade", messages=messages, tools=[TOOL], tool_choice="none", temperature=0
-    )
-    assert final.choices[0].message.content
 
 
 async def test_responses_whole_and_streamed_are_the_same(client: openai.AsyncOpenAI, mesh: CompatMesh) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, RetryPolicy, Tokens, UnavailableError
+from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, Tokens
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.services.domain.instances import Role
 from penstock.services.state import PlanStore, connect
@@ -110,21 +110,6 @@ async def test_a_reply_that_a_draining_worker_refuses_runs_elsewhere_at_no_cost(
         assert await served_by() == ["worker-only-1"] * 6
 
 
-async def test_the_drain_rpc_returns_when_the_last_reply_has_ended(mesh: TestMesh) -> None:
-    from grpc import aio
-
-    async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].admin_address) as channel:
-        running = await begun(client, [f"prompt {i}" for i in range(8)])
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=60)
-        assert answer.cut_off_count == 0
-        load = await stub.GetLoad(worker_pb2.GetLoadRequest())
-        assert load.draining
-        assert not load.running_tokens
-        await asyncio.gather(*running)
-        await mesh.until(lambda s: "draining" in {i.state for i in s.instances})
-
-
 async def test_a_drain_cut_short_hands_its_replies_to_another_worker(
     mesh: TestMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,18 +125,6 @@ async def test_a_drain_cut_short_hands_its_replies_to_another_worker(
         answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=DRAIN_S)
         assert answer.cut_off_count > 0
         assert await asyncio.gather(*running) == [*expected.values()]
-
-
-async def test_a_stopping_router_ends_its_requests_and_refuses_new_ones(mesh: TestMesh) -> None:
-    address = mesh.router.address
-    async with mesh.client() as client:
-        running = await begun(client, [f"prompt {i}" for i in range(6)])
-        stopping = asyncio.create_task(mesh.stop("router-0"))
-        await asyncio.gather(*running)
-        await stopping
-    async with AsyncClient(address, retry=RetryPolicy(attempts=1)) as late:
-        with pytest.raises(UnavailableError):
-            await late.generate("too late")
 
 
 async def test_redis_lost_with_everything_in_it_is_filled_again(

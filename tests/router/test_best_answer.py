@@ -22,7 +22,6 @@ from penstock import Finished as ClientFinished
 from penstock import Judged as ClientJudged
 from penstock import Tokens as ClientTokens
 from penstock.proto.judge.v1 import judge_pb2, judge_pb2_grpc
-from penstock.proto.router.v1 import router_pb2, router_pb2_grpc
 from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.domain.events import RouterEvent, RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
@@ -512,23 +511,6 @@ async def test_openais_api_delivers_it_streamed_and_whole(mesh: TestMesh) -> Non
         chunks = [chunk async for chunk in stream]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content == whole.choices[1].message.content
-
-
-async def test_a_stream_of_it_that_broke_off_is_resumed(mesh: TestMesh) -> None:
-    async with mesh.client() as client:
-        reply = await client.generate("hello", **GREEDY)
-    async with aio.insecure_channel(mesh.router.address) as channel:
-        stub: Any = router_pb2_grpc.RouterServiceStub(channel)
-        request = router_pb2.GenerateRequest(model="cascade")
-        request.prompt.chat.messages.add(role="user", content="hello")
-        request.sampling.temperature, request.sampling.max_tokens = 0.0, GREEDY["max_tokens"]
-        request.resume.tier, kept = reply.tier, reply.token_ids[:3]
-        request.resume.token_ids.extend(kept)
-        events = [event async for event in stub.Generate(request)]
-    assert not [event for event in events if event.HasField("judged")]
-    rest = [token for event in events for token in event.tokens.frame.token_ids]
-    assert (*kept, *rest) == reply.token_ids
-    assert (events[-1].finished.tier, len(events[-1].finished.tiers)) == ("small", 1)
 
 
 async def test_a_plan_may_be_set_to_deliver_it_or_not(mesh: TestMesh) -> None:

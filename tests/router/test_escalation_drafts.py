@@ -8,7 +8,7 @@ import urllib.request
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import openai
@@ -28,16 +28,11 @@ from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, Ge
 from penstock.types.sampling import SamplingParams
 from tests.conftest import write_mesh_file
 from tests.router.test_flagged_answers import metrics_page
-from tests.support.mesh import TestMesh, running_mesh
+from tests.support.mesh import Stub, TestMesh, running_mesh
 from tests.support.scripted_worker_servicer import Act, Script, ScriptedWorker
 from tests.support.services import RedisProcess
 from tests.support.simulated_text import simulated_texts
 from tests.support.tier_scene import Scene
-
-if TYPE_CHECKING:
-    Stub = worker_pb2_grpc.WorkerServiceAsyncStub
-else:
-    Stub = worker_pb2_grpc.WorkerServiceStub
 
 PROMPT, LENGTH = "hello", 60
 TEXT = simulated_texts({PROMPT: LENGTH})[PROMPT]

@@ -202,10 +202,6 @@ async def test_however_many_ask_for_the_status_the_processes_ask_each_other_ten_
         assert await staying is not first
 
 
-async def test_the_limits_of_the_processes_add_up_to_the_routers(group: Group) -> None:
-    assert [group.mesh.parts[name(index)].mesh.router.max_active for index in range(COUNT)] == [16, 15]
-
-
 async def test_both_faces_of_each_process_answer(group: Group) -> None:
     """HTTP connections reach all processes, and each answers; so does gRPC."""
     before = [process.finished for process in (await group.status_of(0)).processes]

@@ -4,7 +4,6 @@ import ast
 import asyncio
 import logging
 import os
-import random
 import re
 import signal
 import subprocess
@@ -17,16 +16,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from penstock.router_service.telemetry.sampling import WindowSampler, WorkloadReporter
 from penstock.services import background, processes, telemetry
 from penstock.services.background import EndProcess, Restart, UnexpectedEnd, end, supervise
 from penstock.services.channels import ChannelPool
-from penstock.services.clock import SystemClock
 from penstock.services.domain.instances import InstanceRecord, Load, Role
 from penstock.services.domain.mesh_view import MeshView
-from penstock.services.domain.workload import Window
 from penstock.services.processes import ProcessSpec, Watcher
-from penstock.services.state import MeshFeed, Registrar, WorkloadStore
+from penstock.services.state import MeshFeed, Registrar
 from penstock.services.state.connection import connect_blocking
 from penstock.services.state.keys import Keys
 from tests.conftest import ROOT, MeshFileMaker
@@ -174,22 +170,6 @@ async def test_the_feed_and_the_registrar_survive_a_fault_of_what_they_call(clie
     assert (background.failures - before) == {"mesh-feed": 1, "registrar": 1}
 
 
-async def test_the_expiry_of_leases_survives_a_fault(
-    client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = MeshView()
-    monkeypatch.setattr(view, "expire", Once(view.expire))
-    before = background.failures.copy()
-    async with MeshFeed(client, keys, view, interval_s=0.02) as feed:
-        await feed.synced.wait()
-        registrar = Registrar(client, keys, InstanceRecord("j", Role.JUDGE, "h:1", 1.0, 0, 0.3), interval_s=0.02)
-        await registrar.__aenter__()
-        await until(lambda: bool(view.instances()))
-        await end(*registrar._tasks)  # as if the process had been killed
-        await until(lambda: not view.instances())
-    assert background.failures - before == {"mesh-feed-expiry": 1}
-
-
 async def test_the_sweep_survives_a_fault_and_metrics_tell_of_it(
     redis: RedisProcess, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,21 +199,6 @@ async def test_the_sweep_survives_a_fault_and_metrics_tell_of_it(
     assert re.search(
         r'^penstock_background_failures_total\{.*penstock_task="channel-sweep".*\} [1-9]', text, re.MULTILINE
     )
-
-
-async def test_the_workload_reporter_survives_a_fault(
-    client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A window is written though the store failed at first."""
-    sampler, store = WindowSampler(5, 0.05, SystemClock(), random.Random(1)), WorkloadStore(client, keys)
-    monkeypatch.setattr(store, "append", Once(store.append))
-    before = background.failures["workload-reporter"]
-    async with WorkloadReporter(sampler, store), asyncio.timeout(60):
-        written: list[Window] = []
-        while not written:
-            _, written = await store.after("0")
-            await asyncio.sleep(0.01)
-    assert background.failures["workload-reporter"] == before + 1
 
 
 async def test_a_process_is_started_again_though_starting_it_failed_once(

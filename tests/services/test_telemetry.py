@@ -6,7 +6,6 @@ import logging
 import re
 import urllib.request
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -17,6 +16,7 @@ from penstock.services.settings import ServiceSettings
 from penstock.services.telemetry import set_up_logging
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.otlp import otlp_collector
 from tests.support.services import RedisProcess
 
 
@@ -138,34 +138,13 @@ async def test_spans_reach_any_otlp_collector(
     redis: RedisProcess, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real OTLP receiver, as a collector has it."""
-    from grpc import aio
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-
-    received: set[str] = set()
-
-    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-        async def Export(self, request: Any, context: object) -> object:  # noqa: N802 -- as in OTLP's contract
-            for group in request.resource_spans:
-                for attribute in group.resource.attributes:
-                    if attribute.key == "service.name":
-                        received.add(attribute.value.string_value)
-            return trace_service_pb2.ExportTraceServiceResponse()
-
-    server = aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    try:
-        async with running_mesh(mesh_file(), redis.url) as mesh, mesh.client() as client:
-            await client.generate("hello")
-            async with asyncio.timeout(60):
-                while not {"penstock-router", "penstock-worker", "penstock-judge"} <= received:
-                    await asyncio.sleep(0.1)
-    finally:
-        await server.stop(0)
+    with otlp_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        async with running_mesh(mesh_file(), redis.url) as mesh, mesh.client() as client, asyncio.timeout(60):
+            reply = await client.generate("hello", trace=True)
+            await collector.of_trace(reply.trace_id, {"penstock-router", "penstock-worker", "penstock-judge"})
 
 
 def test_attribute_values_of_spans_are_truncated() -> None:

@@ -5,17 +5,25 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from grpc import aio
 
 from penstock import AsyncClient, RetryPolicy
 from penstock.judge_service.compose import compose as judge
 from penstock.planner_service.compose import compose as planner
+from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.router_service.compose import compose as router
 from penstock.services.domain.instances import Role
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.runtime import Chassis
 from penstock.worker_service.compose import compose as worker
 from tests.support.services import serving
+
+if TYPE_CHECKING:
+    Stub = worker_pb2_grpc.WorkerServiceAsyncStub
+else:
+    Stub = worker_pb2_grpc.WorkerServiceStub
 
 COMPOSE = {Role.WORKER: worker, Role.JUDGE: judge, Role.PLANNER: planner, Role.ROUTER: router}
 
@@ -74,6 +82,18 @@ class TestMesh:
         """Wait until the router sees every part."""
         names = set(self.parts)
         await self.until(lambda s: s.plan_revision > 0 and names <= {i.instance_id for i in s.instances})
+
+
+@asynccontextmanager
+async def served_worker(
+    mesh_file: Path, redis_url: str, *, tier: str = "only", **settings: Any
+) -> AsyncIterator[tuple[Stub, Chassis]]:
+    """A worker of a tier without the rest of its mesh, and a stub of it. settings: of the worker."""
+    async with (
+        serving(Role.WORKER, worker, mesh_file, redis_url, tier=tier, **settings) as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        yield worker_pb2_grpc.WorkerServiceStub(channel), chassis
 
 
 @asynccontextmanager

@@ -79,14 +79,6 @@ async def test_tokens_by_call_are_those_by_iteration(make: Make) -> None:
         assert iterated_alone == [Admitted, EngineFinished]
 
 
-async def test_the_end_token_ends_a_reply(make: Make) -> None:
-    engine = await make()
-    sampling = SamplingParams(temperature=0.0, max_tokens=1500)
-    got = await answer(engine, request("r", QUESTIONS[1], sampling))
-    assert present(got.finished).reason is FinishReason.STOP
-    assert got.tokens[-1] in engine.tokenizer.eos_ids
-
-
 async def test_replies_do_not_depend_on_company(make: Make) -> None:
     """Greedy and seeded replies are the same alone and together, in one step and in chunks."""
     wide, narrow = await make(), await make(**NARROW)

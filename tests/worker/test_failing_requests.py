@@ -1,7 +1,9 @@
-"""Nothing that one request does ends an engine: its error ends that request, and the others get the very same tokens."""
+"""Nothing that one request does ends an engine: its error ends that request. Only a broken runner fails all of them."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +12,13 @@ import pytest
 import torch
 
 from penstock.services.clock import SystemClock
-from penstock.services.domain.errors import InvalidRequest, RequestFailed
+from penstock.services.domain.errors import InvalidRequest, RequestFailed, Unavailable
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.prompts import TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
+from penstock.types.workers import HandedOver
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.loop import LoopEngine
@@ -138,16 +141,6 @@ async def test_a_command_that_fails_is_its_callers_error(engine: LoopEngine, mon
     assert (await answer(engine, request("after"))).finished is not None
 
 
-async def test_kv_that_cannot_be_written_leaves_nothing_reserved(engine: LoopEngine) -> None:
-    tokens = [*range(65, 65 + 20)]
-    await engine.reserve("t", engine.kv_layout, tokens[:-1])
-    misshapen = np.zeros((1, 1, 1), np.float32)
-    asked = GenerationRequest("r", TokenPrompt(tuple(tokens)), GREEDY)
-    with pytest.raises(RequestFailed):
-        await collect(engine.enter("t", asked, [*tokens, 65], LastBlocks(1, misshapen)))
-    assert_nothing_is_held(engine)
-
-
 async def test_kv_without_numbers_fails_the_request_that_brought_it() -> None:
     """NaN that arrives with a moving request reaches its own logits and nobody else's."""
     async with started(of_torch()) as engine:
@@ -204,3 +197,58 @@ async def test_tokens_that_only_the_tokenizer_knows_are_refused() -> None:
         engine.tokenizer.vocab_size = 60  # type: ignore[misc]
         with pytest.raises(InvalidRequest, match="prompt"):
             await answer(engine, request("r"))
+
+
+@pytest.mark.parametrize("build", [of_torch, of_nothing])
+async def test_a_broken_runner_fails_every_stream_and_says_so(build: Callable[[], LoopEngine]) -> None:
+    async with started(build()) as engine:
+
+        def broken(_: object) -> list[Any]:
+            raise RuntimeError("no more memory")
+
+        engine._core.runner.run = broken  # type: ignore[method-assign, assignment]
+        with pytest.raises(Unavailable):
+            await answer(engine, request("a"))
+        assert "no more memory" in str(await engine.failed())
+
+
+async def test_another_seed_gives_another_reply() -> None:
+    hot = replace(SAMPLED, temperature=2.0, top_p=1.0)
+    async with started(of_torch()) as engine:
+        replies = {(await answer(engine, request(f"r{s}", sampling=replace(hot, seed=s)))).tokens for s in range(4)}
+    assert len(replies) > 1
+
+
+async def test_the_reader_of_a_reply_that_has_left_does_not_wait_for_the_step_under_way() -> None:
+    engine = of_nothing()
+    await engine.start()
+    run, go_on, holding = engine._core.runner.run, threading.Event(), threading.Event()
+    go_on.set()
+
+    def held(rows: Any) -> list[Any]:
+        if not go_on.is_set():
+            holding.set()
+            go_on.wait()
+        return run(rows)
+
+    engine._core.runner.run = held  # type: ignore[method-assign]
+    endless = replace(GREEDY, max_tokens=4000, ignore_eos=True)
+    other = asyncio.create_task(answer(engine, request("stays", sampling=endless)))
+    try:
+        async with aclosing(engine.generate(request("leaves", sampling=endless))) as events:
+            async for event in events:
+                if isinstance(event, TokenFrame) and event.offset >= 5:
+                    break
+            stopped = await engine.pause("leaves", 0)
+            go_on.clear()
+            await asyncio.to_thread(holding.wait)
+            async with asyncio.timeout(60):
+                assert await engine.leave("leaves") == HandedOver(stopped.output_tokens)
+                rest = [event async for event in events]
+            assert rest[-1] == HandedOver(stopped.output_tokens)
+            go_on.set()
+    finally:
+        go_on.set()
+        other.cancel()
+        await asyncio.wait([other])
+        await engine.close()

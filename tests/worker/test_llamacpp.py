@@ -129,19 +129,6 @@ def test_marks_of_tool_calls_have_text(tmp_path: Path) -> None:
     assert marked.decode(marked.encode_text("<tool_call>{}<|end|>")) == "<tool_call>{}"
 
 
-@pytest.mark.skipif("smollm2-135m" not in CACHED, reason="no real model on this machine")
-@pytest.mark.slow
-def test_replies_of_a_real_model_do_not_depend_on_company() -> None:
-    file = CACHED["smollm2-135m"]
-    options = LlamaCppEngineOptions(file, "m", kv_tokens=2048, max_step_tokens=64)
-    core, _ = llamacpp_core(options, SystemClock())
-    texts = ("The capital of France is", "def add(a, b):", "Water boils at", "One, two, three,")
-    prompts = {text: tuple(core.tokenizer.encode_text(text)) for text in texts}
-    together = tokens_of(core, prompts, GREEDY)
-    for text, prompt in prompts.items():
-        assert tokens_of(core, {text: prompt}, GREEDY)[text] == together[text]
-
-
 def unusable(file: Path, **options: Any) -> str:
     with pytest.raises(EngineUnusable) as caught:
         llamacpp_core(LlamaCppEngineOptions(file, "m", **options), SystemClock())

@@ -1,10 +1,10 @@
-"""MigrateOut and MigrateIn between two workers over gRPC; the test plays the router."""
+"""Moves between two workers over gRPC, the test playing the router, and the bids for them: queue, turns, starvation."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +14,7 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.router_service.migration.movable_reply import MAX_MOVE_S
-from penstock.services.domain.instances import Role
+from penstock.services.domain.stages.bidding import MAX_TRANSFERS, STARVED_AFTER
 from penstock.services.errors import from_rpc
 from penstock.services.runtime import Chassis
 from penstock.worker_service.engine.simulated.engine import SimulatedRunner
@@ -22,13 +22,8 @@ from penstock.worker_service.engine.torch.runner import TorchRunner
 from penstock.worker_service.migration.receiver import AWAIT_S
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
-from tests.support.mesh import COMPOSE
-from tests.support.services import RedisProcess, serving
-
-if TYPE_CHECKING:
-    Stub = worker_pb2_grpc.WorkerServiceAsyncStub
-else:
-    Stub = worker_pb2_grpc.WorkerServiceStub
+from tests.support.mesh import Stub, served_worker
+from tests.support.services import RedisProcess
 
 TOKENS = 400
 RUNNERS = (SimulatedRunner, TorchRunner)
@@ -43,14 +38,11 @@ async def pair(
     model = str(FAMILY / "small") if request.param == "torch" else "sim"
     file = mesh_file([{"name": "only", "model": model, "engine": request.param, "max_running": 4, "max_queued": 4}])
     async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="one") as one,
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="two") as two,
-        aio.insecure_channel(one.address) as to_one,
-        aio.insecure_channel(two.address) as to_two,
+        served_worker(file, redis.url, instance_id="one") as (source, _),
+        served_worker(file, redis.url, instance_id="two") as (target, two),
     ):
-        source = worker_pb2_grpc.WorkerServiceStub(to_one)
         await registered(source, two)
-        yield source, worker_pb2_grpc.WorkerServiceStub(to_two), two
+        yield source, target, two
 
 
 async def registered(source: Stub, target: Chassis) -> None:
@@ -120,12 +112,8 @@ async def test_a_reply_moves_and_goes_on_at_the_next_token(pair: tuple[Stub, Stu
 
 async def test_a_setting_says_at_which_rate_kv_moves(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     file = mesh_file([{"name": "only", "model": "sim"}], stages={"kv_bandwidth_gb_per_s": 2.5})
-    async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id="one") as one,
-        aio.insecure_channel(one.address) as channel,
-    ):
-        load = await worker_pb2_grpc.WorkerServiceStub(channel).GetLoad(pb.GetLoadRequest())
-        assert load.kv_bytes_per_second == 2.5e9
+    async with served_worker(file, redis.url) as (stub, _):
+        assert (await stub.GetLoad(pb.GetLoadRequest())).kv_bytes_per_second == 2.5e9
 
 
 async def refused(source: Stub, place: Chassis, transfer: str = "t", name: str = "r") -> str:
@@ -199,26 +187,21 @@ async def test_other_layouts_and_models_are_refused(redis: RedisProcess, mesh_fi
     """And no more requests are expected at once than `stages.max_transfers`."""
     mesh = f"layouts-{secrets.token_hex(4)}"
 
-    def worker(instance_id: str, model: str, kv_block_tokens: int) -> AbstractAsyncContextManager[Chassis]:
+    def worker(instance_id: str, model: str, kv_block_tokens: int) -> AbstractAsyncContextManager[tuple[Stub, Chassis]]:
         """A worker of the tier, whose mesh file is not that of the others."""
         tier = {"name": "only", "model": model, "kv_block_tokens": kv_block_tokens}
         file = mesh_file([tier], name=mesh, stages={"max_transfers": 2})
-        return serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only", instance_id=instance_id)
+        return served_worker(file, redis.url, instance_id=instance_id)
 
     async with (
-        worker("one", "sim", 16) as one,
-        worker("two", "sim", 8) as two,
-        worker("three", "another", 16) as three,
-        aio.insecure_channel(one.address) as to_one,
-        aio.insecure_channel(two.address) as to_two,
-        aio.insecure_channel(three.address) as to_three,
+        worker("one", "sim", 16) as (source, _),
+        worker("two", "sim", 8) as (to_two, two),
+        worker("three", "another", 16) as (to_three, three),
     ):
-        source = worker_pb2_grpc.WorkerServiceStub(to_one)
         call = source.Generate(asked(max_tokens=1500))
         await read(call, "tokens")
-        for channel, place, said in ((to_two, two, "block_tokens=8"), (to_three, three, "simulated-another")):
+        for target, place, said in ((to_two, two, "block_tokens=8"), (to_three, three, "simulated-another")):
             await registered(source, place)
-            target = worker_pb2_grpc.WorkerServiceStub(channel)
             claim = target.Generate(asked(transfer="t"))
             await read(claim, "alive")
             assert said in await refused(source, place)
@@ -235,3 +218,120 @@ async def test_other_layouts_and_models_are_refused(redis: RedisProcess, mesh_fi
         for claim in claims:
             claim.cancel()
         call.cancel()
+
+
+@pytest.fixture
+async def worker(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[tuple[Any, str, Chassis]]:
+    """A worker's stub, its model's digest, and the worker."""
+    file = mesh_file([{"name": "only", "model": "sim", "kv_tokens": 1024, "kv_block_tokens": 16, "max_running": 4}])
+    async with served_worker(file, redis.url) as (stub, chassis):
+        yield stub, (await stub.GetInfo(pb.GetInfoRequest())).model_digest, chassis
+
+
+def ask(digest: str, name: str = "r", tokens: int = 100, sender_tokens: int = 100) -> pb.PlaceBidRequest:
+    return pb.PlaceBidRequest(
+        request_id=name,
+        sequence_tokens=tokens,
+        model_digest=digest,
+        sender_buffered_tokens=sender_tokens,
+        sender_instance_id="sender",
+    )
+
+
+async def confirmed(stub: Any, asked: pb.PlaceBidRequest) -> Any:
+    call = stub.ConfirmBid()
+    await call.write(pb.ConfirmBidRequest(confirmed=asked))
+    return call
+
+
+async def turn(call: Any) -> bool:
+    """Wait for the turn; whether it is starving."""
+    response = await asyncio.wait_for(call.read(), 60)
+    assert response.WhichOneof("event") == "transfer_turn", response
+    return bool(response.transfer_turn.starving)
+
+
+BUSY = pb.ConfirmBidRequest(sender_busy=pb.SenderBusy())
+STARTED = pb.ConfirmBidRequest(transfer_started=pb.TransferStarted())
+
+
+async def test_a_bid_tells_load_room_and_how_soon(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
+    answer = await stub.PlaceBid(ask(digest))
+    assert (answer.bid.load_tokens, answer.bid.free_kv_blocks) == (0, 64)
+    assert answer.bid.earliest_start.ToTimedelta().total_seconds() == 0.0
+    call = await confirmed(stub, ask(digest, "won", tokens=900))
+    await turn(call)
+    later = await stub.PlaceBid(ask(digest, tokens=50))
+    assert later.bid.earliest_start.ToTimedelta().total_seconds() > 0, "behind what is buffered"
+    assert (await stub.PlaceBid(ask(digest, tokens=200))).refusal == "no_idle_kv", "its room is set aside"
+    assert (await stub.PlaceBid(ask(digest, "won"))).refusal == "known_already"
+    call.cancel()
+
+
+async def test_who_cannot_take_a_request_says_why(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, chassis = worker
+    assert (await stub.PlaceBid(ask("another model"))).refusal == "other_model"
+    assert (await stub.PlaceBid(ask(digest, tokens=1024))).refusal == "no_idle_kv"
+    refused = await confirmed(stub, ask(digest, tokens=1024))
+    assert (await refused.read()).refusal == "no_idle_kv"
+    assert await refused.read() is aio.EOF
+    async with aio.insecure_channel(chassis.admin_address) as admin:
+        await worker_pb2_grpc.WorkerServiceStub(admin).Drain(pb.DrainRequest(), timeout=60)
+    assert (await stub.PlaceBid(ask(digest))).refusal == "draining"
+
+
+async def test_an_unsound_ask_is_refused_by_the_fields_name(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
+    for field in ("request_id", "model_digest", "sender_instance_id", "sequence_tokens"):
+        asked = ask(digest)
+        asked.ClearField(field)
+        with pytest.raises(aio.AioRpcError, match=field) as caught:
+            await stub.PlaceBid(asked)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        call = await confirmed(stub, asked)
+        with pytest.raises(aio.AioRpcError, match=rf"confirmed\.{field}"):
+            await call.read()
+
+
+async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
+    call = stub.ConfirmBid()
+    await call.write(STARTED)
+    with pytest.raises(aio.AioRpcError, match="confirmed is expected"):
+        await call.read()
+    call = await confirmed(stub, ask(digest))
+    await turn(call)
+    await call.write(STARTED)
+    await call.write(STARTED)
+    with pytest.raises(aio.AioRpcError, match="must be the last message"):
+        await call.read()
+
+
+async def test_as_many_transfers_at_once_as_the_mesh_file_says(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    most = MAX_TRANSFERS + 2
+    file = mesh_file([{"name": "only", "model": "sim", "max_running": 16}], stages={"max_transfers": most})
+    async with served_worker(file, redis.url) as (stub, _):
+        digest = (await stub.GetInfo(pb.GetInfoRequest())).model_digest
+        calls = [await confirmed(stub, ask(digest, f"r{i}", 10)) for i in range(most)]
+        for call in calls:
+            assert not await turn(call)
+            await call.write(STARTED)
+        last = await confirmed(stub, ask(digest, "last", 10))
+        reading = asyncio.create_task(turn(last))
+        await stub.PlaceBid(ask(digest, "other", 10))  # the confirmation before has been taken in
+        assert not reading.done()
+        calls[0].cancel()
+        assert not await reading
+        for call in (last, *calls[1:]):
+            call.cancel()
+
+
+async def test_a_request_passed_over_too_often_is_starving(worker: tuple[Any, str, Chassis]) -> None:
+    stub, digest, _ = worker
+    call = await confirmed(stub, ask(digest))
+    for _ in range(STARVED_AFTER):
+        assert not await turn(call)
+        await call.write(BUSY)
+    assert await turn(call)
+    call.cancel()

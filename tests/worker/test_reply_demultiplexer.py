@@ -37,9 +37,10 @@ from penstock.worker_service.replies.reply_demultiplexer import (
 )
 from penstock.worker_service.replies.token_columns import MAX_CHARACTER_BYTES
 from tests.support.held_engine import held_engines
-from tests.worker.test_worker_service import Stub, asked, stub, worker
+from tests.support.mesh import Stub
+from tests.worker.test_worker_service import asked, stub, stub_and_worker
 
-__all__ = ["stub", "worker"]
+__all__ = ["stub", "stub_and_worker"]
 
 
 def start(reply_id: int, request: pb.GenerateRequest, **options: object) -> pb.GenerateManyRequest:
@@ -208,7 +209,8 @@ async def test_messages_that_make_no_sense_end_the_call(
         await asyncio.sleep(0)
 
 
-async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub: Stub, worker: Chassis) -> None:
+async def test_a_draining_worker_ends_the_call_behind_its_last_reply(stub_and_worker: tuple[Stub, Chassis]) -> None:
+    stub, worker = stub_and_worker
     call = stub.GenerateMany()
     heard = Heard(call)
     await call.write(start(1, asked("r", max_tokens=200)))

@@ -3,27 +3,19 @@
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from grpc import aio
 
 from penstock.mapper import from_message, to_message
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
-from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.domain.instances import Role
 from penstock.types.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from penstock.worker_service.engine.generation_config import sampling_defaults
 from penstock.worker_service.engine.interface import EngineUnusable
 from tests.conftest import FAMILY, MeshFileMaker
-from tests.support.mesh import COMPOSE
-from tests.support.services import RedisProcess, serving
-
-if TYPE_CHECKING:
-    Stub = worker_pb2_grpc.WorkerServiceAsyncStub
-else:
-    Stub = worker_pb2_grpc.WorkerServiceStub
+from tests.support.mesh import served_worker
+from tests.support.services import RedisProcess
 
 PROMPT = b"hello"
 
@@ -93,11 +85,7 @@ async def test_a_worker_samples_by_its_models_defaults(
     """Replies without parameters equal those with the defaults set by hand, and no others. Drafts are verified likewise."""
     folder = folder_with(tmp_path, temperature=1.9, top_p=0.9, top_k=3)
     file = mesh_file([{"name": "only", "model": str(folder), "engine": "torch", "kv_tokens": 2048}])
-    async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-    ):
-        stub: Stub = worker_pb2_grpc.WorkerServiceStub(channel)
+    async with served_worker(file, redis.url) as (stub, _):
 
         async def reply(**sampling: Any) -> list[int]:
             params = common_pb2.SamplingParams(seed=5, max_tokens=40, ignore_eos=True, **sampling)

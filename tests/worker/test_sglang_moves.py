@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
-from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.domain.instances import Role
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
-from tests.support.mesh import COMPOSE, running_mesh
+from tests.support.mesh import Stub, running_mesh, served_worker
 from tests.support.otlp import Collector, otlp_collector
-from tests.support.services import RedisProcess, serving
+from tests.support.services import RedisProcess
 from tests.support.sglang import sglang_pair
-from tests.worker.test_migration import Stub, read
+from tests.worker.test_migration import read
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -76,12 +73,9 @@ class Place:
         file = self._mesh_file([{"name": "only", "model": str(MODEL), **tier}], name=self._mesh)
         self._started += 1
         instance_id = f"worker-{self._started}"
-        context = serving(
-            Role.WORKER, COMPOSE[Role.WORKER], file, self._redis.url, tier="only", instance_id=instance_id
-        )
-        chassis = await self._stack.enter_async_context(context)
-        channel = await self._stack.enter_async_context(aio.insecure_channel(chassis.address))
-        return Worker(worker_pb2_grpc.WorkerServiceStub(channel), chassis.instance_id)
+        context = served_worker(file, self._redis.url, instance_id=instance_id)
+        stub, chassis = await self._stack.enter_async_context(context)
+        return Worker(stub, chassis.instance_id)
 
 
 @pytest.fixture

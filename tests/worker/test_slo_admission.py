@@ -9,12 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
-from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services.domain.instances import Role
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.slo import Slo
@@ -26,9 +23,9 @@ from penstock.worker_service.engine.simulated.engine import simulated_core, simu
 from penstock.worker_service.scheduling.policies import PolicyName
 from tests.conftest import MeshFileMaker
 from tests.support.engines import started
-from tests.support.mesh import COMPOSE
+from tests.support.mesh import served_worker
 from tests.support.present import present
-from tests.support.services import RedisProcess, serving
+from tests.support.services import RedisProcess
 from tests.support.virtual_clock import VirtualClock
 from tests.worker.test_slo_engine import options, pace, request
 
@@ -222,11 +219,7 @@ async def test_a_worker_declines_over_grpc(policy: str, redis: RedisProcess, mes
     slo.time_to_first_token.FromMilliseconds(1)
     slo.phases[0].time_per_output_token.FromMicroseconds(10)
     file = mesh_file([{"name": "only", "model": "sim", "batch_policy": policy}])
-    async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-    ):
-        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+    async with served_worker(file, redis.url) as (stub, _):
         kinds = {}
         for declines in (False, True):
             generate = pb.GenerateRequest(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
@@ -29,12 +28,10 @@ from penstock.worker_service.engine.extension import EngineSite
 from penstock.worker_service.engine.interface import EngineUnusable, Speculating
 from penstock.worker_service.engine.tier_options import drafter_folders
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
-from penstock.worker_service.scheduling.blocks import Node
 from penstock.worker_service.speculation.adaptive import AdaptiveDrafter
 from penstock.worker_service.speculation.sources import DraftRequest
 from penstock.worker_service.telemetry.load_tracker import LoadTracker
 from tests.conftest import FAMILY
-from tests.support.draft_sources import KnownReply
 from tests.support.present import present
 
 MOST = 28
@@ -237,39 +234,6 @@ def test_replies_beyond_a_models_context_or_pool_are_not_drafted(prompts: list[l
     narrow.catch_up([second])
     assert len(narrow.draft([second], 3)[0] or ()) == 3
     assert narrow.missing(first) == len(prompts[0])
-
-
-def test_the_kv_that_stays_is_as_if_there_were_no_drafts(prompts: list[list[int]]) -> None:
-    """After right and wrong proposals, every block in the prefix tree holds the KV of its tokens."""
-    plain = build(FAMILY / "medium", kv_block_tokens=4)
-    replies = run_all(plain, prompts, GREEDY)
-    core = build(FAMILY / "medium", kv_block_tokens=4)
-    for i, request in enumerate(requests(prompts, GREEDY)):
-        core.proposals.attach(request.request_id, KnownReply(len(prompts[i]), replies[i], wrong_share=0.3, seed=i))
-    assert run_all(core, prompts, GREEDY) == replies
-    checked = 0
-    for (_, tokens), (block, node) in core.scheduler.pool._tree.items():
-        path = _path(core, node)
-        match = plain.scheduler.pool.match(path)
-        assert match.tokens == len(path), tokens
-        own, other = core.runner.read_blocks([block]), plain.runner.read_blocks([match.blocks[-1]])
-        np.testing.assert_allclose(own.astype(np.float32), other.astype(np.float32), rtol=1e-3, atol=1e-4)
-        checked += 1
-    assert checked > 20
-    counts = core.proposals.of_sources
-    assert 0 < counts.accepted < counts.verified
-
-
-def _path(core: EngineCore, node: Node) -> list[int]:
-    """The tokens from the root of the prefix tree to a node."""
-    parents: dict[Node, tuple[Node, tuple[int, ...]]] = {
-        child: key for key, (_, child) in core.scheduler.pool._tree.items()
-    }
-    tokens: list[int] = []
-    while node:
-        node, own = parents[node]
-        tokens[:0] = own
-    return tokens
 
 
 @pytest.mark.parametrize("method", ["draft", "catch_up"])

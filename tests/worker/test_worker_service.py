@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import aiohttp
 import grpc
@@ -11,38 +10,30 @@ from grpc import aio
 
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
-from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest
-from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
 from penstock.services.field_problems import SettingsError
 from penstock.services.runtime import Chassis
 from penstock.worker_service.text import ByteTokenizer
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
-from tests.support.mesh import COMPOSE
-from tests.support.services import RedisProcess, serving
-
-if TYPE_CHECKING:
-    Stub = worker_pb2_grpc.WorkerServiceAsyncStub
-else:
-    Stub = worker_pb2_grpc.WorkerServiceStub
+from tests.support.mesh import Stub, served_worker
+from tests.support.services import RedisProcess
 
 
 @pytest.fixture(params=["torch", "simulated"])
-async def worker(
+async def stub_and_worker(
     request: pytest.FixtureRequest, redis: RedisProcess, mesh_file: MeshFileMaker
-) -> AsyncIterator[Chassis]:
+) -> AsyncIterator[tuple[Stub, Chassis]]:
     model = str(FAMILY / "small") if request.param == "torch" else "sim"
     file = mesh_file([{"name": "only", "model": model, "engine": request.param, "max_running": 4, "max_queued": 1}])
-    async with serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis:
-        yield chassis
+    async with served_worker(file, redis.url) as both:
+        yield both
 
 
 @pytest.fixture
-async def stub(worker: Chassis) -> AsyncIterator[Stub]:
-    async with aio.insecure_channel(worker.address) as channel:
-        yield worker_pb2_grpc.WorkerServiceStub(channel)
+def stub(stub_and_worker: tuple[Stub, Chassis]) -> Stub:
+    return stub_and_worker[0]
 
 
 def asked(name: str = "r", **sampling: object) -> pb.GenerateRequest:
@@ -93,13 +84,9 @@ async def test_heartbeats_come_however_long_a_step_takes(
     """The engine's thread is inside one step all the time."""
     monkeypatch.setattr("penstock.worker_service.compose.HEARTBEAT_S", 0.02)
     file = mesh_file([{"name": "only", "model": "sim"}])
-    async with (
-        serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-        asyncio.timeout(60),
-    ):
+    async with served_worker(file, redis.url) as (stub, _), asyncio.timeout(60):
         with held_engines() as proceed:
-            beats, call = 0, worker_pb2_grpc.WorkerServiceStub(channel).Generate(asked())
+            beats, call = 0, stub.Generate(asked())
             async for event in call:
                 beats += event.HasField("alive")
                 if beats == 5:
@@ -139,18 +126,18 @@ async def test_abort_ends_the_stream_and_is_no_error_for_nobody(stub: Stub) -> N
 async def test_requests_that_cannot_be_computed_are_counted(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """By the worker's metrics page, under the tier."""
     file = mesh_file([{"name": "only", "model": "sim", "engine": "simulated"}])
+
+    def failing(_: ByteTokenizer) -> None:
+        raise RuntimeError("a secret")
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ByteTokenizer, "stream", lambda _: None)  # every text fails
-        async with (
-            serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier="only") as chassis,
-            aio.insecure_channel(chassis.address) as channel,
-            aiohttp.ClientSession() as session,
-        ):
-            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        patch.setattr(ByteTokenizer, "stream", failing)  # every text fails
+        async with served_worker(file, redis.url) as (stub, chassis), aiohttp.ClientSession() as session:
             for name in ("a", "b"):
                 with pytest.raises(aio.AioRpcError) as caught:
                     [event async for event in stub.Generate(asked(name))]
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert "secret" not in str(caught.value)
             page = await (await session.get(f"http://{chassis.telemetry.metrics_address}/metrics")).text()
     (line,) = [line for line in page.splitlines() if line.startswith("penstock_worker_failed_requests_total{")]
     assert 'penstock_tier="only"' in line
@@ -161,5 +148,5 @@ async def test_a_worker_without_a_tier_or_model_does_not_start(redis: RedisProce
     file = mesh_file([{"name": "only", "model": "nowhere", "engine": "torch"}])
     for tier, said in (("", "PENSTOCK_TIER"), ("other", "no tier 'other'"), ("only", r"no folder")):
         with pytest.raises(SettingsError, match=said):
-            async with serving(Role.WORKER, COMPOSE[Role.WORKER], file, redis.url, tier=tier):
+            async with served_worker(file, redis.url, tier=tier):
                 pass
