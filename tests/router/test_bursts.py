@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from penstock import (
     Accepted,
     AsyncClient,
@@ -17,7 +15,6 @@ from penstock import (
     Judged,
     Plan,
 )
-from penstock.client import errors
 from penstock.router_service.siblings.counters import total
 from penstock.services.acceptance.bursts import tie_draw
 from penstock.types.mesh_status import BurstCounts, ProcessCounters
@@ -157,26 +154,6 @@ async def test_ties_are_broken_by_the_requests_own_seed(mesh: TestMesh) -> None:
             seen.append(judged.accepted)
         assert {True, False} == set(seen)
         assert seen[2] == seen[-1]
-
-
-@pytest.mark.parametrize(
-    ("steps", "field"),
-    [
-        (((OWN, 90.0, 2.0),), "plan.burst.steps"),
-        (((OWN, 90.0, 2.0), (BurstThreshold(0.0), float("nan"), 3.0)), "plan.burst.steps[1].quality"),
-        (((OWN, 90.0, 2.0), (BurstThreshold(0.0), 85.0, 2.0)), "plan.burst.steps[1].rate_per_s"),
-        (((BurstThreshold(60.0), 90.0, 2.0), (BurstThreshold(0.0), 85.0, 4.0)), "plan.burst.steps[0].thresholds[0]"),
-        (((OWN, 90.0, 2.0), *((BurstThreshold(0.0), 85.0, 3.0 + i) for i in range(20))), "plan.burst.steps"),
-    ],
-)
-async def test_the_planner_refuses_an_unsound_ladder_by_its_field(
-    mesh: TestMesh, steps: tuple[tuple[BurstThreshold, float, float], ...], field: str
-) -> None:
-    async with AsyncPlannerClient(mesh.parts["planner-0"].admin_address) as planner:
-        plan = await planner.get_plan()
-        with pytest.raises(errors.InvalidRequestError) as error:
-            await planner.set_plan(replace(plan, burst=ladder(*steps)))
-    assert field in error.value.fields
 
 
 def test_the_processes_of_a_router_add_up() -> None:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
 
@@ -17,14 +18,10 @@ from penstock.services.domain.speculation.choice import (
     windows,
 )
 from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
-from penstock.types.sampling import SamplingParams
 from penstock.worker_service.speculation.acceptance import matching
-from penstock.worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
-from penstock.worker_service.speculation.sources import DraftRequest, VerifiedStep
-from tests.worker.test_speculation_choice import draft_cost, learned
+from penstock.worker_service.speculation.sources import DraftRequest
+from tests.worker.test_speculation_choice import MAX_WINDOW, VirtualMachine, VirtualModel, draft_cost, learned
 
-MAX_WINDOW = 7
-GREEDY = SamplingParams(temperature=0.0)
 REPLIES, WIDTHS = (1, 8, 64), (1, 2, 4, 8)
 
 
@@ -100,117 +97,65 @@ class Positions:
     def __init__(self, shares: Seq[float]) -> None:
         self.shares = shares
 
-    def token(self, model: int, request_id: str, position: int) -> int:
-        """Of a model, or of the target if it is -1.
+    def tokens(self, model: int, request: DraftRequest, count: int) -> list[int]:
+        """Of a model, or of the target if it is -1, from the offset of a request.
 
         Model m agrees where the dice of the position are below its share, so where a small model is right, a larger one is.
         """
-        rng = random.Random(f"{request_id} {position}")
+        return [self._token(model, f"{request.request_id} {request.offset + k}") for k in range(count)]
+
+    def _token(self, model: int, position: str) -> int:
+        rng = random.Random(position)
         dice, own = rng.random(), rng.randrange(10, 1000)
         return own if model < 0 or dice < self.shares[model] else model
 
 
-class VirtualModel:
-    """A DraftingModel on the clock of a machine."""
+class TextModel(VirtualModel):
+    """A model of a text, which can verify, too."""
 
-    known_tokens = 8
-
-    def __init__(self, machine: "Machine", index: int) -> None:
-        self.machine, self.index, self.fails = machine, index, False
-        self.computed = set[str]()
+    def __init__(self, text: Positions, index: int, cost: DraftCost, passes: PassCost) -> None:
+        super().__init__(cost, passes)
+        self._text, self._index, self._pass_s = text, index, passes.seconds
         self.seen: list[tuple[int, ...]] = []
 
-    def missing(self, request: DraftRequest) -> int:
-        return 1 if request.request_id in self.computed else len(request.tokens)
-
-    def catch_up(self, requests: Seq[DraftRequest]) -> None:
-        self.computed |= {request.request_id for request in requests}
-
-    def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> list[list[int]]:
-        self._check()
-        drafts = [self._tokens(r, min(window, r.limit)) for r in requests]
-        self.machine.now_s += self.machine.drafting[self.index].seconds(len(requests), sum(map(len, drafts)))
-        return drafts
+    def tokens(self, request: DraftRequest, count: int) -> list[int]:
+        return self._text.tokens(self._index, request, count)
 
     def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> list[list[int]]:
-        self._check()
+        self.check()
         self.seen += map(tuple, drafts)
-        rows = sum(1 + len(draft) for draft in drafts)
-        self.machine.now_s += self.machine.passes[self.index].seconds(len(requests), rows)
-        return [self._tokens(r, len(draft) + 1) for r, draft in zip(requests, drafts, strict=True)]
-
-    def forget(self, request_id: str) -> None:
-        self.computed.discard(request_id)
-
-    def _check(self) -> None:
-        if self.fails:
-            raise MemoryError("no memory for drafts")
-
-    def _tokens(self, request: DraftRequest, count: int) -> list[int]:
-        position = request.offset
-        return [self.machine.text.token(self.index, request.request_id, position + k) for k in range(count)]
+        self.spent_s += self._pass_s(len(requests), sum(1 + len(draft) for draft in drafts))
+        return [self.tokens(r, len(draft) + 1) for r, draft in zip(requests, drafts, strict=True)]
 
 
-def target_passes() -> PassCost:
-    return passes(30e-3, 4e-5)
-
-
-def costs_of_drafting() -> list[DraftCost]:
-    return [draft_cost(1e-4), draft_cost(8e-3)]
-
-
-def costs_of_verifying() -> list[PassCost]:
-    return [passes(1e-4, 1e-6), passes(2.5e-3, 1e-5)]
-
-
-class Machine:
-    """Serves endless replies in virtual time with a target and two models: one fast, one good."""
+class Machine(VirtualMachine):
+    """A target and two models: one fast, one good."""
 
     def __init__(self, shares: tuple[float, float] = (0.7, 0.98)) -> None:
-        self.now_s, self.tokens, self.text = 0.0, 0, Positions(shares)
-        self.target, self.drafting, self.passes = target_passes(), costs_of_drafting(), costs_of_verifying()
-        self.models = [VirtualModel(self, i) for i in range(2)]
-        self.speculating = [
-            SpeculatingModel.measured(f"m{i}", model, cost, MAX_WINDOW, own)
-            for i, (model, cost, own) in enumerate(
-                zip(self.models, costs_of_drafting(), costs_of_verifying(), strict=True)
-            )
-        ]
-        self.drafter = AdaptiveDrafter(target_passes(), self.speculating, MAX_WINDOW, lambda: self.now_s)
-        self.offsets: dict[str, int] = {}
+        self.text = Positions(shares)
+        fast = TextModel(self.text, 0, draft_cost(1e-4), passes(1e-4, 1e-6))
+        self.good = TextModel(self.text, 1, draft_cost(8e-3), passes(2.5e-3, 1e-5))
+        super().__init__((fast, self.good), passes(30e-3, 4e-5))
+        self.offsets = dict[str, int]()
         self.proposed: list[tuple[DraftRequest, tuple[int, ...]]] = []
 
-    def run(self, steps: int, replies: int) -> float:
-        """Tokens per second of so many steps."""
-        began_s, before = self.now_s, self.tokens
-        for _ in range(steps):
-            requests = [
-                DraftRequest(f"r{i}", [1] * 60, 100, GREEDY, self.offsets.setdefault(f"r{i}", 0))
-                for i in range(replies)
-            ]
-            drafts = self.drafter.propose(requests)
-            verdicts = {}
-            for request, draft in zip(requests, drafts, strict=True):
-                own = [self.text.token(-1, request.request_id, request.offset + k) for k in range(len(draft) + 1)]
-                accepted, _ = matching(draft, own)
-                if draft:
-                    verdicts[request.request_id] = (len(draft), accepted)
-                    self.proposed.append((request, tuple(draft)))
-                self.offsets[request.request_id] += 1 + accepted
-                self.tokens += 1 + accepted
-            rows = replies + sum(map(len, drafts))
-            took_s = self.target.seconds(replies, rows)
-            self.now_s += took_s
-            self.drafter.observe(VerifiedStep(replies, rows, True, took_s, verdicts))
-        return (self.tokens - before) / (self.now_s - began_s)
+    def request(self, name: str) -> DraftRequest:
+        return replace(super().request(name), offset=self.offsets.setdefault(name, 0))
+
+    def accepted(self, request: DraftRequest, draft: Seq[int]) -> int:
+        count, _ = matching(draft, self.text.tokens(-1, request, len(draft) + 1))
+        if draft:
+            self.proposed.append((request, tuple(draft)))
+        self.offsets[request.request_id] += 1 + count
+        return count
 
 
 def test_a_chain_is_found_where_it_is_the_best_and_gives_what_is_predicted() -> None:
     """The good model is too slow to draft every token, and fast enough to check those of the fast one."""
     machine = Machine()
-    machine.run(300, 1)
+    machine.serve(300, 1)
     assert machine.drafter.current[0] == ("m0", "m1")
-    rate = machine.run(1500, 1)
+    rate = machine.serve(1500, 1)
     chooser = machine.drafter.chooser
     alone = tokens_per_s(1, chooser.target, chooser.models, None)
     single = max(
@@ -228,12 +173,11 @@ def test_what_a_model_rejects_the_next_one_never_sees() -> None:
     candidate = ChainCandidate((0, 1), 5)
     machine.drafter.chooser.choose = lambda replies, missing: candidate  # type: ignore[method-assign]  # noqa: ARG005
     machine.drafter.chooser.explore = lambda replies, missing: None  # type: ignore[method-assign]  # noqa: ARG005
-    machine.run(200, 2)
+    machine.serve(200, 2)
     assert len(machine.proposed) == 400
     for request, draft in machine.proposed:
-        own = [machine.text.token(1, request.request_id, request.offset + k) for k in range(len(draft))]
-        assert list(draft) == own
-    assert all(len(draft) == 5 for draft in machine.models[1].seen)
+        assert list(draft) == machine.text.tokens(1, request, len(draft))
+    assert all(len(draft) == 5 for draft in machine.good.seen)
     assert min(len(draft) for _, draft in machine.proposed) == 1, "the first token was wrong and replaced"
     first = machine.speculating[0]
     assert 0.1 * first.verified < first.accepted < 0.4 * first.verified, (
@@ -243,14 +187,14 @@ def test_what_a_model_rejects_the_next_one_never_sees() -> None:
 
 def test_a_failing_model_makes_the_chain_shorter_and_its_drafts_are_used() -> None:
     machine = Machine()
-    machine.run(300, 1)
+    machine.serve(300, 1)
     assert "m1" in machine.drafter.current[0]
-    machine.models[1].fails = True
+    machine.good.fails = True
     before = len(machine.proposed)
-    machine.run(1, 1)
+    machine.serve(1, 1)
     assert machine.drafter.failures == 1
     assert len(machine.proposed) == before + 1, "what the first model drafted goes to the target"
-    machine.run(100, 1)
+    machine.serve(100, 1)
     assert machine.drafter.current[0] == ("m0",)
     assert chains(machine.drafter.chooser.models) == [(0,)]
 
@@ -258,10 +202,10 @@ def test_a_failing_model_makes_the_chain_shorter_and_its_drafts_are_used() -> No
 def test_exploring_chains_costs_at_most_a_hundredth() -> None:
     """Models that never draft what stands, in runs long enough to try each of the three chains, if seldom."""
     machine = Machine(shares=(0.0, 0.0))
-    machine.run(200, 4)
+    machine.serve(200, 4)
     assert machine.drafter.current == ((), 0)
     began = len(machine.proposed)
-    rate = machine.run(3000, 4)
-    alone = 4 / machine.target.seconds(4, 4)
+    rate = machine.serve(3000, 4)
+    alone = 4 / machine.cost.seconds(4, 4)
     assert len(machine.proposed) - began >= 6
     assert rate >= (1 - EXPLORED_SHARE - 0.003) * alone

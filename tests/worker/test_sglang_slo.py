@@ -1,4 +1,4 @@
-"""SLOs at SGLang workers, a prediction: its decisions, and the engine around a small server of the test's own."""
+"""SLOs at SGLang workers, a prediction: its decisions, the engine around a small server of the test's own, and a real one."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.mesh_schema import MeshFile, MeshSlo, MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.prompts import TokenPrompt
@@ -22,14 +23,15 @@ from penstock.types.workers import Admitted, Declined, EngineFinished
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.interface import Capability, EngineEvent, StepPredicting
 from penstock.worker_service.engine.sglang.client import ServerInfo
-from penstock.worker_service.engine.sglang.engine import SglangEngine
+from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.sglang.launch import ServerShape, command
 from penstock.worker_service.engine.sglang.moves import Running
 from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLimits, ShadowScheduler, chunk_within
 from penstock.worker_service.engine.sglang.turns import SendQueue
 from penstock.worker_service.scheduling.sequence import SequenceSlo
 from tests.conftest import FAMILY
-from tests.support.engines import until
+from tests.support.engines import started, until
+from tests.support.sglang import SglangServers, cpu_shape
 from tests.support.sglang_stub import Server, attached
 
 LIMIT_S = 60
@@ -346,3 +348,33 @@ async def test_waiting_prompts_are_sent_by_deadline() -> None:
         answers = await asyncio.gather(*tasks)
         assert server.order == ["first", "tight", "loose"]
         assert [len(tokens_of(events)) for events in answers] == [8, 8, 8]
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(400)
+async def test_a_real_server_keeps_what_is_promised_and_serves_the_rest(sglang_servers: SglangServers) -> None:
+    """A burst with generous objectives, as many as the server has places for, is promised and attained by the client's
+    clock; impossible ones are served as best effort, whole."""
+    url = await sglang_servers.url(cpu_shape(FAMILY / "small", max_running=8))
+    options = SglangEngineOptions(FAMILY / "small", "small", url, keeps_slos=True)
+
+    async def outcome(name: str, slo: Slo) -> tuple[bool, bool]:
+        """(promised, attained)."""
+        tracker = AttainmentTracker(slo.time_to_first_token_s)
+        began_s, tokens, promised = time.perf_counter(), 0, False
+        async for event in engine.generate(asked(name, slo, tokens=24)):
+            if isinstance(event, Admitted):
+                promised = event.slo_kept
+            elif isinstance(event, TokenFrame):
+                for _ in event.token_ids:
+                    tokens += 1
+                    tracker.token(time.perf_counter() - began_s, slo.phases[0].time_per_output_token_s)
+        assert tokens == 24
+        return promised, tracker.result().attained
+
+    async with started(SglangEngine(options)) as engine:
+        assert Capability.SLO_PREDICTED in engine.info.capabilities
+        generous = Slo(300.0, (SloPhase(0, 30.0),))
+        assert await asyncio.gather(*(outcome(f"g{i}", generous) for i in range(8))) == [(True, True)] * 8
+        impossible = await asyncio.gather(*(outcome(f"i{i}", IMPOSSIBLE) for i in range(3)))
+        assert not any(promised or attained for promised, attained in impossible)

@@ -93,14 +93,14 @@ def test_pass_costs_are_interpolated_and_follow_what_is_measured() -> None:
     assert cost.seconds(1, 1) < 1.2 * pass_s(1, 1)
 
 
-class FakeModel:
-    """Drafts instantly, on a clock that the test advances."""
+class VirtualModel:
+    """A DraftingModel in a machine's virtual time."""
 
     known_tokens = 8
 
-    def __init__(self) -> None:
-        self.drafted = 0
-        self.fails = False
+    def __init__(self, cost: DraftCost | None = None, passes: PassCost | None = None) -> None:
+        self.cost, self.passes = cost or draft_cost(20e-6), passes
+        self.spent_s, self.drafted, self.fails = 0.0, 0, False
         self.computed = set[str]()
 
     def missing(self, request: DraftRequest) -> int:
@@ -110,11 +110,16 @@ class FakeModel:
         self.computed |= {request.request_id for request in requests}
 
     def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> list[list[int]]:
-        if self.fails:
-            raise MemoryError("no memory for drafts")
-        counts = [min(window, r.limit) if self.missing(r) <= self.known_tokens else 0 for r in requests]
-        self.drafted += sum(counts)
-        return [[7] * count for count in counts]
+        self.check()
+        known = [self.missing(request) <= self.known_tokens for request in requests]
+        drafts = [self.tokens(r, min(window, r.limit)) if k else [] for r, k in zip(requests, known, strict=True)]
+        count = sum(map(len, drafts))
+        self.drafted += count
+        self.spent_s += self.cost.seconds(len(requests), count)
+        return drafts
+
+    def tokens(self, request: DraftRequest, count: int) -> list[int]:
+        return [7] * count
 
     def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> list[list[int]]:
         raise AssertionError("no model verifies here: none has a cost of passes")
@@ -122,58 +127,72 @@ class FakeModel:
     def forget(self, request_id: str) -> None:
         self.computed.discard(request_id)
 
+    def check(self) -> None:
+        if self.fails:
+            raise MemoryError("no memory for drafts")
 
-class Machine:
-    """Serves endless replies in virtual time: seconds and tokens so far, and the phase of the load."""
 
-    def __init__(
-        self,
-        models: int = 1,
-        pass_cost: PassCost | None = None,
-        drafting: DraftCost | None = None,
-    ) -> None:
-        """pass_cost, drafting: the machine's, known from the start; None: of the machine above."""
-        self.now_s, self.tokens, self.phase = 0.0, 0, 0
-        self.rng, cost = random.Random(4), pass_cost or target()
-        self.pass_s, self.draft_s = copy.deepcopy(cost).seconds, copy.deepcopy(drafting or draft_cost(20e-6)).seconds
-        self.fakes = [FakeModel() for _ in range(models)]
-        speculating = [
-            SpeculatingModel.measured(f"m{i}", fake, copy.deepcopy(drafting or draft_cost(20e-6)), MAX_WINDOW)
-            for i, fake in enumerate(self.fakes)
+class VirtualMachine:
+    """Serves endless replies in virtual time: seconds and tokens so far."""
+
+    def __init__(self, models: Seq[VirtualModel], cost: PassCost) -> None:
+        """What a pass and a draft cost is known from the start."""
+        self.tokens, self.cost, self._passes_s = 0, cost, 0.0
+        self._models = models
+        self.speculating = [
+            SpeculatingModel.measured(
+                f"m{i}", model, copy.deepcopy(model.cost), MAX_WINDOW, copy.deepcopy(model.passes)
+            )
+            for i, model in enumerate(models)
         ]
-        self.drafter = AdaptiveDrafter(cost, speculating, MAX_WINDOW, lambda: self.now_s)
-        self.drafted_s = 0.0
-        for fake in self.fakes:
-            self._timed(fake)
+        self.drafter = AdaptiveDrafter(copy.deepcopy(cost), self.speculating, MAX_WINDOW, lambda: self.now_s)
 
-    def _timed(self, fake: FakeModel) -> None:
-        draft = fake.draft
+    @property
+    def now_s(self) -> float:
+        return self._passes_s + sum(model.spent_s for model in self._models)
 
-        def timed(requests: Seq[DraftRequest], window: int, least: float = 0.0) -> list[list[int]]:
-            drafts = draft(requests, window, least)
-            self.now_s += self.draft_s(len(requests), sum(map(len, drafts)))
-            return drafts
+    def request(self, name: str) -> DraftRequest:
+        return DraftRequest(name, [1] * 60, 100, GREEDY, 10)
 
-        fake.draft = timed  # type: ignore[method-assign]
+    def accepted(self, request: DraftRequest, draft: Seq[int]) -> int:
+        """How many tokens of a draft stand."""
+        raise NotImplementedError
 
-    def run(self, steps: int, replies: int, share: Callable[[str], float]) -> float:
-        """Tokens per second of so many steps; a token of model m stands with probability share(m)."""
+    def serve(self, steps: int, replies: int) -> float:
+        """Tokens per second of so many steps."""
         began_s, before = self.now_s, self.tokens
         for _ in range(steps):
-            requests = [DraftRequest(f"r{i}", [1] * 60, 100, GREEDY, 10) for i in range(replies)]
+            requests = [self.request(f"r{i}") for i in range(replies)]
             drafts = self.drafter.propose(requests)
             verdicts = {}
             for request, draft in zip(requests, drafts, strict=True):
-                model = self.drafter._drafted[request.request_id].model.name if draft else ""
-                count = accepted(share(model), len(draft), self.rng) if draft else 0
+                count = self.accepted(request, draft)
                 if draft:
                     verdicts[request.request_id] = (len(draft), count)
                 self.tokens += 1 + count
             rows = replies + sum(map(len, drafts))
-            took_s = self.pass_s(replies, rows)
-            self.now_s += took_s
+            took_s = self.cost.seconds(replies, rows)
+            self._passes_s += took_s
             self.drafter.observe(VerifiedStep(replies, rows, True, took_s, verdicts))
         return (self.tokens - before) / (self.now_s - began_s)
+
+
+class Machine(VirtualMachine):
+    """The machine above, and the phase of its load; a token of model m stands with probability share(m)."""
+
+    def __init__(self, models: int = 1, cost: PassCost | None = None, drafting: DraftCost | None = None) -> None:
+        self.fakes = [VirtualModel(drafting) for _ in range(models)]
+        super().__init__(self.fakes, cost or target())
+        self.phase, self._rng = 0, random.Random(4)
+
+    def run(self, steps: int, replies: int, share: Callable[[str], float]) -> float:
+        self._share = share
+        return self.serve(steps, replies)
+
+    def accepted(self, request: DraftRequest, draft: Seq[int]) -> int:
+        if not draft:
+            return 0
+        return accepted(self._share(self.drafter._drafted[request.request_id].model.name), len(draft), self._rng)
 
 
 @pytest.mark.parametrize("replies", [1, 16, 64])
@@ -233,7 +252,7 @@ def test_on_an_a100_the_choice_is_near_the_best(replies: int, share: float) -> N
     )
     step_s = drafting.step_s(StepLoad(replies, replies * context))
     drafts = DraftCost(fixed_s=0.0, reply_s=0.0, step_s=step_s, token_s=0.0, catch_up_token_s=1e-6)
-    machine = Machine(pass_cost=copy.deepcopy(cost), drafting=drafts)
+    machine = Machine(cost=cost, drafting=drafts)
     machine.run(64, replies, lambda _: share)
     rate = machine.run(1500 // (1 + replies // 16), replies, lambda _: share)
     optimum = max(
