@@ -228,23 +228,6 @@ async def test_a_bad_field_is_named(mesh: TestMesh, change: dict[str, object], f
     assert field in error["message"]
 
 
-async def test_a_full_router_answers_429_with_a_time(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    slow = {"overhead_ms": 20.0, "reply_tokens": 10_000}
-    tiers = [{"name": "slow", "model": "s", "simulated": slow}]
-    file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, "max_active": 1, "max_waiting": 0})
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as grpc_client:
-        running = asyncio.create_task(grpc_client.generate("first"))
-        await mesh.until(lambda s: s.active == 1)
-        async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="x", max_retries=0) as client:
-            with pytest.raises(openai.RateLimitError) as caught:
-                await client.chat.completions.create(model="slow", messages=HELLO)
-            assert int(caught.value.response.headers["Retry-After"]) >= 1
-            with pytest.raises(openai.RateLimitError):  # also where a stream was asked for: nothing has been sent yet
-                await client.chat.completions.create(model="slow", messages=HELLO, stream=True)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
 async def test_a_client_that_hangs_up_frees_the_engine(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     slow = {"overhead_ms": 20.0, "reply_tokens": 10_000}
     tiers = [{"name": "slow", "model": "s", "simulated": slow}]

@@ -156,24 +156,19 @@ async def test_cached_tokens_are_a_share_of_the_first_tiers_prompt() -> None:
     )
     done = Finished(FinishReason.STOP, "large", answering, tiers, 0.1, 2.0, "t")
     async with RequestRecorder(store, VirtualClock(100.0)) as recorder:
-        recorder.finished(RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0), done)  # type: ignore[arg-type]
+        recorder.finished(REQUEST, done)
     assert store.written == [ServedRequest(98.0, 100, 9, "large", 75)]
     assert ServedRequest(98.0, 100, 9, "large").cached_prompt_tokens == 0
 
 
 async def test_what_redis_cannot_take_yet_is_held_up_to_a_limit() -> None:
     """The newest are held, in order, each written once, at the end at the latest; other requests are not recorded."""
-    store, usage = _Unreachable(), Usage(3, 0, 7)
-    tier = TierSummary("small", "m", "i", 80.0, 50.0, True, usage, 0.1)
-    done = Finished(FinishReason.STOP, "small", usage, (tier,), 0.1, 2.0, "t")
-    cascade = RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0)  # type: ignore[arg-type]
-    one_tier = RouterRequest("r", "small", TextPrompt("secret"), None, 0.0)  # type: ignore[arg-type]
-    clock = VirtualClock(100.0)
+    store, clock, done = _Unreachable(), VirtualClock(100.0), finished(3)
     async with RequestRecorder(store, clock) as recorder:
         for _ in range(HELD_REQUESTS + 2500):
             clock.sleep(1.0)
-            recorder.finished(cascade, done)
-            recorder.finished(one_tier, done)
+            recorder.finished(REQUEST, done)
+            recorder.finished(replace(REQUEST, model="small"), done)
         await asyncio.wait_for(store.failed.wait(), 60)
         store.up = True
     arrivals = [each.arrival_s for each in store.written]
@@ -187,7 +182,7 @@ REQUEST = RouterRequest("r", "cascade", TextPrompt("secret"), None, 0.0)  # type
 
 def finished(tokens: int) -> Finished:
     tier = TierSummary("small", "m", "i", 80.0, 50.0, True, Usage(tokens, 0, 7), 0.1)
-    return Finished(FinishReason.STOP, "small", tier.usage, (tier,), 0.1, 0.2, "t")
+    return Finished(FinishReason.STOP, "small", tier.usage, (tier,), 0.1, 2.0, "t")
 
 
 def test_every_request_of_a_window_is_as_likely_and_counted() -> None:

@@ -18,7 +18,7 @@ from penstock.services.settings import ServiceSettings
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.devices import worker_device
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
-from penstock.worker_service.engine.interface import Engine, EngineUnusable
+from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
 from penstock.worker_service.engine.sglang.server import TURN_POLL_S, ServerProcess, start_turn
@@ -72,9 +72,7 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
             "env": {"NCCL_DEBUG": "WARN"},
         },
     }
-    file = mesh_file([tier])
-    engine = built(file, 1)
-    assert isinstance(engine, SglangEngine)
+    engine = built(mesh_file([tier]), 1)
     assert engine.options.port == 31_001
     assert engine.options.max_requests == 100
     shape = present(engine.options.launch)
@@ -102,9 +100,7 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
     assert "--enable-deterministic-inference" in flags
     assert "--skip-tokenizer-init" not in flags, "forms of replies need it"
     tier["sglang"]["structured_output"] = False  # type: ignore[index]
-    spared = built(mesh_file([tier]), 1)
-    assert isinstance(spared, SglangEngine)
-    assert "--skip-tokenizer-init" in flags_of(present(spared.options.launch))
+    assert "--skip-tokenizer-init" in flags_of(present(built(mesh_file([tier]), 1).options.launch))
     assert "--max-total-tokens" not in flags
     assert environment(shape) == {
         "OMP_NUM_THREADS": "3",
@@ -122,18 +118,18 @@ def test_every_setting_reaches_the_command_line(tmp_path: Path, mesh_file: MeshF
     assert flags_of(ServerShape("python", "m", "m", trace_to="c:4317"))["--otlp-traces-endpoint"] == "c:4317"
 
 
-def built(file: Path, index: int = 0) -> Engine:
+def built(file: Path, index: int = 0) -> SglangEngine:
     """The engine of the first tier's worker with this index."""
     mesh = load_mesh_file(file)
-    return build_engine(mesh, mesh.tiers[0], ServiceSettings.load(mesh_file=file, worker_index=index))
+    engine = build_engine(mesh, mesh.tiers[0], ServiceSettings.load(mesh_file=file, worker_index=index))
+    assert isinstance(engine, SglangEngine)
+    return engine
 
 
 def shape_of(mesh_file: MeshFileMaker, index: int = 0, **tier: object) -> ServerShape:
     """The server that the worker with this index starts."""
     file = mesh_file([{"name": "only", "model": MODEL, "engine": "sglang", **tier}])
-    engine = built(file, index)
-    assert isinstance(engine, SglangEngine)
-    return present(engine.options.launch)
+    return present(built(file, index).options.launch)
 
 
 def test_the_chart_starts_servers_as_workers_do(mesh_file: MeshFileMaker) -> None:
@@ -149,14 +145,13 @@ def test_the_chart_starts_servers_as_workers_do(mesh_file: MeshFileMaker) -> Non
     }
     file = mesh_file([tier])
     (file.parent / "models").symlink_to(FAMILY)
-    engine = built(file, 1)
-    assert isinstance(engine, SglangEngine)
-    own = command(present(engine.options.launch), SERVER_PORT)[1:]
+    shape = present(built(file, 1).options.launch)
+    own = command(shape, SERVER_PORT)[1:]
     (worker,) = values_of(file)["workers"]
     chart = worker["server"]["command"][1:]
     here, there = str(file.parent), "/etc/penstock"
     assert chart == [part.replace(here, there) for part in own if part not in ("--base-gpu-id", "4")]
-    variables = {name: text.replace(here, there) for name, text in environment(present(engine.options.launch)).items()}
+    variables = {name: text.replace(here, there) for name, text in environment(shape).items()}
     assert (worker["server"]["environment"], worker["gpus"]) == (variables, 4)
 
 
@@ -185,17 +180,8 @@ def test_torch_workers_take_a_gpu_each() -> None:
 
 def test_copies_of_the_model_have_limits_of_their_own(mesh_file: MeshFileMaker) -> None:
     """SGLang applies --max-running-requests to each copy; the worker lets as many requests through as all of them run."""
-    tier = {
-        "name": "only",
-        "model": MODEL,
-        "engine": "sglang",
-        "max_running": 40,
-        "max_queued": 60,
-        "sglang": {"dp": 2},
-    }
-    file = mesh_file([tier])
-    engine = built(file)
-    assert isinstance(engine, SglangEngine)
+    limits = {"max_running": 40, "max_queued": 60, "sglang": {"dp": 2}}
+    engine = built(mesh_file([{"name": "only", "model": MODEL, "engine": "sglang", **limits}]))
     flags = flags_of(present(engine.options.launch))
     assert (flags["--max-running-requests"], flags["--max-queued-requests"]) == ("40", "100")
     assert engine.options.max_requests == 140
@@ -252,14 +238,8 @@ def test_flags_that_no_worker_can_work_with_are_refused(mesh_file: MeshFileMaker
 def test_the_parts_of_a_server_over_nodes_know_their_place(mesh_file: MeshFileMaker) -> None:
     """Each has all flags of the whole server; a place that is none is refused by name, and so is an engine without parts."""
     tiers = [
-        {
-            "name": "only",
-            "model": MODEL,
-            "engine": "sglang",
-            "device": "cuda",
-            "threshold": 50,
-            "sglang": {"tp": 8, "pp": 2},
-        },
+        {"name": "only", "model": MODEL, "engine": "sglang", "threshold": 50, "device": "cuda"}
+        | {"sglang": {"tp": 8, "pp": 2}},
         {"name": "own", "model": MODEL, "engine": "torch"},
     ]
     file = mesh_file(tiers)
