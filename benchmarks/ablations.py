@@ -28,7 +28,7 @@ from penstock.planner_service.files import model_of_catalogue, read_quality, rea
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.goals import least_latency
 from penstock.planner_service.routing.quality import SKIPPED, route
@@ -141,7 +141,7 @@ def cell(site: Site, demand: Demand, target: float) -> dict[str, dict[str, Any]]
     def row(thresholds: Sequence[float] | None, deployment: Deployment | None) -> dict[str, Any]:
         if thresholds is None or deployment is None:
             return {}
-        total_s = simulate_cascade(site, demand, thresholds, deployment.strategies, Dispatch.CAPACITY)[1]
+        total_s = run_cascade(site, demand, thresholds, deployment.strategies, Dispatch.CAPACITY).total_s
         return {
             "latency_p95_s": deployment.latency_s,
             "end_to_end_p95_s": float(np.percentile(total_s, 95)),

@@ -21,7 +21,7 @@ from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files import read_quality, read_site, read_trace
 from penstock.planner_service.question.demand import demand_of, draw_demand
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
 from penstock.planner_service.rules.burst_ladder import TIE_SHARES, burst_ladder
 from penstock.planner_service.rules.burst_simulation import simulate_bursts
@@ -162,7 +162,7 @@ def _fixed(
 ) -> tuple[float, Floats]:
     """(p95, (N) scores of the accepted answers)."""
     demand: Demand = draw_demand(judged, arrival_s, seed)
-    _, total_s = simulate_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
+    total_s = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY).total_s
     answered = route(demand.requests, thresholds).answered
     return float(np.percentile(total_s, 95)), demand.requests.scores[np.arange(len(arrival_s)), answered]
 

@@ -53,13 +53,14 @@ from penstock.planner_service.files import gpu_of_catalogue, read_quality, read_
 from penstock.planner_service.files.hardware import model_spec
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import JudgedSample, route
-from penstock.planner_service.simulator import Dispatch, Report, Workload, serve
+from penstock.planner_service.simulator import Dispatch, Workload, serve
 from penstock.planner_service.simulator.tier import alone_latency
 from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec
 from penstock.types.planning import Model
+from penstock.types.simulated import SimulatedTier
 
 TIERS = ("small", "medium", "large")
 SHARES = (0.5, 0.75, 0.95)  # of the way from the smallest model's quality to the largest's
@@ -157,10 +158,13 @@ def run_length(rate: float, slo_s: float) -> int:
     return max(PLANNED[0], math.ceil(rate * DURATION * slo_s))
 
 
-def run_of(site: Site, half: Half, system: System, rate: float, slo_s: float) -> tuple[list[Report], Floats]:
+def run_of(
+    site: Site, half: Half, system: System, rate: float, slo_s: float
+) -> tuple[tuple[SimulatedTier, ...], Floats]:
     """(each tier's report, (N) seconds end to end)."""
     demand = half.demand(rate, run_length(rate, slo_s)).under(system.rules)
-    return simulate_cascade(site, demand, system.thresholds, system.strategies, Dispatch.CAPACITY)
+    run = run_cascade(site, demand, system.thresholds, system.strategies, Dispatch.CAPACITY)
+    return run.reports, run.total_s
 
 
 def total_s(site: Site, half: Half, system: System, rate: float, slo_s: float) -> Floats:
@@ -319,7 +323,7 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
             row["systems"][name] = {
                 "slo_scale": [float(np.percentile(felt, 100 * ATTAINED)) / unit_s for felt in felt_s],
                 "attained": [float((at_load_s <= scale * unit_s).mean()) for scale in SCALES],
-                "tier_p95_scale": [report.latency.p95 / unit_s if report.requests else None for report in reports],
+                "tier_p95_scale": [report.latency_s.p95 / unit_s if report.requests else None for report in reports],
                 "requests_per_s": most_per_s(site, held_out, system.furthest, slo_s, load),
                 "at_load": about(system.at_load, held_out),
                 "furthest": about(system.furthest, held_out),

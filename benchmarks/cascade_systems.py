@@ -22,7 +22,7 @@ from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.planning.plan_cascade import plan_cascade
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.end_to_end import EndToEnd
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
 from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
@@ -72,7 +72,7 @@ def redeployed(site: Site, demand: Demand, thresholds: tuple[float, ...], rules:
     demand = demand.under(rules)
 
     def total_s(at: Sequence[float], strategies: Sequence[Strategy]) -> float:
-        return float(np.percentile(simulate_cascade(site, demand, at, strategies, Dispatch.CAPACITY)[1], 95))
+        return float(np.percentile(run_cascade(site, demand, at, strategies, Dispatch.CAPACITY).total_s, 95))
 
     deployer = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)[0]
     deployment = EndToEnd(deployer, demand.judged, site.judge_s, total_s).deployed(thresholds)

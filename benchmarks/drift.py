@@ -35,7 +35,7 @@ from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, Workload
@@ -127,7 +127,7 @@ def serve(site: Site, demand: Demand, moves: Sequence[Move]) -> Served:
         begins = np.maximum(demand.arrival_s[indices], move.at_s)
         part = Demand(demand.judged, demand.requests.subset(indices), begins)
         system = move.system
-        _, took_s = simulate_cascade(site, part, system.thresholds, system.strategies, Dispatch.CAPACITY)
+        took_s = run_cascade(site, part, system.thresholds, system.strategies, Dispatch.CAPACITY).total_s
         done = begins + took_s <= until
         total_s[indices] = begins + took_s - demand.arrival_s[indices]
         answered = route(part.requests, system.thresholds).answered

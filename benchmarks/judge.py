@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import report
+from benchmarks.reliability import reliability
 from models.training import measure
 from models.training.answers import chat_of
 from models.training.problems import Problem, is_correct
@@ -149,7 +150,7 @@ def figures_of(
         "auc_95": [low, high],
         "brier": metrics.brier(scores, good),
         "brier_uncalibrated": metrics.brier(uncalibrated, good) if uncalibrated is not None else None,
-        "reliability": [[b.predicted, b.good, b.count] for b in metrics.reliability(scores, good)],
+        "reliability": [[b.predicted, b.good, b.count] for b in reliability(scores, good)],
     }
 
 

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.planner_service.files.profiles import Profile, fit_held_out, mean_error
+from benchmarks.held_out_fit import fit_held_out
+from penstock.planner_service.files.profiles import Profile, mean_error
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.question_files import FileError, csv_count, csv_number, csv_rows
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit

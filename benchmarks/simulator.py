@@ -202,12 +202,12 @@ def run_engine(core: EngineCore, clock: EngineTime, work: Workload, profile: Ite
 
 
 def figures_of(work: Workload, served: Served) -> dict[str, float]:
-    report = reported(work, served)
+    report = reported("", work, served)
     return {
-        "ttft_p50": report.ttft.p50,
-        "ttft_p95": report.ttft.p95,
-        "tpot_p50": report.tpot.p50,
-        "tpot_p95": report.tpot.p95,
+        "ttft_p50": report.ttft_s.p50,
+        "ttft_p95": report.ttft_s.p95,
+        "tpot_p50": report.tpot_s.p50,
+        "tpot_p95": report.tpot_s.p95,
         "output_tokens_per_s": report.output_tokens_per_s,
     }
 

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import cascade_systems
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route
 from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
 from penstock.planner_service.simulator.workload import Floats
@@ -183,7 +183,7 @@ def simulated_s(site: Site, demand: Demand, system: System, seed: int) -> Floats
             for replica, count in zip(each, system.workers, strict=True)
         ]
         demand = demand.under(AcceptanceRules(skip_below=tuple(system.skip_below))) if system.skip_below else demand
-        return simulate_cascade(site, demand, system.thresholds, strategies, Dispatch.CAPACITY)[1]
+        return run_cascade(site, demand, system.thresholds, strategies, Dispatch.CAPACITY).total_s
     requests, tiers = demand.requests, list(site.tiers)
     drawn = np.array([tiers.index(model) for model in system.models(tiers, len(requests), seed)])
     felt_s = np.zeros(len(requests))

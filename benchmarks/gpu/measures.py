@@ -9,8 +9,9 @@ import numpy as np
 
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.subjects import Subject
+from benchmarks.held_out_fit import fit_held_out
 from benchmarks.simulator import Sample, figures_of
-from penstock.planner_service.files.profiles import Profile, fit_held_out, mean_error
+from penstock.planner_service.files.profiles import Profile, mean_error
 from penstock.planner_service.simulator import Replica, Served, Workload, serve
 from penstock.services.domain.errors import invalid
 

@@ -18,7 +18,8 @@ from benchmarks.real_models.costs import read_costs
 from benchmarks.real_models.prompts import MODELS, Set
 from benchmarks.real_models.records import Record, read
 from benchmarks.real_models.systems import Model, Outcome, System, compared, cross_fitted, features, mixed, with_belief
-from penstock.judge_service.calibration.metrics import brier, reliability
+from benchmarks.reliability import reliability
+from penstock.judge_service.calibration.metrics import brier
 from penstock.judge_service.scorers.combined.combination import held_out_logits, probability
 from penstock.services.domain.auc import auc
 

@@ -13,9 +13,8 @@ from penstock.cli.output import console, errors, fail
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, TierPlan
-from penstock.services.acceptance.pipeline import of_plan
-from penstock.services.acceptance.pipeline import served as served_rules
 from penstock.types.deployments import ReplicaGroup
+from penstock.types.rules import rules_of
 
 if TYPE_CHECKING:
     from penstock.planner_service.codecs.plan_file import PlanFile
@@ -65,7 +64,7 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
             plan_changes.show(console, current, planned)
         changed = [
             dataclasses.replace(
-                with_values(before, threshold, count, () if force else tier.replicas), **_said(file, served_rules(tier))
+                with_values(before, threshold, count, () if force else tier.replicas), **_said(file, rules_of(tier))
             )
             for before, tier, (threshold, count) in zip(current.tiers, plan.tiers, served, strict=True)
         ]
@@ -76,7 +75,7 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
                 source="planned",
                 note=note,
                 prediction=plan.prediction,
-                **_said(file, of_plan(plan)),
+                **_said(file, rules_of(plan)),
                 burst=None if plan.burst is None else mesh_ladder_of(plan),
             ),
             expected_revision=current.revision,

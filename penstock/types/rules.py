@@ -118,6 +118,6 @@ class RuleOptions:
 
 
 def rules_of(value: TierRules | PlanRules) -> dict[str, Any]:
-    """The rules of a part of a mesh file by name, for a plan."""
+    """The rules of a tier, or of all tiers, by name."""
     kind = TierRules if isinstance(value, TierRules) else PlanRules
     return {field.name: getattr(value, field.name) for field in fields(kind)}

@@ -11,11 +11,10 @@ from penstock.planner_service.api.simulations import (
     simulate_plan,
     strategies_of,
 )
-from penstock.planner_service.api.slos import Capacity, capacity
+from penstock.planner_service.api.slos import capacity
 from penstock.planner_service.api.stages import Stages, at_rate, stages
 
 __all__ = [
-    "Capacity",
     "Planned",
     "Stages",
     "at_rate",

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.planner_service.api.slos import attainments
 from penstock.planner_service.files import judged_of, site_of, workload_of
@@ -22,7 +23,7 @@ from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import JudgedSample
-from penstock.planner_service.routing.solution import Unreachable
+from penstock.planner_service.routing.solution import Unreachable, best_of
 from penstock.planner_service.simulator import Workload
 from penstock.services.acceptance.pipeline import NO_RULES, asked_of_plans
 from penstock.types import planned as types
@@ -110,21 +111,14 @@ def _with_drafters(
     Raises:
         InvalidRequest, Unreachable: As `plan`.
     """
-    plans, failures = list[Planned](), list[Unreachable]()
 
-    def attempt(candidate: Site) -> None:
-        try:
-            plans.append(plan_for(candidate, trace, judged, options, on_evaluation=on_evaluation))
-        except Unreachable as error:
-            failures.append(error)
+    def without(off: Sequence[int]) -> Planned:
+        return plan_for(site.without_drafters(off), trace, judged, options, on_evaluation=on_evaluation)
 
     drafted = [tier for tier in range(len(site.tiers)) if site.speculation_of(tier).drafters]
     offs = [drafted, *([tier] for tier in drafted), []]  # of equal plans, that with the fewest
-    for off in [off for at, off in enumerate(offs) if off not in offs[:at]]:
-        attempt(site.without_drafters(off))
-    if not plans:
-        raise min(failures, key=lambda error: error.distance)
-    return min(plans, key=lambda planned: planned.plan.rank(options.aim))
+    different = [off for at, off in enumerate(offs) if off not in offs[:at]]
+    return best_of((partial(without, off) for off in different), lambda planned: planned.plan.rank(options.aim))
 
 
 def _options(question: PlanningQuestion, site: Site, trace: Workload, judged: JudgedSample, *names: str) -> Options:

@@ -9,7 +9,6 @@ from penstock.planner_service.codecs.plan_file import PlanFile
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files import judged_of, site_of, workload_of
 from penstock.planner_service.planning.cascade_plan import Felt
-from penstock.planner_service.planning.plan_report import simulated_tier
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planned_drafts import with_planned_drafters
 from penstock.planner_service.question.site import Demand, Site
@@ -18,14 +17,14 @@ from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import SKIPPED, route
 from penstock.planner_service.rules.burst_simulation import WINDOW_S, simulate_bursts
 from penstock.question_files import load_cluster, load_models, load_quality
-from penstock.services.acceptance.pipeline import OF_TIERS, of_plan, served, tier_problems
+from penstock.services.acceptance.pipeline import OF_TIERS, tier_problems
 from penstock.services.domain.errors import InvalidRequest, check, invalid
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.deployments import DeployedTier, Deployment
 from penstock.types.planned import CascadePlan
 from penstock.types.planning import JudgedPrompts, PlanningQuestion, PlanOptions, Trace
 from penstock.types.ranges import range_problems
-from penstock.types.rules import AcceptanceRules, BurstLadder
+from penstock.types.rules import AcceptanceRules, BurstLadder, rules_of
 from penstock.types.simulated import SimulatedBurst, Simulation
 
 Shapes = tuple[tuple[tuple[ReplicaShape, int], ...], ...]  # by tier
@@ -91,7 +90,7 @@ def simulate_on(
         demand.cached_share,
         felt.end_to_end,
         felt,
-        tuple(simulated_tier(name, report) for name, report in zip(site.tiers, run.reports, strict=True)),
+        run.reports,
         simulated,
         attainments(site, demand, thresholds, strategies, classes, drawn.seed),
     )
@@ -146,8 +145,8 @@ def planned_site(file: PlanFile) -> Site:
 
 def deployment_of(plan: CascadePlan) -> Deployment:
     """What a plan deploys."""
-    tiers = (DeployedTier(tier.replicas, tier.threshold, **served(tier)) for tier in plan.tiers)
-    return Deployment(tuple(tiers), plan.dispatch, **of_plan(plan))
+    tiers = (DeployedTier(tier.replicas, tier.threshold, **rules_of(tier)) for tier in plan.tiers)
+    return Deployment(tuple(tiers), plan.dispatch, **rules_of(plan))
 
 
 def shapes_of(deployment: Deployment) -> Shapes:
@@ -188,4 +187,4 @@ def _rules(deployment: Deployment, demand: Demand, drawn: PlanOptions) -> Accept
             problem = rule.unfit(demand.judged, drawn)
             if problem is not None:
                 raise InvalidRequest(problem)
-    return AcceptanceRules(**columns, **of_plan(deployment))
+    return AcceptanceRules(**columns, **rules_of(deployment))

@@ -1,37 +1,18 @@
 """SLOs of classes of requests: what a cascade attains, and the GPUs that they need."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files import site_of, workload_of
 from penstock.planner_service.question.demand import stretch_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.slo_classes import WorkloadClass, check_classes
-from penstock.planner_service.replay.slo_simulation import fewest_gpus, simulate_slos
+from penstock.planner_service.replay.slo_simulation import Capacity, fewest_gpus, simulate_slos
 from penstock.services.domain.errors import invalid
-from penstock.types.deployments import ReplicaGroup
 from penstock.types.planning import Cascade, Cluster, Trace
 from penstock.types.simulated import SloAttainment
 
 REPLAYED = 2000  # requests that are replayed where nothing says how many
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """The fewest GPUs with which a tier attains the SLOs of a trace; see SloCapacity. Rates per second."""
-
-    tier: str
-    gpus: int
-    replicas: tuple[ReplicaGroup, ...]
-    rate_per_s: float
-    target_attainment: float
-    attainment: float
-    capacity_per_s: float
-    capacity_per_gpu_s: float
-    requests: int
-    seed: int
-    slo: tuple[SloAttainment, ...]
 
 
 def attainments(
@@ -70,17 +51,4 @@ def capacity(
     if name not in site.tiers:
         raise invalid("tier", f"no tier '{name}' in the cascade; there are {', '.join(site.tiers)}")
     work = stretch_of(arrivals, min(REPLAYED, len(arrivals)) if requests is None else requests, seed, rate)
-    result = fewest_gpus(site, site.tiers.index(name), work, classes, attainment, seed)
-    return Capacity(
-        name,
-        result.gpus,
-        (result.replica.shape.times(result.replicas),),
-        work.rate_per_s,
-        attainment,
-        result.attainment,
-        result.capacity_per_s,
-        result.capacity_per_s / result.gpus,
-        len(work),
-        seed,
-        result.classes,
-    )
+    return fewest_gpus(site, site.tiers.index(name), work, classes, attainment, seed)

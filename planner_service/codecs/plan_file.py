@@ -16,10 +16,10 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.question_files import FileError, QuestionFile
 from penstock.question_files.message_form import value_from
 from penstock.services.acceptance.bursts import ladder_problems
-from penstock.services.acceptance.pipeline import OF_PLANS, OF_TIERS, served, tier_problems
+from penstock.services.acceptance.pipeline import OF_PLANS, OF_TIERS, tier_problems
 from penstock.types.planned import CascadePlan
 from penstock.types.problems import FieldProblem
-from penstock.types.rules import BurstLadder, TierRules
+from penstock.types.rules import BurstLadder, TierRules, rules_of
 
 TIER_RULES = {"thresholds": "threshold", **{rule.field: rule.field for rule in OF_TIERS}}
 """Lists of a plan file, of the tiers but the last, and the field of PlannedTier that each is of."""
@@ -150,7 +150,7 @@ def _ladder_form(ladder: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rule_problems(plan: CascadePlan) -> Iterator[FieldProblem]:
-    rules, names = [TierRules(**served(tier)) for tier in plan.tiers], [tier.name for tier in plan.tiers]
+    rules, names = [TierRules(**rules_of(tier)) for tier in plan.tiers], [tier.name for tier in plan.tiers]
     for problem in tier_problems(rules, names, "tiers"):
         yield FieldProblem(re.sub(r"tiers(\[\d+\])\.(\w+)", r"\2\1", problem.field), problem.problem)
     if plan.burst is not None:

@@ -33,7 +33,6 @@ STALL = 3.0  # a step that took so many times what the fit says was held up by s
 NORMAL_95 = 1.96  # standard errors on either side of a 95 % interval
 IDENTIFIED = 0.1
 """D4 is identified where its uncertainty is at most this share of the cost; else its value is not to be relied on."""
-HELD_OUT_EVERY = 5  # one sample of so many is kept from the fit
 
 
 class ProfileError(Exception):
@@ -106,15 +105,6 @@ def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel
 def mean_error(model: StepLatencyModel, samples: Sequence[tuple[StepLoad, float]]) -> float:
     """Mean relative error of the model's step times."""
     return float(np.mean([abs(model.step_s(load) - s) / s for load, s in samples]))
-
-
-def fit_held_out(
-    samples: Sequence[tuple[StepLoad, float]],
-) -> tuple[StepLatencyModel, list[tuple[StepLoad, float]], float]:
-    """(the model fitted to all but every HELD_OUT_EVERY-th sample, those it was fitted to, its mean error on the others)."""
-    fitted = [sample for i, sample in enumerate(samples) if i % HELD_OUT_EVERY]
-    model, _ = fit_latency(fitted)
-    return model, fitted, mean_error(model, samples[::HELD_OUT_EVERY])
 
 
 def fit_qoe(samples: Sequence[tuple[BatchLoad, float]]) -> QoeModel:

@@ -17,14 +17,14 @@ from penstock.planner_service.replay.sustained_load import SustainedLoad, sustai
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.quality import route
 from penstock.planner_service.routing.solution import Solution
-from penstock.planner_service.simulator import Dispatch, Percentiles, Report
+from penstock.planner_service.simulator import Dispatch, Percentiles
 from penstock.planner_service.simulator.felt import latency_words
 from penstock.services.acceptance.pipeline import NO_RULES
 from penstock.services.acceptance.threshold import SKIPPED, accepts_all
 from penstock.types.planned import CascadeChoice, Judging, LargestAlone, QualityPromise
 from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules, BurstLadder, SkipFor
-from penstock.types.simulated import UserLatency
+from penstock.types.simulated import SimulatedTier, UserLatency
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TierOutcome:
     strategy: Strategy
     share_processed: float
     share_answered: float
-    report: Report
+    report: SimulatedTier
     p95_s: float
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.planner_service.deployment.search import NOTHING
 from penstock.planner_service.planning.cascade_choice import Form, best_cascade
@@ -17,7 +18,7 @@ from penstock.planner_service.routing.confidence import NewPrompts
 from penstock.planner_service.routing.goals import rounded_down
 from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
 from penstock.planner_service.routing.quality import SKIPPED, answered_quality
-from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable
+from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable, best_of
 from penstock.planner_service.rules.burst_ladder import NoLadder, burst_ladder
 from penstock.services.acceptance.pipeline import NO_RULES, asked_of_plans
 from penstock.services.domain.errors import invalid
@@ -185,15 +186,8 @@ def _of_best_form(
     """The best plan without rules: of all forms, and of all tiers together where these are too many for a form."""
     # all of more than three tiers together can be searched for the slowest one alone, without a proof
     searches = [_of_any_form, *([_of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
-    plans, failures = list[CascadePlan](), list[Unreachable]()
-    for search in searches:
-        try:
-            plans.append(search(site, demand, options, runs, on_evaluation))
-        except Unreachable as error:
-            failures.append(error)
-    if not plans:
-        raise min(failures, key=lambda error: error.distance)
-    return min(plans, key=lambda plan: plan.rank(options.aim))
+    attempts = (partial(search, site, demand, options, runs, on_evaluation) for search in searches)
+    return best_of(attempts, lambda plan: plan.rank(options.aim))
 
 
 def _of_any_form(

@@ -7,10 +7,9 @@ from penstock.planner_service.question.planned_drafts import planned_speculation
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.question.step_times import step_times
-from penstock.planner_service.simulator import Report
-from penstock.services.acceptance.pipeline import of_plan, of_tier
+from penstock.services.acceptance.pipeline import of_tier
 from penstock.types import planned as types
-from penstock.types.simulated import SimulatedTier
+from penstock.types.rules import rules_of
 
 
 def plan_report(
@@ -67,7 +66,7 @@ def plan_report(
         verdict(site, plan, step),
         step,
         plan.largest_alone,
-        **of_plan(plan.rules),
+        **rules_of(plan.rules),
     )
 
 
@@ -79,12 +78,6 @@ def target_words(options: Options) -> str:
     if options.max_latency_s is not None:
         targets.append(f"{options.latency_words} <= {options.max_latency_s:g}")
     return ", ".join(targets)
-
-
-def simulated_tier(name: str, report: Report) -> SimulatedTier:
-    times = (report.ttft, report.tpot, report.latency)
-    rates = (report.requests_per_s, report.output_tokens_per_s)
-    return SimulatedTier(name, report.requests, *times, *rates, report.utilisation, report.preemptions)
 
 
 def _tier(plan: CascadePlan, site: Site, i: int) -> types.PlannedTier:
@@ -104,9 +97,9 @@ def _tier(plan: CascadePlan, site: Site, i: int) -> types.PlannedTier:
         tier.p95_s,
         step_times(site, i, (replica.shape for replica, _ in replicas)),
         report.requests,
-        report.ttft,
-        report.tpot,
-        report.latency,
+        report.ttft_s,
+        report.tpot_s,
+        report.latency_s,
         report.requests_per_s,
         report.output_tokens_per_s,
         report.preemptions,

@@ -14,13 +14,14 @@ from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from penstock.planner_service.routing.quality import replies, route
-from penstock.planner_service.simulator import Dispatch, Percentiles, Report, Served, Workload, report, serve
+from penstock.planner_service.simulator import Dispatch, Percentiles, Served, Workload, report, serve
 from penstock.planner_service.simulator.felt import Replies, felt_s, percentile_s
 from penstock.planner_service.simulator.placed import serve_placed
 from penstock.planner_service.simulator.workload import Bools, Floats
 from penstock.services.domain.errors import invalid
 from penstock.types.planned import Judging
 from penstock.types.planning import Objective
+from penstock.types.simulated import SimulatedTier
 
 ROUNDS = 3
 
@@ -34,7 +35,7 @@ class CascadeRun:
     tier's own requests, in the order of `works`.
     """
 
-    reports: tuple[Report, ...]
+    reports: tuple[SimulatedTier, ...]
     works: tuple[Workload, ...]
     total_s: Floats
     grading: Judging | None
@@ -51,18 +52,6 @@ class CascadeRun:
         if objective is Objective.LARGEST_TIER:
             return max(percentile_s(each, percentile) for each in self.latencies_s)
         return percentile_s(self.felt_s(objective), percentile)
-
-
-def simulate_cascade(
-    site: Site, demand: Demand, thresholds: Sequence[float], strategies: Sequence[Strategy], dispatch: Dispatch
-) -> tuple[list[Report], Floats]:
-    """(each tier's report, (N) seconds from a request's arrival to its final answer).
-
-    Raises:
-        InvalidRequest: requests reach a tier that has no GPUs.
-    """
-    run = run_cascade(site, demand, thresholds, strategies, dispatch)
-    return list(run.reports), run.total_s
 
 
 def run_routed(
@@ -125,7 +114,7 @@ class _Simulation:
         self._works: list[Workload] = []
         self._latencies_s: list[Floats] = []
 
-    def run(self, reports: Sequence[Report], grading: Judging | None) -> CascadeRun:
+    def run(self, reports: Sequence[SimulatedTier], grading: Judging | None) -> CascadeRun:
         """What the last round shows."""
         return CascadeRun(
             tuple(reports),
@@ -137,7 +126,7 @@ class _Simulation:
             tuple(self._latencies_s),
         )
 
-    def simulate_round(self) -> list[Report]:
+    def simulate_round(self) -> list[SimulatedTier]:
         """One round: every tier from the first to the last."""
         at_s, reports = self._demand.arrival_s.copy(), []  # when each request reaches the tier at hand
         self._works, self._latencies_s = [], []
@@ -153,7 +142,7 @@ class _Simulation:
             self._serve_all(self._load(grading.tier, nobody), strategy)
         return reports
 
-    def _serve(self, tier: int, strategy: Strategy, at_s: Floats) -> Report:
+    def _serve(self, tier: int, strategy: Strategy, at_s: Floats) -> SimulatedTier:
         rows = np.flatnonzero(self._processed[tier])
         rows = rows[np.argsort(at_s[rows], kind="stable")]
         load = self._load(tier, Arrivals(rows, at_s[rows]))
@@ -173,7 +162,7 @@ class _Simulation:
         )
         self._works.append(load.work.subset(own))
         self._latencies_s.append(part.finish_s - self._works[-1].arrival_s)
-        return report(self._works[-1], part)
+        return report(self._site.tiers[tier], self._works[-1], part)
 
     def _serve_all(self, load: TierLoad, strategy: Strategy) -> Served:
         """Serve a load, and note how long its answers wait for their grades."""

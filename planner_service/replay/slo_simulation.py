@@ -23,6 +23,7 @@ from penstock.planner_service.simulator.judged import Judged, Promises, SloRepli
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.slo.promises import MIN_REMAINDER_S
+from penstock.types.deployments import ReplicaGroup
 from penstock.types.simulated import SloAttainment
 
 CAPACITY_PRECISION = 1.02  # the rate that misses the target is at most so many times the capacity
@@ -109,26 +110,29 @@ def _serve(work: Workload, promises: Promises, strategy: Strategy) -> Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class SloCapacity:
-    """The fewest GPUs of one shape that keep the attainment, and the rate at which that many would just keep it.
+class Capacity:
+    """The fewest GPUs of one shape with which a tier keeps the target, and the rate at which that many would just keep it.
 
-    attainment: of all requests that ask for an SLO, at the trace's rate. capacity_per_s: requests per second of all GPUs.
+    rate_per_s: of the trace. attainment: of all requests that ask for an SLO, at that rate. capacity_per_s: requests per
+    second of all GPUs.
     """
 
-    replica: Replica
-    replicas: int
+    tier: str
+    gpus: int
+    replicas: tuple[ReplicaGroup, ...]
+    rate_per_s: float
+    target_attainment: float
     attainment: float
     capacity_per_s: float
-    classes: tuple[SloAttainment, ...]
-
-    @property
-    def gpus(self) -> int:
-        return self.replicas * self.replica.shape.gpus
+    capacity_per_gpu_s: float
+    requests: int
+    seed: int
+    slo: tuple[SloAttainment, ...]
 
 
 def fewest_gpus(
     site: Site, tier: int, work: Workload, classes: Sequence[WorkloadClass], attainment: float, seed: int
-) -> SloCapacity:
+) -> Capacity:
     """How many GPUs this trace needs at these SLOs, for one tier's model: over all shapes without pipeline stages and
     data-parallel attention.
 
@@ -190,4 +194,7 @@ def fewest_gpus(
     by_class = tuple(
         _of_class(one, of_class == i, judged.admitted & asking, judged.attained) for i, one in enumerate(classes)
     )
-    return SloCapacity(kind, count, judged.attainment(asking), factor * work.rate_per_s, by_class)
+    gpus, per_s = count * kind.shape.gpus, factor * work.rate_per_s
+    reached = judged.attainment(asking)
+    rates = (work.rate_per_s, attainment, reached, per_s, per_s / gpus)
+    return Capacity(site.tiers[tier], gpus, (kind.shape.times(count),), *rates, len(work), seed, by_class)

@@ -1,9 +1,13 @@
 """What a search for a plan answers: thresholds with a deployment, and what is proved of them. No I/O."""
 
 import enum
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.planner_service.deployment.search import Strategy
+
+_Plan = TypeVar("_Plan")
 
 
 class Proof(enum.Enum):
@@ -73,3 +77,20 @@ class Unreachable(Exception):
             case Binds.GPUS:
                 return 2, 0.0
         return 3, -self.best
+
+
+def best_of(attempts: Iterable[Callable[[], _Plan]], rank: Callable[[_Plan], tuple[float, float]]) -> _Plan:
+    """The plan of the lowest rank that the attempts give; of equals the first.
+
+    Raises:
+        Unreachable: None gives any; the error is of what comes nearest.
+    """
+    plans, failures = list[_Plan](), list[Unreachable]()
+    for attempt in attempts:
+        try:
+            plans.append(attempt())
+        except Unreachable as error:
+            failures.append(error)
+    if not plans:
+        raise min(failures, key=lambda error: error.distance)
+    return min(plans, key=rank)

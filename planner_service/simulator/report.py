@@ -1,7 +1,5 @@
 """Percentiles and rates of served requests. No I/O."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from penstock.planner_service.simulator.tier import Served
@@ -23,26 +21,15 @@ class Percentiles(simulated.Percentiles):
         return cls(float(p50), float(p95), float(p99), float(values.mean()))
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """ttft: arrival to first token. tpot: between later tokens, per request of two and more. latency: arrival to last."""
-
-    requests: int
-    ttft: Percentiles
-    tpot: Percentiles
-    latency: Percentiles
-    requests_per_s: float
-    output_tokens_per_s: float
-    utilisation: float
-    preemptions: int
-
-
-def report(work: Workload, served: Served) -> Report:
+def report(name: str, work: Workload, served: Served) -> simulated.SimulatedTier:
+    """What the requests of a tier felt. ttft_s: arrival to first token. tpot_s: between later tokens, of two and more.
+    latency_s: arrival to last."""
     latency = served.finish_s - work.arrival_s
     many = work.output_tokens > 1
     tpot = (served.finish_s - served.first_s)[many] / (work.output_tokens[many] - 1)
     span = float(served.finish_s.max() - work.arrival_s[0]) if len(work) else 0.0
-    return Report(
+    return simulated.SimulatedTier(
+        name,
         len(work),
         Percentiles.of(served.first_s - work.arrival_s),
         Percentiles.of(tpot),

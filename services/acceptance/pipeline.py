@@ -22,7 +22,7 @@ from penstock.services.acceptance.threshold import meets
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
-from penstock.types.rules import AcceptanceRules, PlanRules, RuleOptions, TierRules
+from penstock.types.rules import AcceptanceRules, PlanRules, RuleOptions, TierRules, rules_of
 
 if TYPE_CHECKING:
     from penstock.services.acceptance.arrays import Bools, Floats
@@ -47,7 +47,7 @@ def rules_of_plan(plan: Plan) -> AcceptanceRules:
     """Those of a plan that is served."""
     lower = plan.tiers[:-1]
     columns = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
-    return rules_by_name(columns | of_plan(plan))
+    return rules_by_name(columns | rules_of(plan))
 
 
 def rules_by_name(values: Mapping[str, Any]) -> AcceptanceRules:
@@ -85,16 +85,6 @@ def of_tier(rules: AcceptanceRules, tier: int) -> dict[str, Any]:
 def predicting(tier: TierRules) -> list[str]:
     """The rules of a tier, by name, that decide by predicted scores."""
     return [rule.field for rule in OF_TIERS if rule.predicts and rule.value(tier) is not None]
-
-
-def of_plan(rules: PlanRules) -> dict[str, Any]:
-    """The rules of all tiers by name."""
-    return {rule.field: rule.value(rules) for rule in OF_PLANS}
-
-
-def served(tier: TierRules) -> dict[str, Any]:
-    """The rules of a tier of a computed plan as a mesh serves them, by name."""
-    return {rule.field: rule.value(tier) for rule in OF_TIERS}
 
 
 def kinds_of(rules: AcceptanceRules) -> tuple[bool, ...]:
@@ -144,8 +134,7 @@ def tier_problems(tiers: Sequence[TierRules], names: Sequence[str], path: str) -
                     problem = "must not be set: the last tier is always asked, and its answers are accepted"
                     yield FieldProblem(f"{at}.{rule.field}", problem)
             continue
-        values = TierRules(**{rule.field: rule.value(tier) for rule in OF_TIERS})
-        yield from range_problems(values, at)
+        yield from range_problems(TierRules(**rules_of(tier)), at)
         for rule in OF_TIERS:
             if (refused := rule.refused(rule.value(tier), names[i + 1 :])) is not None:
                 yield FieldProblem(f"{at}.{rule.field}.{refused.field}", refused.problem)

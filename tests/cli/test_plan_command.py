@@ -12,7 +12,7 @@ import pytest
 from penstock.planner_service.files import read_quality, read_site, read_trace
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.planning_options import LEAST_REQUESTS
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.services.domain.errors import InvalidRequest
 from tests.conftest import ROOT
 from tests.support.cli import penstock
@@ -150,7 +150,7 @@ def test_a_rate_that_is_sustained_does_not_make_requests_wait_longer_and_longer(
         arrivals = np.arange(4000) / (share * plan.load.sustained_per_s)
         demand = draw_demand(judged, arrivals, seed=1)
         strategies = [tier.strategy for tier in plan.tiers]
-        _, total_s = simulate_cascade(site, demand, plan.thresholds, strategies, plan.dispatch)
+        total_s = run_cascade(site, demand, plan.thresholds, strategies, plan.dispatch).total_s
         late.append(float(np.median(total_s[-800:]) / np.median(total_s[1000:1800])))
     assert late[0] < 1.15
     assert late[1] > 1.25

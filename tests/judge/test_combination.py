@@ -128,12 +128,6 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(samples: list[tuple[int, b
     assert auc([x for x, _ in samples], [g for _, g in samples]) == pytest.approx(expected)
 
 
-def test_reliability_counts_every_answer_once() -> None:
-    bins = metrics.reliability([0, 5, 9.99, 10, 95, 100], [False, False, True, True, True, True])
-    assert [(b.count, round(b.good, 2)) for b in bins] == [(3, 0.33), (1, 1.0), (2, 1.0)]
-    assert bins[2].predicted == pytest.approx(0.975)
-
-
 async def test_a_combination_is_fitted_by_the_command_and_served(tmp_path: Path, mesh_file: MeshFileMaker) -> None:
     """From labelled answers to the scores of the judge; answers that the guards refuse are not fitted to."""
     rng = random.Random(1)

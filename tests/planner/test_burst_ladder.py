@@ -19,7 +19,7 @@ from penstock.planner_service.files import FileError, read_quality, read_site, r
 from penstock.planner_service.manifests.mesh_tiers import mesh_ladder
 from penstock.planner_service.question.demand import demand_of, draw_demand
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
 from penstock.planner_service.rules.burst_ladder import (
     LEAST_GAIN,
@@ -181,7 +181,7 @@ def test_under_a_burst_the_slo_and_the_mean_hold_where_fixed_thresholds_break(
     arrival_s = np.array(arrivals)
     bursty = draw_demand(judged, arrival_s, 1)
     run = simulate_bursts(site, bursty, ladder, strategies, Dispatch.CAPACITY)
-    _, fixed_s = simulate_cascade(site, bursty, THRESHOLDS, strategies, Dispatch.CAPACITY)
+    fixed_s = run_cascade(site, bursty, THRESHOLDS, strategies, Dispatch.CAPACITY).total_s
     assert np.percentile(run.cascade.total_s, 95) < 25 < 35 < np.percentile(fixed_s, 95)
     sums = np.concatenate(([0.0], np.cumsum(run.scores)))
     begins = np.searchsorted(arrival_s, arrival_s - 600.0)
@@ -201,10 +201,10 @@ def test_without_a_burst_the_plans_own_thresholds_hold(
     run = simulate_bursts(
         site, demand, dataclasses.replace(ladder, steps=ladder.steps[:1] * 2), strategies, Dispatch.CAPACITY
     )
-    reports, total_s = simulate_cascade(site, demand, THRESHOLDS, strategies, Dispatch.CAPACITY)
-    assert list(run.cascade.reports) == reports
-    assert (run.cascade.total_s == total_s).all()
-    processed, _ = route_by_steps(demand.requests, ladder, np.zeros(len(total_s), np.int64))
+    without = run_cascade(site, demand, THRESHOLDS, strategies, Dispatch.CAPACITY)
+    assert run.cascade.reports == without.reports
+    assert (run.cascade.total_s == without.total_s).all()
+    processed, _ = route_by_steps(demand.requests, ladder, np.zeros(len(without.total_s), np.int64))
     assert (processed == route(demand.requests, THRESHOLDS).processed).all()
 
 

@@ -13,7 +13,7 @@ from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.planning_options import Goal
 from penstock.planner_service.question.site import Site
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable
@@ -72,7 +72,7 @@ def test_no_way_to_share_out_the_gpus_beats_an_end_to_end_plan_by_much(rate: flo
 
     def felt_s(strategies: Sequence[Strategy]) -> float:
         return float(
-            np.percentile(simulate_cascade(site(), demand, plan.thresholds, strategies, Dispatch.CAPACITY)[1], 95)
+            np.percentile(run_cascade(site(), demand, plan.thresholds, strategies, Dispatch.CAPACITY).total_s, 95)
         )
 
     assert plan.felt_s == pytest.approx(felt_s([tier.strategy for tier in plan.tiers]))

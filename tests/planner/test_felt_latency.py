@@ -162,11 +162,11 @@ def test_a_held_answer_is_seen_when_it_is_accepted_and_the_last_tier_from_its_fi
     first, last = run.reports
     assert held_s == pytest.approx(run.total_s[0])
     assert held_s == pytest.approx(run.latencies_s[0][0] + JUDGE_S)
-    assert streamed_s == pytest.approx(run.latencies_s[0][1] + JUDGE_S + last.ttft.mean)
+    assert streamed_s == pytest.approx(run.latencies_s[0][1] + JUDGE_S + last.ttft_s.mean)
     assert streamed_s < run.total_s[1]
     paces = run.felt_s(Objective.PACE)
-    assert paces[1] == pytest.approx(last.tpot.mean)
-    assert paces[0] == pytest.approx((run.latencies_s[0][0] - first.ttft.p50) / 10, rel=0.01)
+    assert paces[1] == pytest.approx(last.tpot_s.mean)
+    assert paces[0] == pytest.approx((run.latencies_s[0][0] - first.ttft_s.p50) / 10, rel=0.01)
     assert (run.felt_s(Objective.END_TO_END) == run.total_s).all()
 
 

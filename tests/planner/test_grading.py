@@ -103,7 +103,7 @@ def test_a_tier_that_grades_needs_more(tmp_path: Path) -> None:
     runs = [run_cascade(site, demand, THRESHOLDS, without, Dispatch.CAPACITY) for site in (plain, grading)]
     assert runs[0].grading is None
     assert np.percentile(runs[1].total_s, 95) > np.percentile(runs[0].total_s, 95)
-    assert runs[1].reports[1].latency.p95 > runs[0].reports[1].latency.p95, "grades go first"
+    assert runs[1].reports[1].latency_s.p95 > runs[0].reports[1].latency_s.p95, "grades go first"
     assert runs[1].reports[1].requests == runs[0].reports[1].requests, "of the tier's own requests"
 
 

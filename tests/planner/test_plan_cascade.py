@@ -15,7 +15,7 @@ from penstock.planner_service.files.profiles import Profile, write_profile
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Site, replica_kinds
-from penstock.planner_service.replay.cascade_simulation import simulate_cascade
+from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, Replica
 from penstock.services.domain.hardware import ReplicaShape, fit, roofline
@@ -89,7 +89,8 @@ def test_published_plans_can_be_said_and_run(case: str, site: Site, data: tuple[
     assert str(strategies[0]).startswith("(DP=") or counts[0] < 2
     demand = draw_demand(read_quality(data[1], TIERS), read_trace(data[0]).arrival_s, seed=1)
     thresholds = (80.0, 0.0) if counts[2] == 0 else (80.0, 80.0)
-    reports, total_s = simulate_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
+    run = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
+    reports, total_s = run.reports, run.total_s
     assert reports[0].requests == 400
     assert (total_s > 0).all()
 

@@ -193,8 +193,8 @@ def test_a_plan_pays_gpus_and_tokens(tmp_path: Path, objective: Objective) -> No
     assert large.strategy.remote_dollars_per_hour == pytest.approx(per_hour)
     assert plan.dollars_per_hour == pytest.approx(3.0 * small.gpus + per_hour)
     latency = 0.5 + 0.01 * (requests.output_tokens[rows, 1] - 1)
-    assert large.report.latency.p95 == pytest.approx(np.percentile(latency, 95))
-    assert large.report.ttft.p50 == pytest.approx(0.5)
+    assert large.report.latency_s.p95 == pytest.approx(np.percentile(latency, 95))
+    assert large.report.ttft_s.p50 == pytest.approx(0.5)
     assert f"{per_hour:,.2f} dollars per hour for tokens of large" in verdict(site, plan)
     scaled = plan_cascade(site, demand.scaled(2.0), **TARGETS, objective=objective, max_utilisation=0.75)
     assert scaled.tiers[1].strategy.remote_dollars_per_hour > per_hour

@@ -96,7 +96,7 @@ def test_only_shapes_of_one_batch_keep_slos() -> None:
         with pytest.raises(InvalidRequest, match=r"replica\.shape: SLOs are simulated without"):
             simulate_slos(site(), demand(work, 0.0), (50.0,), [Strategy(((several, 1),), 0.0)] * 2, [CHAT], 1)
         both = replace(site(), measured=((REPLICA, several),) * 2)
-        assert fewest_gpus(both, 1, work, [CHAT], 0.1, 1).replica.shape == REPLICA.shape
+        assert fewest_gpus(both, 1, work, [CHAT], 0.1, 1).replicas[0] == REPLICA.shape.times(1)
         with pytest.raises(
             Unreachable, match="no replica of large without pipeline stages and data-parallel attention"
         ):
