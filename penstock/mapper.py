@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, OneofDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from penstock.field_mapping import EnumMembers, EnumNumbers, MappingError, check_scalar, expect
@@ -96,7 +97,7 @@ def _codec(kind: Any, descriptor: Descriptor) -> _Codec:
     """
     if descriptor.full_name in _TIMES:
         expect(kind is float, kind, descriptor)
-        return _Codec(write_time, _read_time)
+        return _Codec(write_time, read_time)
     oneof = descriptor.oneofs[0] if len(descriptor.oneofs) == 1 else None
     if oneof is not None and len(oneof.fields) == len(descriptor.fields):
         classes, _ = _members(kind)
@@ -353,6 +354,14 @@ def write_time(value_s: float, message: Any) -> None:
     message.SetInParent()
 
 
-def _read_time(message: Any) -> float:
+def duration(value_s: float) -> Duration:
+    """Seconds as a Duration."""
+    value = Duration()
+    write_time(value_s, value)
+    return value
+
+
+def read_time(message: Any) -> float:
+    """The seconds of a Duration or Timestamp."""
     nanoseconds: int = message.seconds * _SECOND_NS + message.nanos
     return nanoseconds / _SECOND_NS

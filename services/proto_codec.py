@@ -7,7 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from penstock.field_mapping import MappingError
-from penstock.mapper import from_message, write, write_time
+from penstock.mapper import from_message, write
 from penstock.proto.common.v1 import common_pb2 as pb
 from penstock.services.domain.errors import check, invalid
 from penstock.types.problems import FieldProblem
@@ -135,12 +135,6 @@ class ReceivedLogprobs(EncodedLogprobs):
         if self._decoded is None:
             self._decoded = tuple([from_message(message, PositionLogprobs) for message in self.messages])
         return self._decoded
-
-
-def duration(value_s: float) -> Duration:
-    value = Duration()
-    write_time(value_s, value)
-    return value
 
 
 def seconds(value: Duration, path: str = "duration") -> float:

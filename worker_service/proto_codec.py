@@ -1,6 +1,6 @@
 """Converts between the worker's domain types and protobuf messages."""
 
-from penstock.mapper import to_message
+from penstock.mapper import duration, to_message
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.services import proto_codec as common
 from penstock.services.domain.errors import invalid
@@ -47,7 +47,7 @@ def load_to_proto(load: Load, *, draining: bool, preemptions: int, steps: int) -
     headroom = None
     if load.slo is not None:
         headroom = pb.SloHeadroom(
-            backlog=common.duration(load.slo.backlog_s),
+            backlog=duration(load.slo.backlog_s),
             prompt_tokens_per_second=load.slo.prompt_tokens_per_s,
             free_kv_tokens=load.slo.free_kv_tokens,
         )
@@ -81,5 +81,5 @@ def bid_to_proto(bid: Bid | RefusalReason, free_kv_blocks: int) -> pb.PlaceBidRe
     if isinstance(bid, RefusalReason):
         return pb.PlaceBidResponse(refusal=bid.value)
     message = pb.Bid(load_tokens=bid.load_tokens, free_kv_blocks=free_kv_blocks)
-    message.earliest_start.CopyFrom(common.duration(bid.earliest_start_s))
+    message.earliest_start.CopyFrom(duration(bid.earliest_start_s))
     return pb.PlaceBidResponse(bid=message)

@@ -1,9 +1,7 @@
-"""Requests, events and durations as protobuf messages. No I/O."""
-
-from google.protobuf.duration_pb2 import Duration
+"""Requests and events as protobuf messages. No I/O."""
 
 from penstock.client import chat, types
-from penstock.mapper import from_message, to_message
+from penstock.mapper import from_message, read_time, to_message
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.types.replies import PositionLogprobs
 from penstock.types.requests import AnswerRequest
@@ -45,18 +43,8 @@ def heartbeat_interval_s(response: pb.GenerateResponse) -> float | None:
     """The router's longest time between two messages of a stream, if the response announces it."""
     match response.WhichOneof("event"):
         case "heartbeat" if response.heartbeat.HasField("interval"):
-            return seconds(response.heartbeat.interval)
+            return read_time(response.heartbeat.interval)
         case "accepted" if response.accepted.HasField("heartbeat_interval"):
-            return seconds(response.accepted.heartbeat_interval)
+            return read_time(response.accepted.heartbeat_interval)
         case _:
             return None
-
-
-def duration(value_s: float) -> Duration:
-    value = Duration()
-    value.FromNanoseconds(round(value_s * 1e9))
-    return value
-
-
-def seconds(value: Duration) -> float:
-    return value.ToNanoseconds() / 1e9

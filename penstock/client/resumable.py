@@ -14,7 +14,7 @@ import grpc
 
 from penstock.client import errors, messages, types
 from penstock.client.retries import RetryBudget, RetryPolicy, is_charged, is_retryable
-from penstock.mapper import write
+from penstock.mapper import duration, read_time, write
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.types.events import Accepted, Finished
 from penstock.types.replies import PositionLogprobs
@@ -180,8 +180,8 @@ class ResumableRequest:
             if not slo.phases:
                 slo.ClearField("time_to_first_token")
                 return
-            left_s = SLO_WINDOW_TOKENS * messages.seconds(slo.phases[0].time_per_output_token)
-        slo.time_to_first_token.CopyFrom(messages.duration(max(MIN_REMAINDER_S, left_s)))
+            left_s = SLO_WINDOW_TOKENS * read_time(slo.phases[0].time_per_output_token)
+        slo.time_to_first_token.CopyFrom(duration(max(MIN_REMAINDER_S, left_s)))
 
     def silence_s(self, silence_s: float) -> float | None:
         """Silence after which the current attempt has failed; None if its router has not announced heartbeats."""

@@ -13,11 +13,11 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from penstock.client import connection, errors, messages, types
+from penstock.client import connection, errors, types
 from penstock.client.resumable import MISSED_HEARTBEATS, ResumableRequest, Routers
 from penstock.client.retries import RetryBudget, RetryPolicy
 from penstock.client.silence import read_in_thread
-from penstock.mapper import from_message
+from penstock.mapper import duration, from_message
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.types import mesh_status
@@ -185,7 +185,7 @@ class Client:
             ...     if all(tier.live_instances for tier in status.tiers):
             ...         break
         """
-        request = pb.WatchStatusRequest(interval=messages.duration(interval_s))
+        request = pb.WatchStatusRequest(interval=duration(interval_s))
         call = self._mesh(self._admin_routers.preferred).WatchStatus(request)
         limit_s = max(self._silence_s, MISSED_HEARTBEATS * interval_s)
         with closing(read_in_thread(call, lambda: limit_s, self._is_closed)) as responses:

@@ -11,6 +11,7 @@ from penstock.client import errors, messages
 from penstock.client.resumable import ResumableRequest, Routers
 from penstock.client.retries import RetryBudget
 from penstock.client.silence import SilenceWatch
+from penstock.mapper import duration
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.services.domain.errors import Overloaded, Unavailable
@@ -59,7 +60,7 @@ def tokens(offset: int, *ids: int, text: str = "x") -> pb.GenerateResponse:
 
 
 def heartbeat(interval_s: float = 5.0) -> pb.GenerateResponse:
-    return pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=messages.duration(interval_s)))
+    return pb.GenerateResponse(heartbeat=pb.Heartbeat(interval=duration(interval_s)))
 
 
 def test_a_break_before_the_first_token_is_tried_again_as_it_was() -> None:
@@ -145,7 +146,7 @@ def test_heartbeats_are_no_events_and_tell_when_silence_counts() -> None:
     assert request.take(heartbeat(20.0)) is None
     assert request.silence_s(15.0) == 60.0
     announced = accepted()
-    announced.accepted.heartbeat_interval.CopyFrom(messages.duration(1.0))
+    announced.accepted.heartbeat_interval.CopyFrom(duration(1.0))
     request.take(announced)
     assert request.silence_s(15.0) == 15.0
     other = ResumableRequest("x", Options(), request.policy, request.routers, request.budget, 60.0)
