@@ -205,13 +205,6 @@ async def test_requests_are_limited_over_both_routers_with_openais_headers(keyed
     assert (await posted(keyed, "open", chat(model="small")))[0] == 200, "others are not affected"
 
 
-async def test_tokens_are_limited(keyed: Keyed) -> None:
-    async with keyed.client(keyed.keys["tokens"]) as client:
-        await client.generate("hello", model="small", max_tokens=40)
-        with pytest.raises(OverloadedError, match="tokens per minute"):
-            await client.generate("hello", model="small", max_tokens=40)
-
-
 async def test_a_stream_that_ends_in_an_error_event_costs_no_tokens(
     redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
 ) -> None:

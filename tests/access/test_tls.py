@@ -5,7 +5,6 @@ import datetime
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +46,6 @@ class TlsMesh(TestMesh):
         return AsyncClient([r.address for r in routers], admin=[r.admin_address for r in routers], **(usual | options))
 
 
-@asynccontextmanager
-async def tls_mesh(file: Path, redis_url: str, folder: Path) -> AsyncIterator[TlsMesh]:
-    """The mesh of `running_mesh`, by whose rules it is started."""
-    from penstock.services.domain.instances import Role
-
-    mesh = TlsMesh(file, redis_url)
-    mesh.folder = folder
-    try:
-        await mesh.start(Role.PLANNER, "planner-0")
-        await mesh.start(Role.ROUTER, "router-0")
-        await mesh.start(Role.JUDGE, "judge-0")
-        for tier in ("small", "large"):
-            await mesh.start(Role.WORKER, f"worker-{tier}-0", tier=tier)
-        await mesh.complete()
-        yield mesh
-    finally:
-        await mesh.stop_all()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "certs"
@@ -75,8 +55,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker, folder: Path) -> AsyncIterator[TlsMesh]:
-    async with tls_mesh(mesh_file(tls={"folder": str(folder)}), redis.url, folder) as running:
-        yield running
+    file = mesh_file(tls={"folder": str(folder)})
+    made = TlsMesh(file, redis.url)
+    made.folder = folder
+    async with running_mesh(file, redis.url, mesh=made):
+        yield made
 
 
 def identity(folder: Path, role: str | None, authorities: Path | None = None) -> grpc.ChannelCredentials:

@@ -153,11 +153,6 @@ def test_figures_of_a_run() -> None:
     assert row["errors"] == ["UNAVAILABLE: x"]
 
 
-def row(goodput: float, cpu_s: float, accuracy: float = 0.9) -> figures.Row:
-    run = figures.run_figures(Run([outcome(0.5)] * 10, 10.0, 10 * cpu_s), [90.0] * 10, goodput, 1.0)
-    return run | {"accuracy": accuracy}
-
-
 def test_intervals_are_students() -> None:
     """Of 1, 2, 3: the 97.5 % quantile of t with two degrees of freedom is 4.303, the standard error 1/sqrt(3)."""
     result = interval([1.0, 2.0, 3.0])

@@ -32,6 +32,11 @@ def mesh(small: dict[str, Any] | None = None, large: dict[str, Any] | None = Non
     return {"tiers": [SMALL | (small or {}), LARGE | (large or {})]} | parts
 
 
+def servers(small: dict[str, Any], **large: Any) -> dict[str, Any]:
+    """A mesh file of two tiers with SGLang servers of their own."""
+    return {"tiers": [SGLANG | {"threshold": 50} | small, SGLANG | {"name": "large"} | large]}
+
+
 def judged(**scorer: Any) -> dict[str, Any]:
     return {"scorers": [{"name": "x", **scorer}]}
 
@@ -82,8 +87,8 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         (mesh({"dtype": "float16"}), {"tiers[0].dtype": "the simulated engine does not use it"}),
         (mesh({"best_effort_reserve": 0.1}), {"tiers[0].best_effort_reserve": "only batch_policy"}),
         (
-            {"tiers": [{**SGLANG, "threshold": 1, "sglang": {"endpoint": "http://h:1", "tp": 2}}, LARGE]},
-            {"tiers[0].sglang.tp": "is for servers that workers start"},
+            servers({"sglang": {"endpoint": "http://h:1", "tp": 2}}),
+            {"tiers[0].sglang.tp": "is for servers that workers"},
         ),
         (mesh(judge={"replicas": 0}), {"judge.replicas": "need a judge"}),
         (mesh(redis_url="not a url"), {"redis_url": "must be redis://"}),
@@ -95,35 +100,16 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         (mesh(router={"grpc_port": 65535, "replicas": 2}), {"router.grpc_port": "leaves no ports for 2 routers"}),
         (
             mesh(router={"grpc_port": 8000, "http_port": 8001, "replicas": 2}),
-            {"router.http_port": "ports 8001 to 8002 overlap router.grpc_port"},
+            {"router.http_port": "8001 to 8002 overlap"},
         ),
         (
-            {
-                "tiers": [
-                    {**SGLANG, "threshold": 50, "workers": 3},
-                    {**SGLANG, "name": "large", "sglang": {"port": 30002}},
-                ]
-            },
+            servers({"workers": 3}, sglang={"port": 30002}),
             {"tiers[1].sglang.port": "ports 30002 to 30002 overlap tiers[0].sglang.port, which is 30000 to 30002"},
         ),
-        (
-            {
-                "tiers": [
-                    {**SGLANG, "threshold": 50, "workers": 2},
-                    {**SGLANG, "name": "large", "sglang": {"port": 30002}},
-                ]
-            },
-            {},
-        ),
-        ({"tiers": [{**SGLANG, "threshold": 50}, {**SGLANG, "name": "large", "workers": 0}]}, {}),
-        (
-            mesh(large={**SGLANG, "name": "large", "sglang": {"port": 65535}, "workers": 2}),
-            {"tiers[1].sglang.port": "leaves no ports for 2 servers"},
-        ),
-        (
-            mesh(large={**SGLANG, "name": "large", "sglang": {"port": 8000}}),
-            {"tiers[1].sglang.port": "overlap router.http_port"},
-        ),
+        (servers({"workers": 2}, sglang={"port": 30002}), {}),
+        (servers({}, workers=0), {}),
+        (servers({}, sglang={"port": 65535}, workers=2), {"tiers[1].sglang.port": "leaves no ports for 2 servers"}),
+        (servers({}, sglang={"port": 8000}), {"tiers[1].sglang.port": "overlap router.http_port"}),
         (mesh(router={"processes": 0}), {"router.processes": "greater than or equal to 1"}),
         (mesh(router={"processes": 1000}), {"router.processes": "less than or equal to 64"}),
         (mesh(router={"processes": 4, "max_active": 3}), {"router.processes": "each process needs a place"}),
@@ -131,23 +117,14 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         (mesh(planner={"replicas": 0}), {"planner.replicas": "greater than or equal to 1"}),
         (mesh({"device": "abacus"}), {"tiers[0].device": "unknown device 'abacus'"}),
         (mesh({"device": "cuda:"}), {"tiers[0].device": "unknown device 'cuda:'"}),
-        ({"tiers": [{**SGLANG, "threshold": 50, "device": "cuda:1"}, LARGE]}, {}),
+        (servers({"device": "cuda:1"}, workers=0), {}),
         (mesh(judge={"device": "gpu"}), {"judge.device": "must be one of cpu, cuda"}),
         (mesh(name="n" * 5000), {"name": "at most 128 characters"}),
-        (
-            mesh(judge={"scorers": [{"name": "x", "kind": "judge-model", "model": "nowhere"}]}),
-            {"judge.scorers[0].model": "no folder"},
-        ),
-        (
-            mesh(judge={"scorers": [{"name": "x", "kind": "exact", "calibration": "none.json"}]}),
-            {"judge.scorers[0].calibration": "no file"},
-        ),
+        (mesh(judge=judged(kind="judge-model", model="nowhere")), {"judge.scorers[0].model": "no folder"}),
+        (mesh(judge=judged(kind="exact", calibration="none.json")), {"judge.scorers[0].calibration": "no file"}),
         (mesh(judge=judged(kind="exact", rubric="x")), {"judge.scorers[0].rubric": "no such field"}),
         (mesh(judge=judged(kind="vibes")), {"judge.scorers[0].kind": "no 'vibes' is installed"}),
-        (
-            mesh(judge=judged(kind="screened", scorers=["x", "x"])),
-            {"judge.scorers[0].scorers": "no scorer 'x' above this one"},
-        ),
+        (mesh(judge=judged(kind="screened", scorers=["x", "x"])), {"judge.scorers[0].scorers": "no scorer 'x' above"}),
         (mesh(judge={"scorers": []}), {"judge.scorers": "at least one is needed"}),
         (mesh(judge={"max_batch": 4}), {"judge.max_batch": "no scorer uses it"}),
         (mesh(judge=judged(kind="llm", tier="large", model="m")), {"judge.scorers[0].model": "is for an endpoint"}),
@@ -169,19 +146,11 @@ def test_each_fault_is_said_with_its_field(tmp_path: Path, content: Any, fields:
 @pytest.mark.parametrize(
     ("tier", "field", "problem"),
     [
-        ({"engine": "sglang", "model": "a/b", "sglang": {"python": "/none/python"}}, "sglang.python", "no program"),
+        (SGLANG | {"sglang": {"python": "/none/python"}}, "sglang.python", "no program"),
+        (SGLANG | {"sglang": {"python": sys.executable}}, "sglang.python", "has no package sglang"),
+        (SGLANG | {"model": "/far/away", "sglang": {"endpoint": "http://h:1"}}, "model", "no folder /far/away"),
         (
-            {"engine": "sglang", "model": "a/b", "sglang": {"python": sys.executable}},
-            "sglang.python",
-            "has no package sglang",
-        ),
-        (
-            {"engine": "sglang", "model": "/far/away", "sglang": {"endpoint": "http://h:1"}},
-            "model",
-            "no folder /far/away",
-        ),
-        (
-            {"engine": "openai", "model": "m", "openai": {"endpoints": ["http://h/v1"], "key_env": "NO_KEY_HERE"}},
+            REMOTE | {"openai": REMOTE["openai"] | {"key_env": "NO_KEY_HERE"}},
             "openai.key_env",
             "NO_KEY_HERE is not set",
         ),
@@ -190,7 +159,7 @@ def test_each_fault_is_said_with_its_field(tmp_path: Path, content: Any, fields:
 def test_what_a_machine_lacks_is_a_problem_where_the_mesh_is_to_run(
     tmp_path: Path, tier: dict[str, Any], field: str, problem: str
 ) -> None:
-    mesh = {"tiers": [SMALL, LARGE | tier]}
+    mesh = {"tiers": [SMALL, LARGE | tier | {"name": "large"}]}
     status, problems, notes = report_of(tmp_path, mesh)
     assert (status, problems, [*notes]) == (0, {}, [f"tiers[1].{field}"])
     assert report_of(tmp_path, mesh, "--here") == (1, notes, {})
@@ -210,10 +179,7 @@ def test_a_key_that_a_scorer_needs_is_the_machines(tmp_path: Path) -> None:
     ("config", "problem"),
     [
         ({"model_type": "mamba"}, "model type 'mamba' is not one of llama, qwen2, qwen3"),
-        (
-            {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}},
-            "(gptq). SGLang serves it",
-        ),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "(gptq). SGLang serves it"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "sliding-window attention"),
         (None, "no folder"),
         ([], "no JSON object"),

@@ -1,32 +1,11 @@
 """Which of a request's answers is delivered where the plan delivers the best one."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.services.acceptance.best_answer import best_of
 
 SCORES = st.lists(st.none() | st.integers(0, 4).map(float), min_size=1, max_size=8)
-
-
-@pytest.mark.parametrize(
-    ("scores", "best"),
-    [
-        ([10.0], 0),
-        ([None], 0),
-        ([55.0, 40.0, 30.0], 0),
-        ([40.0, 55.0, 30.0], 1),
-        ([40.0, 30.0, 55.0], 2),
-        ([55.0, 30.0, 55.0], 2),
-        ([55.0, 55.0, 30.0], 1),
-        ([0.0, 0.0], 1),
-        ([None, 30.0], 1),
-        ([None, 20.0, 10.0], 1),
-        ([99.0, 55.0, None], 2),
-    ],
-)
-def test_the_highest_score_is_delivered_and_of_equal_ones_the_latest(scores: list[float | None], best: int) -> None:
-    assert best_of(scores) == best
 
 
 @given(SCORES)

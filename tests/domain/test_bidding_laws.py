@@ -86,19 +86,6 @@ def test_every_end_of_a_won_request_frees_what_it_held(ending: str) -> None:
     assert slots.used == 0
 
 
-def test_a_turn_is_given_once_per_round() -> None:
-    """A busy sender frees the slot, and is tried again in the next round alone."""
-    slots = TransferSlots(2)
-    receiver = receiver_of(ask("a"), slots=slots)
-    assert receiver.next() is not None
-    receiver.sender_busy("a")
-    assert slots.used == 0
-    assert receiver.next() is None
-    receiver.look_again()
-    turn = present(receiver.next())
-    assert not turn.starving
-
-
 def test_equal_senders_are_served_in_order_of_their_wins() -> None:
     slots = TransferSlots(3)
     receiver = receiver_of(ask("first"), ask("second"), ask("third"), slots=slots)

@@ -183,24 +183,6 @@ def test_arrivals_are_counted_over_a_short_window() -> None:
     assert rate.per_s(1e6 + 50.0 + RATE_WINDOW_S + 0.3) == 0.0
 
 
-def test_several_routers_together_hold_the_mean_without_asking_each_other() -> None:
-    """Each holds it for its own requests, so it holds for all; no router spends what another has earned."""
-    rng = np.random.default_rng(7)
-    routers = [BurstController(LADDER, WINDOW_S) for _ in range(3)]
-    now_s = 0.0
-    for i in range(6000):
-        now_s += 0.02
-        load = 30.0 if i % 2000 > 1400 else 8.0
-        for router in routers:
-            router.observe(now_s, load, idle)
-        uneven = int(rng.choice(3, p=[0.7, 0.2, 0.1]))
-        routers[uneven].take(now_s)
-        sums = [router.window(now_s) for router in routers]
-        if i > 500:
-            assert sum(quality for quality, _ in sums) / sum(count for _, count in sums) >= LADDER.mean_quality
-    assert any(router.budget_left(now_s) < 0.9 for router in routers)
-
-
 def test_a_tie_is_decided_by_the_requests_own_seed() -> None:
     """The same request gets the same decision; of many, the share is accepted; tiers and tokens have other numbers."""
     accepted = [tie_accepted(0.3, tie_draw(seed, 0)) for seed in range(20_000)]

@@ -46,15 +46,6 @@ def test_instances_are_in_order_of_their_ids_in_whatever_order_they_come_and_go(
     assert [record.instance_id for record in view.instances()] == sorted(known)
 
 
-def test_a_lease_ends_without_news() -> None:
-    view = connected()
-    view.alive(2.9)
-    assert view.expire() == []
-    view.alive(3.1)
-    assert view.expire() == ["w1"]
-    assert view.instances() == []
-
-
 def test_a_worker_that_loads_is_no_instance_yet() -> None:
     """It is known until it serves, or its lease ends, also where others are kept."""
     view = MeshView(keep_expired={Role.WORKER})
@@ -104,13 +95,6 @@ def test_a_process_that_stood_still_gives_everybody_a_whole_lease() -> None:
     view.disconnect(64.0)
     view.woke(100.0)
     assert not view.connected
-
-
-def test_a_goodbye_takes_effect_at_once() -> None:
-    view = connected()
-    view.forget("w1")
-    view.forget("unknown")
-    assert view.instances() == []
 
 
 def test_the_plan_only_moves_forward() -> None:

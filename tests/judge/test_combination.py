@@ -57,13 +57,6 @@ def test_the_weights_of_known_data_are_found() -> None:
     assert model.intercept == pytest.approx(0.3, abs=0.1)
 
 
-def test_both_scorers_together_are_better_than_either() -> None:
-    raws, good = drawn(2_000)
-    model = fitted(raws, good).models[ALL_TIERS]
-    alone = [max(auc(sign * raws[:, i], good) for sign in (-1, 1)) for i in (0, 1)]  # type: ignore[arg-type]
-    assert model.auc > max(alone) + 0.02
-
-
 def test_measures_are_of_answers_that_were_not_fitted_to() -> None:
     """Scores that are noise have AUC one half and a Brier score no better than a constant, however few samples."""
     rng = np.random.default_rng(2)
@@ -209,6 +202,12 @@ def test_a_combination_file_is_checked(
         ({"kind": "reward", "endpoint": "http://x"}, "endpoint and model"),
         ({"kind": "consistency", "timeout_s": 12}, r"timeout_s: 12 s, but router\.judge_timeout_s is 10 s"),
         ({"kind": "llm", "endpoint": "http://x", "model": "m", "extra_body": {"n": 2}}, r"extra_body\.n: is set by"),
+        ({"kind": "llm", "tier": "huge"}, r"judge.scorers\[1\].tier: no tier 'huge'"),
+        ({"kind": "llm"}, "either tier, or endpoint and model"),
+        (
+            {"kind": "llm", "tier": "large", "endpoint": "http://x/v1", "model": "m"},
+            "either tier, or endpoint and model",
+        ),
         ({"kind": "exact", "tolerance": 1.5}, "tolerance"),
         ({"kind": "confidence", "statistic": "max"}, "statistic"),
     ],

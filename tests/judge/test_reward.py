@@ -25,6 +25,7 @@ from penstock.services.processes import free_port
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from tests.support import sglang
+from tests.support.local_http import served
 
 CHAT = ChatPrompt((ChatMessage("user", "Reverse: abc"),))
 
@@ -64,13 +65,8 @@ async def endpoint() -> AsyncIterator[Endpoint]:
     server = Endpoint()
     app = web.Application()
     app.router.add_post("/classify", server.classify)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    server.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
-    yield server
-    await runner.cleanup()
+    async with served(app) as server.url:
+        yield server
 
 
 @pytest.fixture

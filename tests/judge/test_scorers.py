@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from penstock.judge_service.calibration.isotonic import Calibration, CalibrationError, fit
 from penstock.judge_service.scorers.confidence import ConfidenceScorer
 from penstock.judge_service.scorers.exact import ExactScorer
-from penstock.judge_service.scorers.llm.grading import NoGrade, expected_grade
 from penstock.judge_service.scorers.llm.openai_chat import OpenAiChat
 from penstock.judge_service.scorers.llm.scorer import LlmScorer
 from penstock.judge_service.scoring.comparison import last_number
@@ -25,6 +24,7 @@ from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegi
 from penstock.services.domain.errors import InvalidRequest, NotFound, RequestFailed, Unavailable
 from penstock.types.judging import JudgedAnswer, LogprobSummary
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
+from tests.support.local_http import served
 
 QUESTION = ChatPrompt((ChatMessage("user", "What is 2 + 2?"),))
 
@@ -80,14 +80,6 @@ def digits(**probabilities: float) -> dict[str, Any]:
     return {"message": {"content": "7"}, "logprobs": {"content": [{**top[0], "top_logprobs": top}]}}
 
 
-def test_the_expected_grade_is_over_the_digits_only() -> None:
-    assert expected_grade(digits(_9=0.5, _7=0.25, The=0.25)) == pytest.approx((9 * 0.5 + 7 * 0.25) / 0.75)
-    assert expected_grade({"message": {"content": "Grade: 6."}}) == 6
-    assert expected_grade({"message": {"content": "8"}, "logprobs": None}) == 8
-    with pytest.raises(NoGrade, match="no grade"):
-        expected_grade({"message": {"content": "I cannot say; 10 perhaps"}})
-
-
 @pytest.fixture
 async def endpoint() -> AsyncIterator[tuple[str, list[dict[str, Any]], dict[str, Any]]]:
     """A chat-completions endpoint that answers as told: (base URL, requests seen, the answer)."""
@@ -100,13 +92,8 @@ async def endpoint() -> AsyncIterator[tuple[str, list[dict[str, Any]], dict[str,
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    yield f"http://127.0.0.1:{port}/v1", seen, answer
-    await runner.cleanup()
+    async with served(app) as url:
+        yield f"{url}/v1", seen, answer
 
 
 async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]], dict[str, Any]]) -> None:

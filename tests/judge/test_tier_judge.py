@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +23,6 @@ from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.domain.errors import DeadlineExceeded, Overloaded, Unavailable
 from penstock.services.domain.instances import InstanceRecord
-from penstock.services.field_problems import joined
-from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.services.state.keys import Keys
@@ -237,28 +234,3 @@ async def test_grades_that_nobody_waits_for_are_not_asked_for() -> None:
     with pytest.raises(Unavailable):
         await LlmScorer(chat, concurrency=8).score(answers)
     assert chat.ended == 2
-
-
-def test_a_scorer_answers_before_routers_give_up(mesh_file: MeshFileMaker) -> None:
-    """Else each of its grades would be worked on for nothing; the error names both settings."""
-    scorer = {"name": "llm", "kind": "llm", "tier": "large", "timeout_s": 12.0}
-    parts: dict[str, Any] = {"judge": {"scorers": [scorer], "default_scorer": "llm"}}
-    (problem,) = check_mesh_file(mesh_file(**parts)).problems
-    assert (problem.field, problem.problem[:45]) == (
-        "judge.scorers[0].timeout_s",
-        "12 s, but router.judge_timeout_s is 10 s: rou",
-    )
-    assert not check_mesh_file(mesh_file(**parts, router={"judge_timeout_s": 12.0})).problems
-
-
-@pytest.mark.parametrize(
-    ("scorer", "said"),
-    [
-        ({"tier": "huge"}, r"judge.scorers\[0\].tier: no tier 'huge'"),
-        ({}, "either tier, or endpoint and model"),
-        ({"tier": "large", "endpoint": "http://x/v1", "model": "m"}, "either tier, or endpoint and model"),
-    ],
-)
-def test_an_llm_scorer_names_whom_it_asks(scorer: dict[str, str], said: str, mesh_file: MeshFileMaker) -> None:
-    judge = {"scorers": [{"name": "llm", "kind": "llm", **scorer}], "default_scorer": "llm"}
-    assert re.search(said, joined(check_mesh_file(mesh_file(judge=judge)).problems))

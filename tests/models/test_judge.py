@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.training import answers, cards, judge, learning, measure, tasks, tokenizer, wording
+from models.training import answers, cards, judge, learning, measure, tasks, tokenizer
 from models.training.answers import Answered
 from models.training.problems import Problem
 from models.training.train import Run
@@ -42,31 +42,10 @@ def test_the_least_likely_token_is_what_the_served_judge_says(folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_calibration_and_figures_come_from_one_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`measure` writes figures, held-out prompts and calibration; the tier's figures agree with its own answers."""
-    monkeypatch.setattr(measure, "TEST_COUNT", 6)
-    monkeypatch.setattr(measure, "FIT_COUNT", 12)
-    monkeypatch.setattr(measure, "ROWS", {"as they are": (wording.clean, False)})
-    monkeypatch.setattr(measure, "COST_ROUNDS", 1)
-    monkeypatch.setattr(measure, "PREDICTOR_PROMPTS", 120)
-    monkeypatch.setattr(measure, "answer_all", _half_right)
-    found = measure.measure(folder, 1)
-    assert json.loads((folder / "figures.json").read_text()) == found
-    assert set(found["step_cost_ms"]) == set(measure.TIERS)
-    assert found["tiers"]["small"]["right"].count("1") / 6 == found["tiers"]["small"]["accuracy"]
-    assert Calibration.read(folder / "judge" / "calibration.json").samples == 24
-    assert Calibration.read(folder / measure.CONFIDENCE).samples == 24
-    assert found["margin"] in measure.MARGINS
-    assert set(found["margins"]) == {f"{margin:g}" for margin in measure.MARGINS}
-    rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
-    assert [row["answer"] for row in rows] == [p.answer for p in measure.heldout_problems()]
-
-
-@pytest.mark.slow
-def test_the_family_is_installed_whole_or_not_at_all(
+def test_the_family_is_measured_and_installed_whole_or_not_at_all(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cards say what the figures say; without a judge nothing is replaced."""
+    """Figures, held-out prompts, calibrations and cards agree; without a judge nothing is replaced."""
     monkeypatch.setattr(measure, "TEST_COUNT", 6)
     monkeypatch.setattr(measure, "FIT_COUNT", 12)
     monkeypatch.setattr(measure, "COST_ROUNDS", 1)
@@ -80,6 +59,15 @@ def test_the_family_is_installed_whole_or_not_at_all(
     (folder / judge.BASE / "progress.json").write_text("{}")
     (folder / "judge.figures.json").write_text(json.dumps(judge.make(folder)))
     figures = measure.measure(folder, 1)
+    assert json.loads((folder / "figures.json").read_text()) == figures
+    assert set(figures["step_cost_ms"]) == set(measure.TIERS)
+    assert figures["tiers"]["small"]["right"].count("1") / 6 == figures["tiers"]["small"]["accuracy"]
+    for calibration in (folder / "judge" / "calibration.json", folder / measure.CONFIDENCE):
+        assert Calibration.read(calibration).samples == 24
+    assert figures["margin"] in measure.MARGINS
+    assert set(figures["margins"]) == {f"{margin:g}" for margin in measure.MARGINS}
+    rows = [json.loads(line) for line in (folder / "heldout.jsonl").read_text().splitlines()]
+    assert [row["answer"] for row in rows] == [p.answer for p in measure.heldout_problems()]
     family = tmp_path / "models" / "family"
     family.mkdir(parents=True)
     cards.install(folder, family)

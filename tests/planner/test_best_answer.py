@@ -1,7 +1,6 @@
 """The best answer of a request as its reply, where it is planned: routing, what users feel, plans, files, calls."""
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 from penstock.mapper import from_message
 from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files import FileError
 from penstock.planner_service.live import solver
 from penstock.planner_service.live.replan_job import ReplanJob
 from penstock.planner_service.live.replanner import under_plan
@@ -24,14 +23,13 @@ from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.replay.slo_simulation import simulate_slos
 from penstock.planner_service.replay.sustained_load import load_of
-from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, all_qualities, route
+from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
 from penstock.planner_service.routing.solution import Binds, Proof, Unreachable
 from penstock.planner_service.rules.burst_ladder import draws, expected
 from penstock.planner_service.rules.burst_simulation import route_by_steps
 from penstock.planner_service.rules.rule_ranking import RuleRanking
 from penstock.planner_service.simulator import Dispatch
-from penstock.services.acceptance.best_answer import best_of
-from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
+from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.types.planned import PlanEvent
 from penstock.types.planning import Objective
@@ -39,89 +37,14 @@ from penstock.types.plans import Plan, TierPlan
 from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold
 from tests.conftest import ROOT
 from tests.support.cli import penstock
+from tests.support.judged_samples import judged_sample
 from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked, replan_question
+from tests.support.sites import a100_site
 from tests.support.two_tiers import two_tier_files
 
-TIERS = ("small", "medium", "large")
 BEST = AcceptanceRules(best_answer=True)
-
-
-def sample(seed: int, tiers: int = 3, count: int = 40) -> JudgedSample:
-    """Random scores, few of them distinct, so that many are equal; some tiers passed over, some answers cut."""
-    rng = np.random.default_rng(seed)
-    shape = (count, tiers)
-    scores = np.asarray(rng.integers(0, 6, shape) * 20.0, np.float64)
-    judged = JudgedSample(TIERS[:tiers], rng.integers(1, 50, count), rng.integers(1, 90, shape), scores)
-
-    def some(*, last: bool) -> Any:
-        mask = rng.random(shape) < 0.3
-        mask[:, -1] &= last
-        return mask
-
-    if seed % 2:
-        judged = dataclasses.replace(judged, known_quality=rng.integers(0, 101, shape).astype(np.float64))
-    if seed % 3 == 0:
-        judged = dataclasses.replace(judged, passed_over=some(last=False))
-    if seed % 5 == 0:
-        judged = dataclasses.replace(judged, long_enough=some(last=True))
-    return judged
-
-
-def reply_of(judged: JudgedSample, row: int, thresholds: tuple[float, ...]) -> tuple[list[int], int]:
-    """(the finished answers of a request by tier, the tier of its reply), one tier after another."""
-    finished, last = list[int](), len(judged.tiers) - 1
-    for tier in range(last + 1):
-        if tier < last and thresholds[tier] > 100:
-            continue
-        if judged.passed_over is not None and judged.passed_over[row, tier]:
-            continue
-        finished.append(tier)
-        long = judged.long_enough is not None and judged.long_enough[row, tier]
-        if tier < last and (long or judged.scores[row, tier] >= thresholds[tier]):
-            break
-    return finished, finished[best_of([float(judged.scores[row, tier]) for tier in finished])]
-
-
-@pytest.mark.parametrize(("seed", "tiers"), [*itertools.product(range(24), (1, 2, 3))])
-def test_replies_are_what_routers_deliver(seed: int, tiers: int) -> None:
-    """By the routers' own rule, one request after another; the grid of all thresholds, and what is judged and held."""
-    judged = sample(seed, tiers).under(BEST)
-    levels, qualities = all_qualities(judged)
-    for point in np.ndindex(qualities.shape):
-        thresholds = tuple(float(level[i]) for level, i in zip(levels, point, strict=True))
-        routed, total = route(judged, thresholds), 0.0
-        escalated = [(routed.processed[t] & routed.processed[t + 1 :].any(axis=0)).any() for t in range(tiers)]
-        held, judgings = judged.held(routed.processed), judged.judged_answers(routed.processed)
-        for row in range(len(judged)):
-            finished, reply = reply_of(judged, row, thresholds)
-            assert routed.answered[row] == reply
-            total += judged.quality[row, reply]
-            streamed = len(finished) == 1 and not escalated[finished[0]]  # nothing to compare it with, and all accepted
-            assert held[row] == (not streamed)
-            assert np.flatnonzero(judgings[:, row]).tolist() == ([] if streamed else finished)
-        assert routed.quality == pytest.approx(total / len(judged))
-        assert qualities[point] == pytest.approx(total / len(judged))
-    everything = judged.quality_over(range(tiers)).mean()
-    assert judged.most == pytest.approx(max(judged.best, everything))
-
-
-def test_the_best_answer_is_never_a_lower_score() -> None:
-    """By the judge's own scores, routings only gain; the last tier alone and a single tier stay what they are."""
-    for seed in range(0, 40, 2):
-        judged = sample(seed)
-        plain, best = all_qualities(judged)[1], all_qualities(judged.under(BEST))[1]
-        assert (best >= plain - 1e-9).all()
-        alone = (SKIPPED, SKIPPED)
-        assert route(judged.under(BEST), alone).quality == route(judged, alone).quality
-
-
-def test_parts_of_a_sample_keep_the_rule() -> None:
-    judged = sample(6).under(BEST)
-    assert judged.subset(np.array([3, 1])).highest_delivered
-    assert judged.only((0, 2)).highest_delivered
-    assert judged.under(AcceptanceRules()).highest_delivered  # of a plan for requests that have it already
 
 
 def last_answers_are_often_worse(seed: int, count: int = 400) -> tuple[Site, Demand]:
@@ -129,9 +52,7 @@ def last_answers_are_often_worse(seed: int, count: int = 400) -> tuple[Site, Dem
     rng = np.random.default_rng(seed)
     scores = rng.integers(0, 101, (count, 2)).astype(np.float64)
     judged = JudgedSample(("small", "large"), rng.integers(20, 60, count), np.full((count, 2), 80), scores)
-    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=1, gpus_per_node=4, node_link_bytes_per_s=25e9)
-    models = tuple(map(model_of_catalogue, ("llama-3.1-8b", "llama-3.1-70b")))
-    site = Site(cluster, ("small", "large"), models, judge_s=0.05)
+    site = a100_site("llama-3.1-8b", "llama-3.1-70b", judge_s=0.05)
     return site, draw_demand(judged, np.cumsum(rng.exponential(1 / 30, count)), seed)
 
 
@@ -161,17 +82,6 @@ def test_a_plan_needs_fewer_escalations_for_the_same_quality(objective: Objectiv
     most = plan_cascade(site, demand, max_latency_s=60, objective=objective, goal=None, best_answer=True)
     assert most.rules.best_answer
     assert most.quality > demand.judged.best + 5  # the most without it is about the better tier's
-
-
-def test_quality_that_no_tier_has_alone_can_be_had() -> None:
-    site, demand = last_answers_are_often_worse(2)
-    wanted = demand.under(BEST).judged.most - 0.5
-    with pytest.raises(Unreachable, match="min quality"):
-        plan_cascade(site, demand, min_quality=wanted)
-    plan = plan_cascade(site, demand, min_quality=wanted, best_answer=True)
-    assert plan.rules.best_answer
-    with pytest.raises(Unreachable, match="min quality"):
-        plan_cascade(site, demand, min_quality=wanted + 2, best_answer=True)
 
 
 def test_what_cannot_be_had_is_told_of_the_plan_that_comes_nearer() -> None:
@@ -259,16 +169,6 @@ def test_a_held_answer_keeps_its_slo_only_if_it_is_whole_in_time() -> None:
     assert attained["best", "later"] == 1.0
 
 
-def test_other_rules_are_chosen_under_it() -> None:
-    site, demand = last_answers_are_often_worse(4)
-    how: dict[str, Any] = {"min_quality": wanted_of(demand), "objective": Objective.END_TO_END, "best_answer": True}
-    best = plan_cascade(site, demand, **how)
-    both = plan_cascade(site, demand, long_answers=True, **how)
-    assert both.rules.best_answer
-    assert both.felt_s <= best.felt_s
-    assert route(demand.under(both.rules).judged, both.thresholds).quality == both.quality
-
-
 def two_requests() -> tuple[Site, Demand, tuple[Strategy, Strategy]]:
     """Far apart, so that neither waits: the first escalates and is answered best by the first tier, the other is accepted."""
     site, _ = last_answers_are_often_worse(1)
@@ -314,7 +214,7 @@ def test_answers_of_the_last_tier_are_grading_requests_too(tmp_path: Path) -> No
 
 def test_steps_of_a_burst_ladder_know_the_best_answer() -> None:
     """The expected quality of a step is the mean of many draws for ties, of replies by the routers' rule."""
-    judged = dataclasses.replace(sample(2), long_enough=None).under(BEST)
+    judged = judged_sample(2, count=40).under(BEST)
     rules = (BurstThreshold(60.0, 0.5), BurstThreshold(40.0, 1.0))
     ladder = BurstLadder(50.0, (BurstStep(rules, 50.0, 1.0, "large", 0.5),) * 2)
     steps = np.zeros(len(judged), np.int64)

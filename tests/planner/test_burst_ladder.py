@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.planner_service import api
 from penstock.planner_service.api import strategies_of
 from penstock.planner_service.codecs.plan_file import plan_to_json, read_plan
 from penstock.planner_service.deployment.search import Strategy
@@ -36,7 +35,7 @@ from penstock.planner_service.simulator import Dispatch
 from penstock.services.acceptance.bursts import tie_accepted
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.types.rules import AcceptanceRules, BurstLadder, BurstThreshold, RuleOptions
+from penstock.types.rules import AcceptanceRules, BurstLadder, BurstThreshold
 from tests.conftest import ROOT
 from tests.support.cli import penstock
 from tests.support.plain_plans import plain_options, plan_cascade
@@ -236,16 +235,6 @@ def test_a_mean_over_the_plans_own_quality_is_refused() -> None:
     site, demand = site_and_demand(question())
     with pytest.raises(InvalidRequest, match="burst_mean"):
         plan_cascade(site, demand, plain_options(max_latency_s=1000.0, burst_floor=50.0, burst_mean=99.9))
-
-
-def test_a_ladder_or_the_reason_for_none_is_in_the_report() -> None:
-    asking = question(min_quality=75, allow_overload=False, max_utilisation=0.5)
-    plan = api.plan(replace(asking, rules=RuleOptions(burst_floor=60.0, burst_mean=70.0))).report()
-    assert (plan.burst is None) == bool(plan.burst_reason)
-    without = api.plan(asking).report()
-    assert (without.burst, without.burst_reason) == (None, "")
-    with pytest.raises(InvalidRequest, match="burst_floor"):
-        api.plan(replace(asking, rules=RuleOptions(burst_floor=80.0)))
 
 
 @pytest.mark.slow

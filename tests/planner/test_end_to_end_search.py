@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.demand import draw_demand
@@ -18,17 +17,15 @@ from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch
-from penstock.services.domain.hardware import ClusterSpec
 from penstock.types.planning import Objective
 from tests.support.plain_plans import plan_cascade
+from tests.support.sites import a100_site
 
 TIERS = ("small", "medium", "large")
 
 
 def site() -> Site:
-    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=2, gpus_per_node=8, node_link_bytes_per_s=25e9)
-    models = tuple(model_of_catalogue(name) for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b"))
-    return Site(cluster, TIERS, models, judge_s=0.1)
+    return a100_site("llama-2-7b", "llama-2-13b", "llama-2-70b", nodes=2, gpus=8, judge_s=0.1)
 
 
 @pytest.mark.parametrize("seed", [4, 17, 66])

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.brute_force import instance, kinds, wanted_quality
 from penstock.planner_service.deployment import mixed
-from penstock.planner_service.deployment.mixed import GpuTypes, MixedTable
+from penstock.planner_service.deployment.mixed import GpuTypes
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files import FileError, read_site
 from penstock.planner_service.files import site_of as question_site
@@ -79,12 +79,19 @@ def priced(work: Workload, replicas: Sequence[Replica], types: GpuTypes) -> list
 
 
 def brute_force(
-    deployer: MixedDeployer, sample: JudgedSample, min_quality: float, limit_s: float
+    deployer: MixedDeployer,
+    sample: JudgedSample,
+    min_quality: float,
+    limit_s: float,
+    served_elsewhere: Callable[[Workload], list[Priced]] | None = None,
 ) -> tuple[float, float]:
-    """(the least cost within the limit, the least latency of the slowest tier), infinite where there is none."""
-    types, cost, latency = deployer.types, np.inf, np.inf
+    """(the least cost within the limit, the least latency of the slowest tier), infinite where there is none.
+
+    served_elsewhere: what the last tier's requests cost and take, where it is not served by replicas.
+    """
+    types, cost, latency, last = deployer.types, np.inf, np.inf, len(sample.tiers) - 1
     known: dict[tuple[int, bytes], list[Priced]] = {}
-    for thresholds in itertools.product(*(sample.levels(tier) for tier in range(len(sample.tiers) - 1))):
+    for thresholds in itertools.product(*(sample.levels(tier) for tier in range(last))):
         routed = route(sample, thresholds)
         if routed.quality < min_quality - 1e-9:
             continue
@@ -92,7 +99,9 @@ def brute_force(
         for tier, chosen in enumerate(routed.processed):
             key = (tier, chosen.tobytes())
             if key not in known:
-                known[key] = priced(deployer.workload(tier, chosen), deployer.kinds[tier], types)
+                work = deployer.workload(tier, chosen)
+                elsewhere = served_elsewhere if tier == last else None
+                known[key] = elsewhere(work) if elsewhere else priced(work, deployer.kinds[tier], types)
             tiers.append(known[key])
         for fitting in itertools.product(*tiers):
             own_cost, seconds = sum(one[1] for one in fitting), max(one[2] for one in fitting)
@@ -166,26 +175,6 @@ def test_of_many_replicas_the_promising_are_tried(monkeypatch: pytest.MonkeyPatc
         assert deployer.cost(plan.deployment) >= cost - 1e-9
         same += deployer.cost(plan.deployment) == pytest.approx(cost)
     assert same >= 8
-
-
-def test_options_of_a_tier_come_by_cost_and_none_is_superfluous() -> None:
-    rng = np.random.default_rng(3)
-    work = Workload(np.cumsum(rng.exponential(0.02, 40)), rng.integers(5, 90, 40), rng.integers(2, 60, 40))
-    types = GpuTypes(TYPES, (4, 4), (3.0, 1.0), 8)
-    table = MixedTable(work, typed_kinds(1.0, 1.8), Dispatch.CAPACITY, 95.0, None, types)
-    fastest = table.fastest(types.gpus, types.most)
-    assert fastest is not None
-    limit = 2.0 * fastest.latency_s
-    options = list(itertools.takewhile(bool, (table.option(limit, n) for n in range(100))))
-    costs = [option[2] for option in options if option]
-    assert len(costs) == 3
-    assert costs == sorted(costs)
-    for i, option in enumerate(options):
-        assert option is not None
-        assert option[0].latency_s <= limit
-        assert not any(
-            all(a <= b for a, b in zip(other[1], option[1], strict=True)) for other in options[:i] if other is not None
-        )
 
 
 CLUSTER = """

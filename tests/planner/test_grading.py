@@ -162,17 +162,6 @@ def test_without_load_a_grade_takes_what_it_takes_alone(tmp_path: Path, judge: d
     np.testing.assert_allclose(run.total_s - plain.total_s, alone_latency(answers, replica) + 0.5, rtol=1e-6)
 
 
-def test_waits_grow_with_the_load(tmp_path: Path) -> None:
-    site = site_of(tmp_path, by_model(1))
-    waits = []
-    for rate in (1.0, 20.0, 60.0):
-        demand = demand_at(rate)
-        strategies = planned_strategies(site_of(tmp_path), demand_at(60.0))
-        run = run_cascade(site, demand, lowest_rejected(demand), strategies, Dispatch.CAPACITY)
-        waits.append(present(run.grading).wait_s.p95)
-    assert waits[0] < waits[1] < waits[2]
-
-
 def test_a_judge_model_must_keep_up(tmp_path: Path) -> None:
     """With too few processes, no routing that asks the small tier sustains the rate: the plan avoids it, or there is none."""
     demand = demand_at(40.0)

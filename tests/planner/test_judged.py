@@ -93,16 +93,6 @@ def test_a_declined_request_tries_the_next_replica_and_may_be_admitted_there() -
     assert (hopping.attained == hopping.admitted).all()
 
 
-def test_a_pace_of_two_phases_is_judged_by_both() -> None:
-    """A pace that the first phase breaks and the second keeps: attained only where the phase begins early enough."""
-    work = Workload(np.zeros(1), np.array([10]), np.array([60]))
-    step_s = LATENCY.base_s(1)  # about 10 ms per token
-    for later_from, attained in ((1, True), (40, False)):
-        slos = Promises(np.ones(1), np.full(1, step_s / 2), np.full(1, 0.05), np.array([later_from]))
-        judged = PlainReplicas(REPLICA, BatchPolicy.DECODE_FIRST).serve(work, slos)
-        assert bool(judged.attained[0]) is attained
-
-
 def test_lengths_that_are_only_predicted_lose_no_request() -> None:
     """Replies three times as long as predicted outgrow their KV: all end, and some promises are broken, none silently."""
     work, slos = burst(30, 0.3, prompt=300, output=300), promises(30, 1.0, 0.05)

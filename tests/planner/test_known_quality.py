@@ -4,47 +4,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.planner_service.files import FileError, read_quality
 from penstock.planner_service.question.demand import demand_of, draw_demand, workload_digest
 from penstock.planner_service.question.imputation import imputed
-from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
+from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.simulator import Workload
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.workload import RequestRecord, TierVisit
+from tests.support.judged_samples import judged_sample
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present
 from tests.support.questions import question, site_and_demand, with_prompts
 
-TIERS = ("small", "medium", "large")
-
-
-def sample_of(seed: int, count: int = 60, tiers: int = 3) -> JudgedSample:
-    """Right and wrong answers, more of them right in later tiers, and scores that tell them apart badly."""
-    rng = np.random.default_rng(seed)
-    right = rng.random((count, tiers)) < np.linspace(0.4, 0.9, tiers)
-    scores = np.clip(100 * right + rng.normal(0, 40, right.shape), 0, 100).round().astype(np.float64)
-    lengths = rng.integers(5, 60, count), rng.integers(2, 50, (count, tiers))
-    return JudgedSample(TIERS[:tiers], *lengths, scores, known_quality=right.astype(np.float64) * 100)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 10_000), st.integers(2, 3))
-def test_the_grid_of_qualities_is_what_routing_gives(seed: int, tiers: int) -> None:
-    """Every combination of thresholds has the mean known quality of the answers that stand by the scores."""
-    sample = sample_of(seed, 12, tiers)
-    levels, qualities = all_qualities(sample)
-    for place in np.ndindex(qualities.shape):
-        thresholds = [float(of_tier[i]) for of_tier, i in zip(levels, place, strict=True)]
-        routed = route(sample, thresholds)
-        assert qualities[place] == pytest.approx(routed.quality)
-        assert routed.quality == pytest.approx(present(sample.known_quality)[np.arange(12), routed.answered].mean())
-
 
 def test_parts_of_a_sample_keep_the_quality() -> None:
-    sample = sample_of(1)
+    sample = judged_sample(1, known=True)
     assert sample.known_quality is not None
     rows = np.array([3, 5])
     assert (sample.subset(rows).quality == sample.known_quality[rows]).all()

@@ -10,79 +10,29 @@ import pytest
 import yaml
 
 from penstock.planner_service.codecs.plan_file import read_plan
-from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue, read_quality
+from penstock.planner_service.files import FileError, read_quality
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
-from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
+from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Proof
 from penstock.planner_service.simulator import Dispatch
-from penstock.router_service.generation import cascade
 from penstock.services.acceptance.long_answers import LongAnswersAccepted
-from penstock.services.domain.errors import InvalidRequest
-from penstock.services.domain.hardware import ClusterSpec
 from penstock.types.planning import Objective
-from penstock.types.plans import Plan, TierPlan
 from penstock.types.rules import AcceptanceRules, LongAnswers
 from tests.conftest import ROOT
 from tests.support.cli import penstock
+from tests.support.judged_samples import judged_sample
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked, question, site_and_demand, with_prompts
+from tests.support.sites import a100_site
 from tests.support.two_tiers import two_tier_files
-
-TIERS = ("small", "medium", "large")
-
-
-def sample(seed: int, count: int = 80) -> JudgedSample:
-    """Random scores, few of them distinct, so that many are just at a threshold."""
-    rng = np.random.default_rng(seed)
-    scores = np.asarray(rng.integers(0, 6, (count, 3)) * 20.0, np.float64)
-    return JudgedSample(TIERS, rng.integers(1, 50, count), rng.integers(1, 90, (count, 3)), scores)
-
-
-def random_rules(rng: np.random.Generator) -> tuple[LongAnswers | None, ...]:
-    def rule() -> LongAnswers | None:
-        return None if rng.random() < 0.2 else LongAnswers(int(rng.integers(1, 90)), float(rng.choice([0, 20, 40, 80])))
-
-    return rule(), rule()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_routing_under_a_rule_is_what_a_router_does(seed: int) -> None:
-    """One prompt after another by the router's own decision, against the arrays; and the grid of all thresholds."""
-    judged, rng = sample(seed), np.random.default_rng(seed + 100)
-    rules = random_rules(rng)
-    accepting = judged.under(AcceptanceRules(long_answers=tuple(rules)))
-    thresholds = (float(rng.choice([0, 40, 100])), float(rng.choice([20, 60, 100])))
-    tiers = (*(TierPlan(n, n, h, 1, long_answers=r) for n, h, r in zip(TIERS, thresholds, rules, strict=False)),)
-    plan = Plan(1, (*tiers, TierPlan("large", "large", None, 1)))
-    routed = route(accepting, thresholds)
-    for i in range(len(judged)):
-        at = 0
-        while isinstance(
-            decision := cascade.decide(
-                plan, plan.tiers, at, float(judged.scores[i, at]), counted_tokens=int(judged.output_tokens[i, at])
-            ),
-            cascade.Escalate,
-        ):
-            at = decision.to
-        assert routed.answered[i] == at
-        assert routed.processed[:, i].sum() == at + 1
-    levels, qualities = all_qualities(accepting)
-    for a, b in rng.integers(0, [len(level) for level in levels], (20, 2)):
-        assert qualities[a, b] == pytest.approx(route(accepting, (levels[0][a], levels[1][b])).quality)
-
-
-def test_a_tier_that_is_passed_over_accepts_no_long_answers() -> None:
-    judged = sample(3).under(AcceptanceRules(long_answers=(LongAnswers(1, 0.0), None)))
-    assert not route(judged, (101.0, 60.0)).processed[0].any()
-    assert route(judged, (100.0, 60.0)).answered.max() == 0
 
 
 def test_what_a_guard_has_refused_is_no_long_answer() -> None:
     """As in the router: an answer that was cut off or repeats itself is long for that reason."""
-    judged = sample(6)
+    judged = judged_sample(6, count=80)
     refused = (judged.scores == 0) & (np.arange(len(judged))[:, None] % 2 == 0)
     with_reasons = dataclasses.replace(judged, refused=refused).under(
         AcceptanceRules(long_answers=(LongAnswers(1, 0.0), LongAnswers(1, 0.0)))
@@ -109,16 +59,6 @@ def test_refusals_come_from_files_and_messages(tmp_path: Path) -> None:
     assert np.argwhere(refused).tolist() == [[3, 0]]
 
 
-def test_parts_of_a_sample_keep_their_rules() -> None:
-    judged = sample(4).under(AcceptanceRules(long_answers=(LongAnswers(40, 20.0), LongAnswers(60, 0.0))))
-    rows = np.array([3, 1, 60])
-    np.testing.assert_array_equal(judged.subset(rows).long_enough, present(judged.long_enough)[rows])
-    np.testing.assert_array_equal(judged.only((0, 2)).long_enough, present(judged.long_enough)[:, [0, 2]])
-    assert judged.under(AcceptanceRules(long_answers=(None, None))).long_enough is None
-    with pytest.raises(InvalidRequest, match="long_answers"):
-        judged.under(AcceptanceRules(long_answers=(None,)))
-
-
 def long_answers_are_slow(seed: int, count: int = 400) -> tuple[Site, Demand]:
     """Two tiers whose answers are long for the same prompts, with scores that do not depend on length."""
     rng = np.random.default_rng(seed)
@@ -126,10 +66,8 @@ def long_answers_are_slow(seed: int, count: int = 400) -> tuple[Site, Demand]:
     tokens = np.stack([length, length], axis=1)
     scores = np.stack([rng.integers(0, 101, count), np.full(count, 95)], axis=1).astype(np.float64)
     judged = JudgedSample(("small", "large"), rng.integers(20, 60, count), tokens, scores)
-    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=1, gpus_per_node=4, node_link_bytes_per_s=25e9)
-    site = Site(cluster, ("small", "large"), tuple(map(model_of_catalogue, ("llama-3.1-8b", "llama-3.1-70b"))))
     arrival_s = np.cumsum(rng.exponential(0.2, count))
-    return site, draw_demand(judged, arrival_s, seed)
+    return a100_site("llama-3.1-8b", "llama-3.1-70b"), draw_demand(judged, arrival_s, seed)
 
 
 @pytest.mark.parametrize("objective", [Objective.END_TO_END, Objective.LARGEST_TIER])
@@ -151,29 +89,9 @@ def test_a_plan_with_a_rule_is_faster_at_the_same_quality(objective: Objective) 
         assert run.latency_s(objective, 95.0) == plan.felt_s
 
 
-def test_length_that_tells_nothing_changes_nothing() -> None:
-    """Answers of one length: a rule for all of them or for none is what thresholds do already."""
-    site, demand = long_answers_are_slow(2)
-    alike = dataclasses.replace(demand.judged, output_tokens=np.full_like(demand.judged.output_tokens, 60))
-    demand = draw_demand(alike, demand.arrival_s, 2)
-    plain = plan_cascade(site, demand, min_quality=75)
-    plan = plan_cascade(site, demand, min_quality=75, long_answers=True)
-    assert plan.felt_s <= plain.felt_s
-    if plan.rules.long_answers == (None,):
-        assert (plan.thresholds, plan.felt_s) == (plain.thresholds, plain.felt_s)
-
-
-def test_a_promise_holds_for_the_plan_that_is_taken() -> None:
-    site, demand = long_answers_are_slow(3)
-    plan = plan_cascade(site, demand, min_quality=75, confidence=0.9, long_answers=True)
-    plain = plan_cascade(site, demand, min_quality=75, confidence=0.9)
-    assert present(plan.promise).least_quality >= 75
-    assert plan.felt_s <= plain.felt_s
-
-
 def test_rules_that_are_tried() -> None:
     """Each tells some answers of its tier from others."""
-    judged = sample(5)
+    judged = judged_sample(5, count=80)
     for tier in range(2):
         rules = LongAnswersAccepted().choices(judged, tier)
         assert rules

@@ -135,21 +135,6 @@ def test_a_plan_from_files_to_files(data: tuple[Path, Path], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_holds_on_new_prompts_is_shown(data: tuple[Path, Path], tmp_path: Path) -> None:
-    out = tmp_path / "plan.json"
-    done = planned(data, out, "--min-quality", 78, "--rate", 20, "--no-plot", confidence=0.9)
-    assert done.returncode == 0, done.output
-    plan = json.loads(out.read_text())
-    assert plan["promise"]["confidence"] == 0.9
-    assert plan["promise"]["prompts"] == 200
-    assert plan["promise"]["least_quality"] >= 78
-    assert "with a confidence of 90% at least" in " ".join(done.output.split())
-    refused = planned(data, out, "--min-quality", 86.5, confidence=0.999)
-    assert refused.returncode == 3
-    assert "86.5 on new prompts" in " ".join(refused.output.split())
-
-
-@pytest.mark.slow
 def test_every_latency_is_planned_and_replayed_as_it_is_named(data: tuple[Path, Path], tmp_path: Path) -> None:
     """Each plan has the least of the latency that it was made for; a target that is missed is named as that latency."""
     kinds = {"first-token": "first_token", "pace": "pace"}

@@ -12,7 +12,6 @@ from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_swee
 from penstock.planner_service.planning.verdict import next_step, verdict
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import JudgedSample
-from penstock.planner_service.routing.solution import Binds, Unreachable
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec
 from tests.support.plain_plans import plain_options, plan_cascade
@@ -78,17 +77,3 @@ def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, d
     none = next_step(best, demand, options, lambda demand, options: plan_cascade(site, demand, options))
     assert "min quality binds" in none.reason
     assert "no plan has a quality of 91.0" in verdict(site, best, none)
-
-
-def test_what_binds_is_said_with_the_nearest(site: Site, demand: Demand) -> None:
-    for options, binds in (
-        (plain_options(min_quality=99.0), Binds.MIN_QUALITY),
-        (plain_options(min_quality=85.0, max_latency_s=0.01), Binds.MAX_LATENCY),
-    ):
-        with pytest.raises(Unreachable) as caught:
-            plan_cascade(site, demand, options)
-        assert caught.value.binds is binds
-        assert caught.value.best > 0
-    with pytest.raises(Unreachable) as caught:
-        plan_cascade(site, demand.scaled(1e4), plain_options(min_quality=85.0, max_utilisation=0.5))
-    assert caught.value.binds is Binds.RATE

@@ -39,6 +39,12 @@ class Planner:
         await self._context.__aexit__(None, None, None)
 
 
+def with_tier(plan: Plan, at: int, **fields: Any) -> Plan:
+    """The plan with other fields of a tier."""
+    tiers = [dataclasses.replace(tier, **fields) if i == at else tier for i, tier in enumerate(plan.tiers)]
+    return dataclasses.replace(plan, tiers=tuple(tiers))
+
+
 async def test_the_mesh_files_plan_holds_and_a_restart_changes_nothing(
     redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:
@@ -80,22 +86,18 @@ async def test_a_plan_with_more_instances_than_may_be_is_refused(redis: RedisPro
     async with Planner(mesh_file(tiers, planner={"max_instances": 4}), redis.url) as planner:
         plan = await planner.get_plan()
         assert [t.instances for t in plan.tiers] == [9, 1]
-        small, large = plan.tiers
         with pytest.raises(InvalidRequestError) as caught:
-            await planner.set_plan(dataclasses.replace(plan, tiers=(small, dataclasses.replace(large, instances=5))))
+            await planner.set_plan(with_tier(plan, 1, instances=5))
         assert [*caught.value.fields] == ["plan.tiers[1].instances"]
         assert "must be at most 4, not 5" in str(caught.value)
         with pytest.raises(InvalidRequestError, match="at most 9, not 1000"):
-            await planner.set_plan(dataclasses.replace(plan, tiers=(dataclasses.replace(small, instances=1000), large)))
+            await planner.set_plan(with_tier(plan, 0, instances=1000))
         assert (await planner.get_plan()).revision == plan.revision
-        most = (dataclasses.replace(small, instances=9), dataclasses.replace(large, instances=4))
-        assert (await planner.set_plan(dataclasses.replace(plan, tiers=most))).tiers[1].instances == 4
+        assert (await planner.set_plan(with_tier(plan, 1, instances=4))).tiers[1].instances == 4
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()
         with pytest.raises(InvalidRequestError, match="at most 64, not 65"):
-            await planner.set_plan(
-                dataclasses.replace(plan, tiers=(dataclasses.replace(plan.tiers[0], instances=65), plan.tiers[1]))
-            )
+            await planner.set_plan(with_tier(plan, 0, instances=65))
 
 
 async def test_a_plan_of_too_many_tiers_or_stages_is_refused_by_their_number(
@@ -114,10 +116,10 @@ async def test_a_plan_without_any_instance_is_refused(redis: RedisProcess, mesh_
     """Nobody could answer; one tier that has some is enough."""
     async with Planner(mesh_file(), redis.url) as planner:
         plan = await planner.get_plan()
-        small, large = (dataclasses.replace(tier, instances=0) for tier in plan.tiers)
+        one = with_tier(plan, 0, instances=0)
         with pytest.raises(InvalidRequestError, match=r"plan\.tiers: no tier has an instance"):
-            await planner.set_plan(dataclasses.replace(plan, tiers=(small, large)))
-        kept = await planner.set_plan(dataclasses.replace(plan, tiers=(small, plan.tiers[1])))
+            await planner.set_plan(with_tier(one, 1, instances=0))
+        kept = await planner.set_plan(one)
         assert [tier.instances for tier in kept.tiers] == [0, plan.tiers[1].instances]
 
 
@@ -141,20 +143,6 @@ async def test_watchers_see_every_plan_in_order(redis: RedisProcess, mesh_file: 
                 await asyncio.sleep(0)
         await watching
         assert seen == [1, 2, 3, 4, 5, 6]
-
-
-async def test_an_unsound_plan_is_refused_by_field(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    async with Planner(mesh_file(), redis.url) as planner:
-        for tiers, field in (
-            ((), "plan.tiers"),
-            ((TierPlan("a", "m", 200.0, 1), TierPlan("b", "m", None, 1)), "plan.tiers[0].threshold"),
-            ((TierPlan("a", "m", None, 1), TierPlan("b", "m", None, 1)), "plan.tiers[0].threshold"),
-            ((TierPlan("cascade", "m", None, 1),), "plan.tiers[0].name"),
-        ):
-            with pytest.raises(InvalidRequestError) as caught:
-                await planner.set_plan(Plan(tiers=tiers))
-            assert list(caught.value.fields) == [field]
-        assert (await planner.get_plan()).revision == 1
 
 
 async def test_a_tiers_stages_go_through_plan_and_redis_and_must_hold_its_instances(
@@ -265,15 +253,11 @@ async def test_no_plan_changes_the_model_of_a_tier(redis: RedisProcess, mesh_fil
     tiers = [{"name": "small", "model": "Org/S-1B-Instruct", "threshold": 50}, {"name": "large", "model": "l"}]
     async with Planner(mesh_file(tiers), redis.url) as planner:
         plan = await planner.get_plan()
-        small, large = plan.tiers
-        other = dataclasses.replace(small, model="S-3B", instances=2)
-        with pytest.raises(
-            InvalidRequestError, match=r"tiers\[0\]\.model: workers of tier small load S-1B-Instruct, not S-3B"
-        ):
-            await planner.set_plan(dataclasses.replace(plan, tiers=(other, large)))
+        problem = r"tiers\[0\]\.model: workers of tier small load S-1B-Instruct, not S-3B"
+        with pytest.raises(InvalidRequestError, match=problem):
+            await planner.set_plan(with_tier(plan, 0, model="S-3B", instances=2))
         assert await planner.get_plan() == plan
-        short = dataclasses.replace(small, model="s-1b", instances=2)
-        assert (await planner.set_plan(dataclasses.replace(plan, tiers=(short, large)))).tiers[0].instances == 2
+        assert (await planner.set_plan(with_tier(plan, 0, model="s-1b", instances=2))).tiers[0].instances == 2
 
 
 async def test_a_plan_says_the_shapes_of_workers_that_their_engines_have(
@@ -294,16 +278,12 @@ async def test_a_plan_says_the_shapes_of_workers_that_their_engines_have(
     ]
     async with Planner(mesh_file(tiers), redis.url) as planner:
         plan = await planner.get_plan()
-        assert [tier.replicas for tier in plan.tiers] == [
-            (ReplicaGroup(1, 1, 1),),
-            (ReplicaGroup(2, 1, 1, gpu="H100"),),
-            (),
-        ]
+        own = [(ReplicaGroup(1, 1, 1),), (ReplicaGroup(2, 1, 1, gpu="H100"),), ()]
+        assert [tier.replicas for tier in plan.tiers] == own
 
         async def published(at: int, instances: int, *replicas: ReplicaGroup) -> tuple[ReplicaGroup, ...]:
-            changed = list(plan.tiers)
-            changed[at] = dataclasses.replace(changed[at], instances=instances, replicas=replicas)
-            return (await planner.set_plan(dataclasses.replace(plan, tiers=tuple(changed)))).tiers[at].replicas
+            made = await planner.set_plan(with_tier(plan, at, instances=instances, replicas=replicas))
+            return made.tiers[at].replicas
 
         wide, on_a100 = ReplicaGroup(4, 2, 1), ReplicaGroup(1, 1, 2, gpu="A100")
         assert await published(1, 3) == (ReplicaGroup(2, 1, 3, gpu="H100"),)
@@ -333,17 +313,12 @@ async def test_a_plan_says_what_drafts_and_no_plan_changes_it(redis: RedisProces
         plan = await planner.get_plan()
         assert [tier.drafters for tier in plan.tiers] == [(), (), ("m", "Tiny-1B")]
         for i, others in ((0, ("m",)), (2, ("m",)), (2, ("Tiny-1B", "other"))):
-            changed = list(plan.tiers)
-            changed[i] = dataclasses.replace(changed[i], drafters=others)
             with pytest.raises(InvalidRequestError, match=rf"plan\.tiers\[{i}\]\.drafters: workers of tier .* load"):
-                await planner.set_plan(dataclasses.replace(plan, tiers=tuple(changed)))
+                await planner.set_plan(with_tier(plan, i, drafters=others))
         silent = tuple(dataclasses.replace(tier, drafters=(), instances=2) for tier in plan.tiers)
         published = await planner.set_plan(dataclasses.replace(plan, tiers=silent))
-        assert (published.revision, published.tiers[2].instances, published.tiers[2].drafters) == (
-            plan.revision + 1,
-            2,
-            ("m", "Tiny-1B"),
-        )
+        assert published.revision == plan.revision + 1
+        assert (published.tiers[2].instances, published.tiers[2].drafters) == (2, ("m", "Tiny-1B"))
         assert await planner.get_plan() == published
     file.write_text(
         file.read_text().replace("drafters:", "max_window: 3\n    drafters:").replace("Org/Tiny-1B", "small")

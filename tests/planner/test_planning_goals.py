@@ -19,7 +19,6 @@ from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.conftest import ROOT
 from tests.support.plain_plans import plain_options, plan_cascade
-from tests.support.present import present
 
 EXAMPLES = ROOT / "examples"
 GPUS, RATE, QUALITY = 16, 4.0, 75.0
@@ -35,25 +34,6 @@ def inputs() -> Inputs:
 
 def drawn(inputs: Inputs, seed: int = 1, requests: int = 120) -> Demand:
     return demand_of(inputs[1], inputs[2], requests=requests, seed=seed, lengths="quality", rate=RATE)
-
-
-@pytest.mark.parametrize("objective", Objective)
-def test_both_targets_mean_the_fewest_gpus(inputs: Inputs, objective: Objective) -> None:
-    """Fewer than the fastest plan takes, within both targets; for the slowest tier one GPU less is not enough."""
-    site, demand = inputs[0], drawn(inputs)
-    fastest = plan_cascade(site, demand, min_quality=QUALITY, objective=objective)
-    limit = 1.6 * fastest.felt_s
-    lean = plan_cascade(site, demand, min_quality=QUALITY, max_latency_s=limit, objective=objective)
-    assert lean.goal is Goal.COST
-    assert lean.gpus < fastest.gpus
-    assert lean.felt_s <= limit
-    assert lean.quality >= QUALITY
-    if objective is Objective.LARGEST_TIER:
-        with pytest.raises(Unreachable, match="max latency binds"):
-            plan_cascade(site, demand, gpus=lean.gpus - 1, min_quality=QUALITY, max_latency_s=limit)
-    best = plan_cascade(site, demand, max_latency_s=limit, min_quality=QUALITY, goal=Goal.QUALITY, objective=objective)
-    assert best.quality >= lean.quality - 1e-9
-    assert best.felt_s <= limit
 
 
 def test_with_a_quality_alone_the_cheapest_plan_is_as_fast_as_the_largest_model(inputs: Inputs) -> None:
@@ -95,24 +75,6 @@ def test_a_larger_cluster_is_assumed_for_the_largest_model_where_there_is_too_li
     assert plan.largest_alone.tier == "large"
     assert plan.gpus <= site.gpus < plan.largest_alone.cost.gpus
     assert "more than there are" in verdict(site, plan)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", Objective)
-def test_the_highest_rate_is_one_that_a_plan_carries(inputs: Inputs, objective: Objective) -> None:
-    """Above the rate that was given, where that leaves room; within both targets and the utilisation."""
-    site, demand = inputs[0], drawn(inputs, requests=60)
-    fastest = plan_cascade(site, demand, min_quality=QUALITY, objective=objective)
-    limit = 1.5 * fastest.felt_s
-    targets = plain_options(
-        min_quality=QUALITY, max_latency_s=limit, goal=Goal.RATE, objective=objective, max_utilisation=0.75
-    )
-    plan = plan_cascade(site, demand, targets)
-    assert present(plan.rate_per_s) > RATE
-    assert plan.felt_s <= limit
-    assert plan.quality >= QUALITY
-    assert not present(plan.load).overloaded
-    assert max(plan.utilisation) <= 0.75
 
 
 def test_a_latency_target_holds_on_other_stretches(inputs: Inputs) -> None:
@@ -161,10 +123,6 @@ def test_an_interval_is_students() -> None:
     [
         (plain_options(max_latency_s=2, goal=Goal.LATENCY), "min_quality"),
         (plain_options(min_quality=80, goal=Goal.RATE), "max_latency_s"),
-        (plain_options(min_quality=80, max_utilisation=1.5), "max_utilisation"),
-        (plain_options(min_quality=80, confidence=1.0), "confidence"),
-        (plain_options(min_quality=80, percentile=40.0), "percentile"),
-        (plain_options(min_quality=80, percentile=100.0), "percentile"),
         (plain_options(min_quality=80, percentile=99.9), "requests"),
     ],
 )

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.brute_force import exhaustive_latency, kinds
-from penstock.planner_service import api
 from penstock.planner_service.deployment.saturation import saturated_per_s
 from penstock.planner_service.deployment.search import LatencyTable
 from penstock.planner_service.files import FileError, read_trace, trace_of, workload_of
@@ -26,11 +25,9 @@ from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, 
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.types.planned import CascadePlan
 from penstock.types.planning import Trace
 from penstock.types.ranges import range_problems
 from penstock.types.rules import AcceptanceRules
-from penstock.types.simulated import Simulation
 from tests.conftest import ROOT
 from tests.planner.test_slo_simulation import CHAT, strategies
 from tests.planner.test_slo_simulation import demand as slo_demand
@@ -223,24 +220,6 @@ def test_traces_of_rows_have_what_is_cached() -> None:
     assert trace_of(work).cached_tokens == (0, 7, 39)
     assert trace_of(work.uncached()).cached_tokens == ()
     assert Trace.of([(0.0, 20, 3), (1.0, 20, 3, 0)]).cached_tokens == ()
-
-
-def test_plans_and_simulations_say_what_is_cached() -> None:
-    """For half of each prompt cached: both are faster than without, and say so."""
-
-    def answers(cached: int) -> tuple[CascadePlan, Simulation]:
-        made = question(min_quality=80)
-        asking = replace(made, trace=replace(made.trace, cached_tokens=(cached,) * 300 if cached else ()))
-        plan = api.plan(asking).report()
-        return plan, api.simulate(asking, api.deployment_of(plan))
-
-    plan, simulated = answers(50)
-    whole, _ = answers(0)
-    assert plan.cached_share == simulated.cached_share == pytest.approx(0.5, abs=0.01)
-    assert simulated.end_to_end_s.p95 == plan.end_to_end_p95_s
-    assert plan.latency_p95_s < whole.latency_p95_s
-    assert plan.workload_digest != whole.workload_digest
-    assert whole.cached_share == 0
 
 
 def test_the_command_says_what_it_assumed_and_can_leave_it_out(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from penstock.planner_service.deployment.search import LatencyTable
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.planning.rule_search import LEAST_SIMULATIONS
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.planning_options import Options
@@ -17,9 +16,9 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.rules.rule_ranking import lowest_thresholds
 from penstock.services.acceptance.pipeline import candidates
-from penstock.services.domain.hardware import ClusterSpec
 from penstock.types.planning import Goal, Objective
 from tests.support.plain_plans import plain_options, plan_cascade
+from tests.support.sites import a100_site
 
 NEAR = 0.25  # points: searches that begin elsewhere end elsewhere
 
@@ -32,16 +31,8 @@ def question(seed: int, count: int = 300) -> tuple[Site, Demand]:
     grades = np.stack([rng.integers(0, 11, count), rng.integers(4, 11, count), rng.integers(7, 11, count)], axis=1)
     scores = np.asarray(grades * 10.0, np.float64)
     predicted = np.clip(scores + rng.normal(0, 20, scores.shape), 0, 100)
-    judged = JudgedSample(
-        ("small", "medium", "large"),
-        rng.integers(20, 60, count),
-        tokens,
-        scores,
-        predicted=predicted,
-    )
-    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=1, gpus_per_node=8, node_link_bytes_per_s=25e9)
-    models = tuple(map(model_of_catalogue, ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b")))
-    site = Site(cluster, judged.tiers, models, judge_s=0.05)
+    site = a100_site("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", gpus=8, judge_s=0.05)
+    judged = JudgedSample(site.tiers, rng.integers(20, 60, count), tokens, scores, predicted)
     return site, draw_demand(judged, np.cumsum(rng.exponential(0.05, count)), seed)
 
 
@@ -104,10 +95,8 @@ def small_question(seed: int, count: int = 80) -> tuple[Site, Demand]:
     scores = np.stack([rng.normal(90 - 70 * hard, 12), rng.normal(88 - 20 * hard, 8)], axis=1).clip(0, 100).round()
     predicted = np.clip(scores + rng.normal(0, rng.choice([5, 15]), scores.shape), 0, 100)
     tokens = np.stack([length, length], axis=1)
-    judged = JudgedSample(("small", "large"), rng.integers(20, 60, count), tokens, scores, predicted=predicted)
-    cluster = ClusterSpec(gpu_of_catalogue("a100-80gb"), nodes=1, gpus_per_node=4, node_link_bytes_per_s=25e9)
-    models = tuple(map(model_of_catalogue, ("llama-3.2-1b", "llama-3.1-70b")))
-    site = Site(cluster, judged.tiers, models, judge_s=0.3)
+    site = a100_site("llama-3.2-1b", "llama-3.1-70b", judge_s=0.3)
+    judged = JudgedSample(site.tiers, rng.integers(20, 60, count), tokens, scores, predicted)
     return site, draw_demand(judged, np.cumsum(rng.exponential(0.4, count)), seed)
 
 

@@ -15,15 +15,12 @@ from penstock.planner_service.simulator.policies import LeastWork, Policy
 from penstock.planner_service.simulator.staged import Refinement, Staged
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import QoeModel, Stage
-from penstock.types.replies import FinishReason
-from penstock.types.sampling import SamplingParams
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool
-from penstock.worker_service.scheduling.sequence import Sequence as WorkerSequence
-from tests.support.known_prefixes import KnowsPrefixes
+from tests.support.worker_replay import KnowsPrefixes, finish_on_instances
 
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 LAYOUT = StageLayout((Stage(0, 300, 2), Stage(300, 700, 1), Stage(700, 2000, 1)))
@@ -63,52 +60,6 @@ def test_an_instance_takes_the_steps_of_the_replica_kernel(seed: int, reuse: boo
     np.testing.assert_allclose(here.finish_s, alone.finish_s, rtol=1e-12, atol=1e-12)
 
 
-def replayed_by_workers(
-    work: Workload, one: Replica, instances: int, moves: Moves
-) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """(N) finish times by the worker's own scheduler, one per instance, in turn."""
-    limits = BatchLimits(one.limits.max_running, one.limits.max_step_tokens)
-    workers = [
-        KnowsPrefixes(
-            limits, BlockPool(one.lane_blocks, one.limits.block_tokens, reuse=False), work.cached_tokens.tolist()
-        )
-        for _ in range(instances)
-    ]
-    upcoming = [list(range(i, len(work), instances)) for i in range(instances)]
-    ready, finish, left, tick = [0.0] * instances, np.zeros(len(work)), set(range(len(work))), 0
-    while left:
-        tick += 1
-        until = tick * moves.tick_s
-        for i, worker in enumerate(workers):
-            while True:
-                start = ready[i]
-                if worker.idle:
-                    if not upcoming[i]:
-                        break
-                    start = max(start, float(work.arrival_s[upcoming[i][0]]))
-                if start >= until:
-                    break
-                while upcoming[i] and work.arrival_s[upcoming[i][0]] <= start:
-                    r = upcoming[i].pop(0)
-                    prompt = [r] * int(work.input_tokens[r])
-                    priority = int(work.priority[r])
-                    worker.add(
-                        WorkerSequence(str(r), prompt, SamplingParams(), max_output_tokens=999, priority=priority)
-                    )
-                plan = worker.plan_step()
-                context = sum(c.start + c.count for c in plan.chunks)
-                pairs = sum(c.count * (c.start + 0.5 * (c.count + 1)) for c in plan.chunks if c.sequence.pending != 1)
-                ready[i] = start + one.latency.step_s(StepLoad(plan.tokens, context, pairs))
-                worker.commit(plan, {c.sequence.request_id: [0] for c in plan.chunks if c.logits})
-                for chunk in plan.chunks:
-                    r = int(chunk.sequence.request_id)
-                    if chunk.sequence.output_tokens == work.output_tokens[r]:
-                        worker.finish(str(r), FinishReason.STOP)
-                        finish[r] = ready[i]
-                        left.discard(r)
-    return finish
-
-
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_several_instances_are_as_many_workers(seed: int, reuse: bool) -> None:
@@ -119,7 +70,10 @@ def test_several_instances_are_as_many_workers(seed: int, reuse: bool) -> None:
     work = reusing(work, seed) if reuse else work
     still, one = Moves(1e5, 1e9, 0.0), replica(3000)
     served = serve_cluster(work, one, 3, still, RoundRobin)
-    finish = replayed_by_workers(work, one, 3, still)
+    limits, cached = BatchLimits(one.limits.max_running, one.limits.max_step_tokens), work.cached_tokens
+    pools = [BlockPool(one.lane_blocks, one.limits.block_tokens, reuse=False) for _ in range(3)]
+    lanes = [KnowsPrefixes(limits, pool, cached[i::3].tolist()) for i, pool in enumerate(pools)]
+    finish = finish_on_instances(work, one.latency, lanes)
     np.testing.assert_allclose(served.finish_s, finish, rtol=1e-12, atol=1e-12)
 
 

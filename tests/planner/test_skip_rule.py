@@ -11,28 +11,19 @@ from benchmarks.skip_rule import cheapest_rule, mean_cost
 from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.files import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS, calibration_error, train
-from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
-from penstock.services.acceptance.skip_prediction import passes_over
+from penstock.planner_service.routing.quality import route
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.services.score_predictor_file import read_score_predictor
 from penstock.types.rules import AcceptanceRules
 from tests.conftest import ROOT
 from tests.support.cli import penstock as run
+from tests.support.judged_samples import TIERS, judged_sample
 from tests.support.present import present
 from tests.support.questions import asked
 from tests.support.tables import judged_header, write_table, write_trace
 
-TIERS = ("small", "medium", "large")
 EASY, HARD = ("upper", "reverse", "copy"), ("multiply", "sort", "translate")
-
-
-def sample(seed: int, count: int = 60) -> JudgedSample:
-    """Random scores, few of them distinct, and predictions that know something of them."""
-    rng = np.random.default_rng(seed)
-    scores = np.asarray(rng.integers(0, 6, (count, 3)) * 20.0, np.float64)
-    predicted = np.asarray(np.clip(scores + rng.normal(0, 25, scores.shape), 0, 100), np.float64)
-    return JudgedSample(TIERS, rng.integers(1, 50, count), rng.integers(1, 90, (count, 3)), scores, predicted)
 
 
 def prompts(count: int, seed: int = 1) -> tuple[list[str], np.ndarray]:
@@ -47,39 +38,8 @@ def prompts(count: int, seed: int = 1) -> tuple[list[str], np.ndarray]:
     return texts, np.array(scores)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_routing_under_a_rule_is_what_a_router_does(seed: int) -> None:
-    """One prompt after another by the router's own rule, against the arrays; and the grid of all thresholds against both."""
-    judged, rng = sample(seed), np.random.default_rng(seed + 100)
-    limits = tuple(None if rng.random() < 0.2 else float(rng.integers(5, 80)) for _ in range(2))
-    skipping = judged.under(AcceptanceRules(skip_below=limits))
-    thresholds = (float(rng.choice([0, 40, 101])), float(rng.choice([20, 60, 100])))
-    routed = route(skipping, thresholds)
-    for i in range(len(judged)):
-        answered = 2
-        for tier in range(2):
-            asked = thresholds[tier] <= 100 and not passes_over(present(judged.predicted)[i, tier], limits[tier])
-            assert routed.processed[tier, i] == (asked and answered == 2)
-            if asked and answered == 2 and judged.scores[i, tier] >= thresholds[tier]:
-                answered = tier
-        assert routed.answered[i] == answered
-    levels, qualities = all_qualities(skipping)
-    for a, b in rng.integers(0, [len(level) for level in levels], (20, 2)):
-        assert qualities[a, b] == pytest.approx(route(skipping, (levels[0][a], levels[1][b])).quality)
-
-
-def test_a_rule_needs_predictions_and_a_limit_for_each_tier_but_the_last() -> None:
-    judged = sample(1)
-    bare = JudgedSample(TIERS, judged.input_tokens, judged.output_tokens, judged.scores)
-    assert bare.under(AcceptanceRules(skip_below=(None, None))).passed_over is None
-    with pytest.raises(InvalidRequest, match="predicted scores"):
-        bare.under(AcceptanceRules(skip_below=(30.0, None)))
-    with pytest.raises(InvalidRequest, match="skip_below"):
-        judged.under(AcceptanceRules(skip_below=(30.0,)))
-
-
 def test_the_cheapest_rule_costs_no_quality() -> None:
-    judged, thresholds, price = sample(3, 300), (60.0, 60.0), (1.0, 4.0, 10.0)
+    judged, thresholds, price = judged_sample(3, count=300), (60.0, 60.0), (1.0, 4.0, 10.0)
     plain = route(judged, thresholds)
     rule = cheapest_rule(judged, thresholds, price, plain.quality)
     routed = route(judged.under(AcceptanceRules(skip_below=rule.limits)), thresholds)

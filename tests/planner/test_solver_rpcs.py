@@ -24,7 +24,7 @@ from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Role
 from penstock.types.deployments import ReplicaGroup
-from penstock.types.planning import GpuBudget, Objective, PlanningQuestion, Trace
+from penstock.types.planning import Objective, PlanningQuestion, Trace
 from penstock.types.rules import RuleOptions
 from tests.support.mesh import COMPOSE
 from tests.support.questions import TIERS, predicted, question
@@ -176,15 +176,6 @@ def deployed(tier: int, **rule: Any) -> Deployment:
     tiers = [DeployedTier(group, 50.0), DeployedTier(group, 50.0), DeployedTier(group)]
     tiers[tier] = dataclasses.replace(tiers[tier], **rule)
     return Deployment(tuple(tiers))
-
-
-def test_goals_and_tiers_that_do_not_go_together_are_named() -> None:
-    whole = question(min_quality=80, budget=GpuBudget.EXACT)
-    assert api.plan(whole).report().gpus == 24
-    assert refused(dataclasses.replace(whole, objective=Objective.END_TO_END)) == ["budget"]
-    assert refused(question(min_quality=80, max_tiers=4)) == ["max_tiers"]
-    assert refused(question(min_quality=80, min_tiers=1)) == ["min_tiers"]
-    assert refused(question()) == ["target"]
 
 
 def test_what_a_skip_rule_lacks_is_named() -> None:

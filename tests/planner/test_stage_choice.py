@@ -13,24 +13,19 @@ from penstock.planner_service.files import measured_of, trace_of
 from penstock.planner_service.live import solver
 from penstock.planner_service.live.replanner import with_verdict
 from penstock.planner_service.live.solver_pool import SolverPool, SolverTimedOut
-from penstock.planner_service.simulator import EngineLimits, Replica, Workload
-from penstock.planner_service.simulator.cluster import Moves
+from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.stages import choice
 from penstock.planner_service.stages.choice import choose
-from penstock.planner_service.stages.replay import ReplayVerdict
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.domain.errors import InvalidRequest
-from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.plans import check_plan
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
+from tests.planner.test_stage_replay import FAST, INSTANCES, QOE, replica, workload
 from tests.support.present import present
 
-QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
-INSTANCES, MAX_TOKENS = 4, 6000
-FAST = Moves(1e5, 1e12, 0.0)
+MAX_TOKENS = 6000
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +34,8 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_replay, "SUSTAINED_REQUESTS", (400, 800))
 
 
-def replica(gap_s: float = 0.0) -> Replica:
-    latency = StepLatencyModel((0.0, 1.0), (0.005, 0.00501), 1e-7, 0.0, gap_s)
-    return Replica(ReplicaShape(1, 1), latency, 60_000, EngineLimits(64, 512, 16))
-
-
-def mixed(requests: int = 300, rate: float = 14.0) -> Workload:
-    """Replies of like lengths; one prompt in ten is long."""
-    rng = np.random.default_rng(1)
-    arrivals = np.cumsum(rng.exponential(1 / rate, requests))
-    inputs = np.where(rng.random(requests) < 0.1, rng.integers(3000, 5000, requests), rng.integers(20, 200, requests))
-    return Workload(arrivals - arrivals[0], inputs, rng.integers(50, 250, requests))
+def mixed(requests: int = 300) -> Workload:
+    return workload(requests, 14.0)
 
 
 def alike() -> Workload:
@@ -208,16 +194,6 @@ def test_planning_again_changes_stages_only_where_that_pays_and_says_so() -> Non
     assert without.tiers[0].stages == ()
     assert "small: Use one stage." in without.note
     check_plan(without)
-
-
-def test_a_verdict_against_what_serves_keeps_it() -> None:
-    serving = StageLayout((Stage(0, 300, 3), Stage(300, MAX_TOKENS, 1)))
-    single = StageLayout.single(INSTANCES, MAX_TOKENS)
-    changes = (0.0, 0.0, -0.2, 0.0)
-    assert ReplayVerdict(False, *changes, single, 1, serving).chosen == serving
-    assert ReplayVerdict(True, *changes, single, 1, serving).chosen is None
-    assert ReplayVerdict(True, *changes, serving, 1).chosen == serving
-    assert not ReplayVerdict(False, *changes, serving, 1).use_stages
 
 
 async def test_a_choice_that_takes_too_long_is_ended() -> None:

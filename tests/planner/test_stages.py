@@ -91,20 +91,6 @@ def test_the_partition_equals_brute_force() -> None:
             assert problem.total(chain) == pytest.approx(least, rel=1e-9), case
 
 
-def test_moves_that_cost_more_make_fewer_stages_and_none_at_the_end() -> None:
-    rng = np.random.default_rng(2)
-    inputs = rng.integers(1, 50, 800)
-    outputs = rng.integers(100, 3000, 800)
-    sample = LengthSample.of(inputs + rng.integers(0, outputs), inputs, outputs)
-    counts = [
-        len(plan_stages(sample, QOE, 16, 4096, MoveCost(100_000, bandwidth)).layout.stages)
-        for bandwidth in (1e12, 1e8, 1e7, 1e3)
-    ]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > 2
-    assert counts[-1] == 1
-
-
 def test_a_plan_says_what_it_is_held_against() -> None:
     rng = np.random.default_rng(3)
     sample = random_sample(rng, 400)

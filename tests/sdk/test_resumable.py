@@ -3,7 +3,6 @@
 import random
 from typing import Any
 
-import grpc
 import pytest
 
 from penstock import Accepted, Finished, Options, RetryPolicy, UnavailableError
@@ -14,34 +13,12 @@ from penstock.client.silence import SilenceWatch
 from penstock.mapper import duration
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
-from penstock.services.domain.errors import Overloaded, Unavailable
+from penstock.services.domain.errors import Unavailable
 from penstock.services.errors import to_status
+from tests.support.failed_call import FailedCall
 
-
-class Failed(grpc.RpcError, grpc.Call):
-    """A call that ended with one of our statuses, as both kinds of client raise it."""
-
-    def __init__(self, status: Any) -> None:
-        self._status = status
-
-    def code(self) -> grpc.StatusCode:
-        code: grpc.StatusCode = self._status.code
-        return code
-
-    def details(self) -> str:
-        return str(self._status.details)
-
-    def trailing_metadata(self) -> Any:
-        return self._status.trailing_metadata
-
-    def initial_metadata(self) -> Any: ...
-    def is_active(self) -> Any: ...
-    def time_remaining(self) -> Any: ...
-    def cancel(self) -> Any: ...
-    def add_callback(self, callback: Any) -> Any: ...
-
-
-AWAY = Failed(to_status(Unavailable("away")))
+_STATUS = to_status(Unavailable("away"))
+AWAY = FailedCall(_STATUS.code, _STATUS.details, _STATUS.trailing_metadata)
 
 
 def resumable(routers: int = 1, **options: Any) -> ResumableRequest:
@@ -117,13 +94,6 @@ def test_tokens_that_are_not_the_next_ones_fail_the_attempt() -> None:
         with pytest.raises(UnavailableError, match=f"position {offset}, not 2"):
             request.take(tokens(offset, 7))
     assert list(request.message().resume.token_ids) == [1, 2]
-
-
-def test_the_hint_of_a_full_router_is_kept() -> None:
-    request = resumable()
-    request.message()
-    request.failed(errors.from_rpc(Failed(to_status(Overloaded("full", 3.0)))), 0.0)
-    assert 3.0 <= request.wait_s(0.0) <= 4.5
 
 
 def test_a_stream_that_just_ends_is_an_error() -> None:

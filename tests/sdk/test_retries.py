@@ -13,6 +13,7 @@ from penstock.client.resumable import ResumableRequest, Routers
 from penstock.client.retries import RETRY_RULES, RetryBudget, is_retryable
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
+from tests.support.failed_call import FailedCall
 
 BROKEN = "Received RST_STREAM with error code 2"
 
@@ -46,31 +47,9 @@ ROWS = [
 ]
 
 
-class Status(grpc.RpcError, grpc.Call):
-    """A failed call, as both kinds of client raise it."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def trailing_metadata(self) -> Any:
-        return ()
-
-    def initial_metadata(self) -> Any: ...
-    def is_active(self) -> Any: ...
-    def time_remaining(self) -> Any: ...
-    def cancel(self) -> Any: ...
-    def add_callback(self, callback: Any) -> Any: ...
-
-
 @pytest.mark.parametrize(("code", "details", "reason", "again"), ROWS)
 def test_each_row_of_the_table(code: str, details: str, reason: str, again: bool) -> None:
-    failure = errors.from_rpc(Status(grpc.StatusCode[code], details))
+    failure = errors.from_rpc(FailedCall(grpc.StatusCode[code], details))
     failure.reason = failure.reason or reason
     assert is_retryable(failure) is again
 

@@ -1,16 +1,13 @@
 """SLOs in the SDK and the CLI: what is sent, what a retry sends, what is shown."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from penstock import AsyncClient, MeshStatus, RetryPolicy, Slo, SloCounts
+from penstock import AsyncClient, RetryPolicy, Slo
 from penstock.cli.main import app
-from penstock.cli.top import screen
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.services.domain.errors import Unavailable
@@ -86,15 +83,3 @@ async def test_ask_says_that_a_request_was_declined() -> None:
     assert result.exit_code == 0
     assert "large: declined by w-1: no room" in result.stdout
     assert "no worker can keep the latency objectives" in result.stdout
-
-
-def test_top_shows_how_objectives_were_served_if_there_were_any() -> None:
-    def drawn(slo: SloCounts) -> str:
-        status = MeshStatus("router-0", 3, True, 0.0, (), (), 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, slo=slo)
-        console = Console(width=200)
-        with console.capture() as captured:
-            console.print(screen(status, deque()))
-        return captured.get()
-
-    assert "7 met, 1 broken, 2 best effort, 3 declined" in drawn(SloCounts(7, 1, 2, 3))
-    assert "objectives" not in drawn(SloCounts())

@@ -7,7 +7,16 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock import BurstChange, BurstStatus, Drafting, InstanceStatus, MeshStatus, RouterProcessStatus, StagePlace
+from penstock import (
+    BurstChange,
+    BurstStatus,
+    Drafting,
+    InstanceStatus,
+    MeshStatus,
+    RouterProcessStatus,
+    SloCounts,
+    StagePlace,
+)
 from penstock.cli import output
 from penstock.cli.top import screen
 from penstock.types.mesh_status import BurstReason, InstanceState
@@ -85,3 +94,8 @@ def test_of_a_large_mesh_as_many_instances_are_drawn_as_fit_those_to_look_at_fir
         assert {"w0700", "w0900"} < {*rows}, "those that are not ready"
         assert "w0996" in rows, "the busiest"
         assert f"and {1000 - len(rows)} with less load: {1000 - len(rows)} ready" in text
+
+
+def test_how_objectives_were_served_is_shown_if_there_were_any() -> None:
+    assert "7 met, 1 broken, 2 best effort, 3 declined" in drawn(width=200, slo=SloCounts(7, 1, 2, 3))
+    assert "objectives" not in drawn(width=200, slo=SloCounts())

@@ -98,10 +98,10 @@ async def served_worker(
 
 @asynccontextmanager
 async def running_mesh(
-    mesh_file: Path, redis_url: str, *, routers: int = 1, **settings: Any
+    mesh_file: Path, redis_url: str, *, routers: int = 1, mesh: TestMesh | None = None, **settings: Any
 ) -> AsyncIterator[TestMesh]:
-    """The mesh that a file describes, complete. settings: of every service."""
-    mesh, file = TestMesh(mesh_file, redis_url), load_mesh_file(mesh_file)
+    """The mesh that a file describes, complete. mesh: one to start it in. settings: of every service."""
+    mesh, file = mesh or TestMesh(mesh_file, redis_url), load_mesh_file(mesh_file)
     try:
         await mesh.start(Role.PLANNER, "planner-0", **settings)
         for i in range(routers):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.slo.compiled.admission import Entries, Sets, best_sets, budget_per_s
+from penstock.services.domain.slo.compiled.admission import Entries, Sets, best_sets
 from penstock.services.domain.slo.compiled.layout import step_model
 from penstock.services.domain.slo.compiled.table import (
     MAX_COUNTS,
@@ -22,7 +21,6 @@ from penstock.services.domain.slo.compiled.table import (
 )
 from penstock.types.slo import SloClass
 from tests.domain.slo.reference_admission import BudgetModel, Committed, PromiseCandidate, Tier, admit
-from tests.support.present import present
 
 SIX_PER_UNIT = StepLatencyModel.linear(0.0, 1 / 6, 0.0)
 TOLERANCE = 1e-6
@@ -34,11 +32,6 @@ class Case:
     committed: list[Committed]
     budget: BudgetModel
     free_memory: int
-
-
-def figure_3(requests: int = 4) -> Case:
-    budget = BudgetModel((Tier(1.0, 3),), SIX_PER_UNIT, 6)
-    return Case([PromiseCandidate(6.0, 6, 0)] * requests, [], budget, 0)
 
 
 def feasible(case: Case, chosen: tuple[int, ...], rate: Callable[[tuple[int, ...]], float] | None = None) -> bool:
@@ -143,62 +136,6 @@ def test_reference_compiled_and_every_subset_agree_in_value_and_count() -> None:
         outcomes["some" if found.count else "none"] += 1
         outcomes["memory binds"] += sum(c.memory for c in case.candidates) > case.free_memory
     assert min(outcomes.values()) >= 10, outcomes
-
-
-def test_greedy_admission_one_by_one_loses() -> None:
-    """The first to come takes what would have served two others: deciding jointly is worth a request."""
-    budget = BudgetModel((Tier(1.0, 3),), SIX_PER_UNIT, 6)  # three tokens per unit beside the decodes
-    candidates = [PromiseCandidate(6.0, 18, 0), PromiseCandidate(6.0, 9, 0), PromiseCandidate(6.0, 9, 0)]
-    greedy: list[int] = []
-    case = Case(candidates, [], budget, 0)
-    for i in range(3):
-        if feasible(case, (*greedy, i)):
-            greedy.append(i)
-    assert greedy == [0]
-    joint = present(admit(candidates, [], budget))
-    assert joint.accepted == (1, 2)
-    assert by_compiled(case) == (2.0, 2)
-
-
-def test_f1_ties_broken_by_arrival_admit_three_in_figure_3() -> None:
-    """With `pDDL_j < pDDL_i` read strictly, requests with equal deadlines exclude each other, and one is admitted."""
-    case = figure_3()
-    found = present(admit(case.candidates, case.committed, case.budget))
-    assert found.accepted == (0, 1, 2)
-    assert by_compiled(case) == (3.0, 3)
-    # equation of section 3.2.1 as printed: a chain i1, i2, ... of strictly growing deadlines
-    strict = [s for k in range(5) for s in itertools.combinations(range(4), k) if _strictly_growing(case, s)]
-    assert max(len(s) for s in strict if feasible(case, s)) == 1
-
-
-def _strictly_growing(case: Case, chosen: tuple[int, ...]) -> bool:
-    dues = [case.candidates[i].due_s for i in chosen]
-    return all(a < b for a, b in itertools.pairwise(dues))
-
-
-def test_f3_an_additive_budget_keeps_what_flooring_loses() -> None:
-    """Ten deadlines 10 ms apart, batches of 50 ms with 100 tokens: floor(t / t0) is always 0, the rate gives 200."""
-    latency = StepLatencyModel.linear(0.0, 0.0005, 0.0)
-    budget = BudgetModel((Tier(0.05, 0),), latency, 100)
-    candidates = [PromiseCandidate(0.01 * (i + 1), 20, 0) for i in range(10)]
-    rate = budget.tokens_per_s((0,))
-    floored = sum(int(0.01 / 0.05) * 0.05 * rate for _ in candidates)
-    assert floored == 0
-    assert 0.1 * rate == pytest.approx(200)
-    # the first request's decode takes one token of 100 per batch from then on; so ten times 20 tokens are a little too many
-    slightly_less = [PromiseCandidate(c.due_s, 19, 0) for c in candidates]
-    found = present(admit(slightly_less, [], budget))
-    assert found.count == 10
-
-
-def test_the_compiled_budget_is_the_reference_s() -> None:
-    for seed in range(100):
-        budget = drawn(seed).budget
-        model = step_model(budget.latency, budget.max_step_tokens, budget.reserve)
-        tpots = np.array([t.tpot_s for t in budget.tiers])
-        for counts in itertools.product(range(4), repeat=len(budget.tiers)):
-            compiled = budget_per_s(np.array(counts, np.int64), tpots, budget.context_tokens, model)
-            assert compiled == pytest.approx(budget.tokens_per_s(counts), rel=1e-12, abs=1e-9)
 
 
 def test_any_number_of_paces_takes_bounded_space_and_admits_nearly_as_a_few_do() -> None:

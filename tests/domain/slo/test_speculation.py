@@ -8,7 +8,6 @@ import pytest
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.speculation import SpeculationTier, expected_tokens, plan_of, speculation_lengths
-from tests.support.present import present
 
 
 def test_acc_counts_verified_tokens_and_one_is_plain_decoding() -> None:
@@ -44,23 +43,6 @@ def test_the_solver_equals_trying_every_combination(tiers: int) -> None:
         assert found.prefill_tokens_per_s == pytest.approx(best)
         unequal += len(set(found.lengths)) > 1
     assert tiers == 1 or unequal > 0  # one length for all paces would not do
-
-
-def test_speculation_raises_throughput_where_a_tight_pace_binds_and_drafts_are_cheap() -> None:
-    latency = StepLatencyModel.linear(0.015, 1e-4, 0.0)
-    tiers = [SpeculationTier(10, 0.02, 0.8), SpeculationTier(20, 0.1, 0.8)]
-    plain = plan_of((1, 1), tiers, latency, 0, 4096)
-    found = present(speculation_lengths(tiers, latency, max_step_tokens=4096))
-    assert found.lengths[0] > found.lengths[1]
-    assert found.prefill_tokens_per_s > 1.5 * present(plain).prefill_tokens_per_s
-    costly = StepLatencyModel((0.0, 1.0), (0.015, 0.0151), draft_step_s=0.05)
-    without = present(speculation_lengths(tiers, costly, max_step_tokens=4096))
-    assert without.lengths == (1, 1)
-
-
-def test_no_lengths_where_no_pace_can_be_kept() -> None:
-    latency = StepLatencyModel.linear(1.0, 0.0, 0.0)
-    assert speculation_lengths([SpeculationTier(1, 0.05, 0.5)], latency, max_step_tokens=64) is None
 
 
 def test_unsound_tiers_are_refused() -> None:

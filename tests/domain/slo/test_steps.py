@@ -38,6 +38,11 @@ from penstock.services.domain.slo.compiled.layout import (
 
 SIX_PER_UNIT = step_model(StepLatencyModel.linear(0.0, 1 / 6, 0.0), 6)
 LONG = 1000
+LATENCIES = (
+    StepLatencyModel.linear(0.005, 1e-4, 1e-7),
+    StepLatencyModel.linear(0.0, 1e-3, 0.0),
+    StepLatencyModel((1.0, 64.0, 256.0, 1024.0), (0.02, 0.021, 0.05, 0.3), 3e-7, 2e-8, 1e-7),
+)
 
 
 def decode(due_s: float = 1.0, tpot_s: float = 1.0, left: int = LONG, context: int = 0) -> tuple[int | float, ...]:
@@ -206,13 +211,6 @@ def test_a_lagging_decode_goes_alone_rather_than_not_at_all() -> None:
     assert batch(counts, times)[0] == [1, 1, 0]
 
 
-def test_the_certificate_sees_contexts_grow() -> None:
-    """A decode's attention grows with its reply: what fits now may not fit later."""
-    model = step_model(StepLatencyModel.linear(0.01, 0.001, 1e-5), 512)
-    for left, fits in ((100, True), (4_000, False)):
-        assert kept(columns(decode(0.05, 0.05, left=left, context=100)), model) is fits
-
-
 def test_nobody_is_admitted_beside_requests_that_are_late_already() -> None:
     running, new = columns(prompt(100, 1.0)), columns(prompt(1, 50.0))
     assert decided(running, new)[0] == [0]
@@ -239,11 +237,9 @@ def test_the_certificate_knows_the_most_kv_that_is_held_at_any_time() -> None:
     passed = 0
     for seed in range(80):
         rng = random.Random(seed)
-        latency = rng.choice([StepLatencyModel.linear(0.005, 1e-4, 1e-7), StepLatencyModel.linear(0.0, 1e-3, 0.0)])
-        model, paces = (
-            step_model(latency, rng.choice([64, 512])),
-            rng.sample([0.03, 0.05, 0.07, 0.1], rng.randint(1, 3)),
-        )
+        latency = rng.choice(LATENCIES[:2])
+        model = step_model(latency, rng.choice([64, 512]))
+        paces = rng.sample([0.03, 0.05, 0.07, 0.1], rng.randint(1, 3))
         requests = [
             decode(pace, pace, rng.randint(1, 80), rng.randint(0, 300))
             for pace in (rng.choice(paces) for _ in range(rng.randint(0, 12)))
@@ -294,17 +290,9 @@ def test_as_many_are_admitted_as_in_any_certified_set() -> None:
     declined = judged = fewer = 0
     for seed in range(200):
         rng = random.Random(seed)
-        latency = rng.choice(
-            [
-                StepLatencyModel.linear(0.005, 1e-4, 1e-7),
-                StepLatencyModel.linear(0.0, 1e-3, 0.0),
-                StepLatencyModel((1.0, 64.0, 256.0, 1024.0), (0.02, 0.021, 0.05, 0.3), 3e-7, 2e-8, 1e-7),
-            ]
-        )
-        model, paces = (
-            step_model(latency, rng.choice([64, 512])),
-            rng.sample([0.03, 0.05, 0.07, 0.1], rng.randint(1, 3)),
-        )
+        latency = rng.choice(LATENCIES)
+        model = step_model(latency, rng.choice([64, 512]))
+        paces = rng.sample([0.03, 0.05, 0.07, 0.1], rng.randint(1, 3))
         running = []
         for _ in range(rng.randint(1, 60)):
             pace = rng.choice(paces)
@@ -340,19 +328,6 @@ def test_a_prompt_that_would_be_late_next_to_the_decodes_goes_before_them_where_
     assert batch(counts, times, 0.0)[0][0] == 1
     times[DUE_S, 3], times[DUE_S, :3] = 1.0, 1.2  # the decodes cannot wait
     assert batch(counts, times, 0.0)[0][:3] == [1, 1, 1]
-
-
-def test_kv_is_checked_over_time_and_what_ends_makes_room() -> None:
-    """A long context ends after five tokens and a prompt grows later: 80 tokens are enough for both, 70 are not."""
-    long, late = decode(), prompt(6, 60.0)
-    counts, times = columns(long, late)
-    counts[CONTEXT, 0], counts[LEFT, 0], counts[LEFT, 1] = 60, 5, 60
-    times[TPOT_S], times[DUE_S, 0] = 1.0, 1.0
-    whole = (60 + 5) + (6 + 60)
-    for kv_tokens, fits in ((whole, True), (80, True), (70, False)):
-        found = Certificate(np.zeros(2), np.zeros(1))
-        assert kept(Columns(counts, times), SIX_PER_UNIT, kv_tokens=kv_tokens, found=found) is fits
-        assert not fits or found.most_held[0] < whole
 
 
 def test_the_kth_smallest_is_what_sorting_puts_there() -> None:
