@@ -9,7 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from penstock import AsyncClient, MeshStatus, Tokens
+from benchmarks.fault_streams import StreamResult, grpc_stream
+from penstock import AsyncClient, MeshStatus
 from penstock.client.errors import PenstockError
 from penstock.services.domain.instances import Role
 from tests.conftest import ROOT, write_mesh_file
@@ -78,20 +79,6 @@ async def mesh(tmp_path: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestM
         await made.stop_all()
 
 
-class Bystander:
-    """A reply beside the poison; every token must come once."""
-
-    def __init__(self, client: AsyncClient, number: int) -> None:
-        self._client, self._number = client, number
-        self.tokens = 0
-
-    async def run(self) -> None:
-        async for event in self._client.stream(f"bystander {self._number}", temperature=0, max_tokens=TOKENS):
-            if isinstance(event, Tokens):
-                assert event.offset == self.tokens, "a token twice, or one missing"
-                self.tokens += len(event.token_ids)
-
-
 async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[TestMesh, Mortals]) -> None:
     """By gRPC with an SDK that knows two routers and retries, and by HTTP: a clear error, and no third instance is tried.
 
@@ -101,8 +88,9 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
     parts = [made.parts[name] for name in ("router-0", "router-1")]
     routers = [part.address for part in parts]
     async with AsyncClient(routers, timeout_s=60) as client:
-        bystanders = [Bystander(client, i) for i in range(BYSTANDERS)]
-        tasks = [asyncio.create_task(b.run()) for b in bystanders]
+        bystanders = [StreamResult(f"bystander {i}") for i in range(BYSTANDERS)]
+        stream = grpc_stream(client, max_tokens=TOKENS)
+        tasks = [asyncio.create_task(stream(b.prompt, b)) for b in bystanders]
         while not all(b.tokens > 50 for b in bystanders):
             await asyncio.sleep(0.01)
         with pytest.raises(PenstockError) as caught:
@@ -110,7 +98,7 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
         assert caught.value.reason == "POISON_REQUEST"
         await mortals.count(2)
         await asyncio.gather(*tasks)
-        assert [b.tokens for b in bystanders] == [TOKENS] * BYSTANDERS
+        assert [(b.tokens, b.doubled, b.error) for b in bystanders] == [(TOKENS, False, "")] * BYSTANDERS
         assert len(mortals.dead) == 2
         statuses = [await one_status(part.admin_address) for part in parts]
         assert sum(status.failed for status in statuses) == 1, "one router met it, and the SDK did not try the other"

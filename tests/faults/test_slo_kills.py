@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
-import yaml
 
-from benchmarks.fault_streams import is_whole, signal_process
+from benchmarks.fault_streams import signal_process, until_whole
 from penstock import (
     Accepted,
     AsyncClient,
@@ -26,6 +25,7 @@ from penstock import (
     Tokens,
 )
 from penstock.local import LocalMesh, MeshOptions
+from tests.conftest import write_mesh_file
 from tests.support.present import present
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
@@ -43,18 +43,10 @@ ROUNDS = 10  # until a kill has met a reply that was promised: one, unless this 
 @pytest.fixture(scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
     folder = tmp_path_factory.mktemp("slo-kills")
-    tier = {
-        "name": "only",
-        "model": "sim",
-        "engine": "simulated",
-        "simulated": {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS},
-        "workers": 2,
-        "batch_policy": "slo",
-    }
-    file = folder / "mesh.yaml"
-    file.write_text(
-        yaml.safe_dump({"name": "test-slo-kills", "tiers": [tier], "router": {"grpc_port": 0, "http_port": 0}})
-    )
+    paced = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
+    tier = {"name": "only", "model": "sim", "simulated": paced, "workers": 2, "batch_policy": "slo"}
+    router = {"grpc_port": 0, "http_port": 0}
+    file = write_mesh_file(folder, [tier], router=router, judge={"replicas": 0})
     async with LocalMesh(MeshOptions(file, folder)) as running:
         yield running
 
@@ -104,20 +96,13 @@ def expected() -> dict[str, str]:
     return simulated_texts(dict.fromkeys(PROMPTS, MAX_TOKENS))
 
 
-async def whole(mesh: LocalMesh, client: AsyncClient) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        async for status in client.watch_status(0.2):
-            if is_whole(mesh, status):
-                return
-
-
 async def test_a_worker_that_stalls_and_dies_breaks_promises_and_no_replies(
     mesh: LocalMesh, client: AsyncClient, expected: dict[str, str]
 ) -> None:
     """Every reply ends as it would have; each change of instance is followed by a class, and the counters agree with what
     the clients were told."""
     for _ in range(ROUNDS):  # where this process gets no CPU, the replies may end before the kill
-        await whole(mesh, client)
+        await until_whole(mesh)
         before = (await client.status()).slo
         streams = [Stream(prompt) for prompt in PROMPTS]
         tasks = [asyncio.create_task(stream.run(client, PACED)) for stream in streams]
@@ -146,7 +131,7 @@ async def test_a_killed_worker_s_replies_keep_an_slo_that_leaves_time_for_it(
 ) -> None:
     """The remainder is enough: they are promised again elsewhere, and attained."""
     for _ in range(ROUNDS):
-        await whole(mesh, client)
+        await until_whole(mesh)
         streams = [Stream(prompt) for prompt in PROMPTS]
         tasks = [asyncio.create_task(stream.run(client, EASY)) for stream in streams]
         while not any(stream.offset for stream in streams):
@@ -167,7 +152,7 @@ async def test_a_reply_that_moves_keeps_its_class(
 ) -> None:
     """The target decides on it when it arrives; its tokens come once, and its promise holds."""
     for _ in range(ROUNDS):  # a move may be refused for a reason that passes, or the reply may have ended
-        await whole(mesh, client)
+        await until_whole(mesh)
         stream = Stream(PROMPTS[0])
         task = asyncio.create_task(stream.run(client, EASY))
         while not stream.offset:

@@ -12,6 +12,7 @@ from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.services.channels import ChannelPool
 from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.routed_request import Router
 from tests.support.services import RedisProcess
 from tests.support.tier_scene import Scene
 
@@ -45,3 +46,9 @@ async def client(mesh: TestMesh) -> AsyncIterator[openai.AsyncOpenAI]:
 async def session(mesh: TestMesh) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(mesh.http, timeout=aiohttp.ClientTimeout(total=120)) as opened:
         yield opened
+
+
+@pytest.fixture
+async def router(scene: Scene) -> AsyncIterator[Router]:
+    async with AsyncExitStack() as stack:
+        yield Router(scene, stack)
