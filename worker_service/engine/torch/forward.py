@@ -66,7 +66,8 @@ class FusedForward:
         """The last hidden states (N, hidden) of tokens (N,) at positions (N,), or of those in `rows` only."""
         ops, heads, linear = self._ops, self._heads, functional.linear
         cos, sin = self._angles(positions)
-        residual, added = functional.embedding(tokens, self._embedding), None
+        residual = functional.embedding(tokens, self._embedding)
+        added = torch.zeros_like(residual)
         for index, layer in enumerate(self._layers):
             residual, hidden = ops.add_norm(residual, added, layer.input_norm)
             qkv = linear(hidden, layer.qkv, layer.qkv_bias)
@@ -77,7 +78,7 @@ class FusedForward:
             gate, up = linear(hidden, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
             added = linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias)
         if rows is not None:
-            residual, added = residual[rows], added[rows] if added is not None else None
+            residual, added = residual[rows], added[rows]
         return ops.add_norm(residual, added, self._norm)[1]
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,11 +92,10 @@ class _TorchOps:
     """What lies between the matrix products, on any device and in any dtype, rounded as the modules round."""
 
     def add_norm(
-        self, residual: torch.Tensor, added: torch.Tensor | None, norm: _Norm
+        self, residual: torch.Tensor, added: torch.Tensor, norm: _Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum and its norm."""
-        if added is not None:
-            residual = residual + added
+        residual = residual + added
         return residual, self._normed(residual, norm)
 
     def place(
@@ -131,13 +131,10 @@ class _CompiledOps(_TorchOps):
     """The same by compiled kernels, on a CPU in float32."""
 
     def add_norm(
-        self, residual: torch.Tensor, added: torch.Tensor | None, norm: _Norm
+        self, residual: torch.Tensor, added: torch.Tensor, norm: _Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.empty_like(residual)
-        if added is None:
-            kernels.rms_norm(residual.numpy(), norm.array, norm.eps, out.numpy())
-        else:
-            kernels.add_rms_norm(residual.numpy(), added.numpy(), norm.array, norm.eps, out.numpy())
+        kernels.add_rms_norm(residual.numpy(), added.numpy(), norm.array, norm.eps, out.numpy())
         return residual, out
 
     def place(

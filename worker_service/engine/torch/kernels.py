@@ -42,19 +42,6 @@ def add_rms_norm(x: F32, added: F32, weight: F32, eps: float, out: F32) -> None:
 
 
 @compiled(fastmath=True)
-def rms_norm(x: F32, weight: F32, eps: float, out: F32) -> None:
-    """Write the RMS norm of `x` to `out`, both (N, hidden)."""
-    rows, width = x.shape
-    for n in range(rows):
-        squares = np.float32(0.0)
-        for i in range(width):
-            squares += x[n, i] * x[n, i]
-        factor = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
-        for i in range(width):
-            out[n, i] = weight[i] * (x[n, i] * factor)
-
-
-@compiled(fastmath=True)
 def head_norm(qkv: F32, first: int, heads: int, weight: F32, eps: float) -> None:
     """RMS norm in place of `heads` heads of (N, width) from column `first` on; weight (D,)."""
     dim = weight.shape[0]
