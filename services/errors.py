@@ -1,5 +1,7 @@
 """Maps exceptions to gRPC statuses and HTTP codes, and gRPC statuses back to exceptions."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -126,6 +128,15 @@ def from_rpc(failed: aio.AioRpcError) -> PenstockError:
         number: int = failed.code().value[0]
         status = status_pb2.Status(code=code_pb2.Code.ValueType(number), message=failed.details() or "")
     return from_proto(status)
+
+
+@contextmanager
+def of_calls() -> Iterator[None]:
+    """Calls in this context raise the exception that `from_rpc` makes of their failure."""
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise from_rpc(error) from error
 
 
 def is_ours(failed: aio.AioRpcError) -> bool:

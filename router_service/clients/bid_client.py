@@ -32,10 +32,8 @@ class Confirmation:
         Raises:
             Unavailable: The receiver refused, or is gone.
         """
-        try:
+        with errors.of_calls():
             response = await self._call.read()
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
         if not isinstance(response, pb.ConfirmBidResponse):  # EOF
             raise Unavailable("the receiver ended the call")
         if response.HasField("refusal"):
@@ -71,10 +69,8 @@ class BidClient:
             PenstockError: The worker's error.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        try:
+        with errors.of_calls():
             response = await stub.PlaceBid(_to_proto(ask, digest), timeout=timeout_s, metadata=metadata)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
         if not response.HasField("bid"):
             return response.refusal
         return Bid(receiver_id, response.bid.load_tokens, common.seconds(response.bid.earliest_start))

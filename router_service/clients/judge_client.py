@@ -215,10 +215,8 @@ class JudgeClient:
         stub = judge_pb2_grpc.JudgeServiceStub(self._channels.get(address, Role.JUDGE))
         name = "penstock.judge.v1.JudgeService/Score"
         with telemetry.client_span(self._tracer, name, **{"penstock.tier": tier}) as span:
-            try:
+            with errors.of_calls():
                 answer = await stub.Score(request, timeout=timeout_s, metadata=telemetry.inject())
-            except aio.AioRpcError as error:
-                raise errors.from_rpc(error) from error
             result = answer.results[0]
             span.set_attribute("penstock.score", result.score)
             if result.reason:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from grpc import aio
-
 from penstock.mapper import write
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
@@ -27,10 +25,8 @@ class TokenClient:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         request = pb.TokenizeRequest()
         write(prompt, request.prompt)
-        try:
+        with errors.of_calls():
             response = await stub.Tokenize(request, timeout=timeout_s)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
         return response.token_ids, response.max_context_tokens
 
     async def text(self, address: str, token_ids: Sequence[int], timeout_s: float) -> str:
@@ -40,9 +36,7 @@ class TokenClient:
             PenstockError: The worker's error.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        try:
+        with errors.of_calls():
             response = await stub.Detokenize(pb.DetokenizeRequest(token_ids=token_ids), timeout=timeout_s)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
         text: str = response.text
         return text

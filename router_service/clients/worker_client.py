@@ -3,8 +3,6 @@
 import math
 from collections.abc import AsyncGenerator, Callable
 
-from grpc import aio
-
 from penstock.mapper import from_message, write
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
@@ -81,20 +79,14 @@ class WorkerClient:
         )
         call = stub.MigrateOut(request, timeout=timeout_s, metadata=metadata)
         try:
-            while isinstance(response := await call.read(), pb.MigrateOutResponse):
-                yield _report(response)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+            with errors.of_calls():
+                while isinstance(response := await call.read(), pb.MigrateOutResponse):
+                    yield from_message(response, MoveReport)
         finally:
             call.cancel()
 
 
 _WorkerEvent = WorkerEvent | None
-
-
-def _report(response: pb.MigrateOutResponse) -> MoveReport:
-    report: MoveReport = from_message(response, MoveReport)
-    return report
 
 
 def _event(response: pb.GenerateResponse) -> WorkerEvent:

@@ -80,30 +80,33 @@ class StructuredFields(BaseModel):
         if isinstance(form, JsonObjectFormat):
             yield "response_format", StructuredOutput(json_object=True)
         elif isinstance(form, JsonSchemaFormat):
-            yield "response_format.json_schema.schema", _schema(form.json_schema.schema_)
+            yield (
+                "response_format.json_schema.schema",
+                StructuredOutput(json_schema=json_schema(form.json_schema.schema_)),
+            )
         vllm = self.structured_outputs or StructuredOutputs()
         if vllm.json_object:
             yield "structured_outputs.json_object", StructuredOutput(json_object=True)
-        for field, schema in (("structured_outputs.json", vllm.json_), ("guided_json", self.guided_json)):
-            if schema is not None:
-                yield field, _schema(schema)
-        for field, regex in (
-            ("structured_outputs.regex", vllm.regex),
-            ("guided_regex", self.guided_regex),
-            ("regex", self.regex),
+        for field, value, kind in (
+            ("structured_outputs.json", vllm.json_, "json_schema"),
+            ("guided_json", self.guided_json, "json_schema"),
+            ("structured_outputs.regex", vllm.regex, "regex"),
+            ("guided_regex", self.guided_regex, "regex"),
+            ("regex", self.regex, "regex"),
+            ("structured_outputs.grammar", vllm.grammar, "grammar"),
+            ("guided_grammar", self.guided_grammar, "grammar"),
+            ("ebnf", self.ebnf, "grammar"),
+            ("structured_outputs.choice", vllm.choice, "choice"),
+            ("guided_choice", self.guided_choice, "choice"),
         ):
-            if regex is not None:
-                yield field, StructuredOutput(regex=regex)
-        for field, grammar in (
-            ("structured_outputs.grammar", vllm.grammar),
-            ("guided_grammar", self.guided_grammar),
-            ("ebnf", self.ebnf),
-        ):
-            if grammar is not None:
-                yield field, StructuredOutput(grammar=grammar)
-        for field, choices in (("structured_outputs.choice", vllm.choice), ("guided_choice", self.guided_choice)):
-            if choices is not None:
-                yield field, StructuredOutput(choice=tuple(choices))
+            match value:
+                case dict():
+                    yield field, StructuredOutput(json_schema=json_schema(value))
+                case list():
+                    yield field, StructuredOutput(choice=tuple(value))
+                case str():
+                    named: dict[str, Any] = {kind: value}
+                    yield field, StructuredOutput(**named)
 
     def structured_output(self) -> StructuredOutput | None:
         """The form that is set."""
@@ -120,10 +123,6 @@ class StructuredFields(BaseModel):
 
 
 _FORM_FIELDS = frozenset(StructuredFields.model_fields)
-
-
-def _schema(schema: dict[str, Any] | str) -> StructuredOutput:
-    return StructuredOutput(json_schema=schema if isinstance(schema, str) else json_schema(schema))
 
 
 def json_schema(schema: dict[str, Any]) -> str:

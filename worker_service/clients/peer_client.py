@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from grpc import aio
 from opentelemetry import propagate
 
 from penstock.mapper import to_message
@@ -27,18 +26,15 @@ class PeerStream:
 
     async def send(self, message: ToTarget) -> None:
         try:
-            await self._call.write(to_message(message, pb.MigrateInRequest))
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+            with errors.of_calls():
+                await self._call.write(to_message(message, pb.MigrateInRequest))
         except asyncio.InvalidStateError:
             raise Unavailable("the target has ended the stream") from None
 
     async def answers(self) -> AsyncIterator[ToSource]:
-        try:
+        with errors.of_calls():
             while isinstance(answer := await self._call.read(), pb.MigrateInResponse):
                 yield received(answer, ToSource)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
 
 
 class PeerClient:

@@ -87,27 +87,35 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Requests in one batch. In a mixed batch, every other one has an eighth of the context."""
 
     count: int
     context_tokens: int
-    mixed: bool
+    mixed: bool = False
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """Of each request."""
+        lengths = [self.context_tokens // 8 if self.mixed and i % 2 else self.context_tokens for i in range(self.count)]
+        return [max(2, length) for length in lengths]
 
 
-def _batches(core: EngineCore, bounds: Bounds) -> list[_Batch]:
+EVERY_BATCH = tuple(
+    Batch(n, length, mixed)
+    for length in CONTEXTS
+    for n in BATCHES
+    for mixed in ((False, True) if n > 1 and length > CONTEXTS[0] else (False,))
+)
+
+
+def _batches(core: EngineCore, bounds: Bounds) -> list[Batch]:
     """The batches that fit into the core and the bounds; the smallest one in any case."""
     limits, pool = core.limits, core.scheduler.pool
     room = pool.count * pool.block_tokens
-    sizes = [_Batch(n, CONTEXTS[1], False) for n in BETWEEN]
-    for length in CONTEXTS:
-        for n in BATCHES:
-            sizes += [
-                _Batch(n, length, mixed) for mixed in (False, True) if not mixed or (n > 1 and length > CONTEXTS[0])
-            ]
     return [
         b
-        for b in sizes
+        for b in (*(Batch(n, CONTEXTS[1]) for n in BETWEEN), *EVERY_BATCH)
         if b.count <= limits.batch.max_running
         and (b.count * b.context_tokens <= bounds.tokens or (b.count, b.context_tokens) == (1, CONTEXTS[0]))
         and b.context_tokens + DECODES + 2 <= limits.max_context_tokens
@@ -140,9 +148,8 @@ def timed_steps(
             if on_progress is not None:
                 on_progress(done, len(batches))
             names = [f"profile-{i}" for i in range(batch.count)]
-            for i, name in enumerate(names):
-                count = batch.context_tokens // 8 if batch.mixed and i % 2 else batch.context_tokens
-                prompt = [rng.randrange(vocab) for _ in range(max(2, count))]
+            for name, count in zip(names, batch.prompt_tokens, strict=True):
+                prompt = [rng.randrange(vocab) for _ in range(count)]
                 core.add(GenerationRequest(name, TokenPrompt(tuple(prompt)), sampling), prompt)
             while not core.idle:
                 began = now()

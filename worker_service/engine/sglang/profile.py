@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import median
 
 from penstock.services.domain.latency import StepLoad
-from penstock.worker_service.engine.profile import BATCHES, CONTEXTS, MAX_PROMPT_TOKENS, StepSample
+from penstock.worker_service.engine.profile import CONTEXTS, EVERY_BATCH, MAX_PROMPT_TOKENS, StepSample
 from penstock.worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
 
 DECODES = 16  # steps per batch; steps during which prompts are computed are excluded
@@ -39,25 +39,23 @@ async def measure_server(
     """
     rng = random.Random(seed)
     batches = [
-        (n, length, mixed)
-        for length in CONTEXTS
-        for n in BATCHES
-        for mixed in ((False, True) if n > 1 and length > CONTEXTS[0] else (False,))
-        if n <= server.max_running
-        and length + DECODES + 2 <= server.input_tokens
-        and n * (length + DECODES + server.page_tokens) <= min(server.kv_tokens, max(MAX_PROMPT_TOKENS, length + 32))
+        batch
+        for batch in EVERY_BATCH
+        if batch.count <= server.max_running
+        and batch.context_tokens + DECODES + 2 <= server.input_tokens
+        and batch.count * (batch.context_tokens + DECODES + server.page_tokens)
+        <= min(server.kv_tokens, max(MAX_PROMPT_TOKENS, batch.context_tokens + 32))
     ]
     rng.shuffle(batches)  # so that those measured until it is enough cover all lengths
     longest = min(server.step_tokens, server.input_tokens)
     prompts = sorted({*(length for length in (4, *CONTEXTS) if length < longest), longest - longest // 4, longest})
     samples = list[StepSample]()
-    for done, (n, length, mixed) in enumerate(batches):
+    for done, batch in enumerate(batches):
         if enough():
             break
         on_progress(done, len(batches) + len(prompts))
-        lengths = [max(2, length // 8) if mixed and i % 2 else length for i in range(n)]
         await client.forget_prefixes()
-        samples += await measure_decodes(client, [_random(rng, vocab_size, count) for count in lengths])
+        samples += await measure_decodes(client, [_random(rng, vocab_size, count) for count in batch.prompt_tokens])
     for done, length in enumerate(prompts, len(batches)):
         on_progress(done, len(batches) + len(prompts))
         await client.forget_prefixes()

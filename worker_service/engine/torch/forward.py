@@ -91,9 +91,7 @@ class FusedForward:
 class _TorchOps:
     """What lies between the matrix products, on any device and in any dtype, rounded as the modules round."""
 
-    def add_norm(
-        self, residual: torch.Tensor, added: torch.Tensor, norm: _Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, residual: torch.Tensor, added: torch.Tensor, norm: _Norm) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum and its norm."""
         residual = residual + added
         return residual, self._normed(residual, norm)
@@ -130,9 +128,7 @@ class _TorchOps:
 class _CompiledOps(_TorchOps):
     """The same by compiled kernels, on a CPU in float32."""
 
-    def add_norm(
-        self, residual: torch.Tensor, added: torch.Tensor, norm: _Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, residual: torch.Tensor, added: torch.Tensor, norm: _Norm) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.empty_like(residual)
         kernels.add_rms_norm(residual.numpy(), added.numpy(), norm.array, norm.eps, out.numpy())
         return residual, out
