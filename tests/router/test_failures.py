@@ -122,3 +122,8 @@ def test_attempts_and_refusals_are_counted_apart() -> None:
     assert not budget.spend(Failure.SILENT), "two attempts"
     assert not budget.spend(Failure.CALL_BROKEN), "three refusals"
     assert not TryBudget(9, 9).spend(Failure.INVALID_REQUEST)
+
+
+def test_a_failure_that_the_router_detects_tells_its_kind_and_its_reason() -> None:
+    error = InstanceFailed(Failure.SILENT, "nothing for 30 s")
+    assert (error.failure, str(error)) == (Failure.SILENT, "nothing for 30 s")
