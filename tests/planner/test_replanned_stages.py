@@ -109,7 +109,7 @@ def test_planning_again_passes_over_what_routers_pass_over(tmp_path: Path) -> No
         plan = Plan(1, (TierPlan("small", "s", 70.0, 1, **fields), TierPlan("large", "l", None, 1)))
         return under_plan(job, plan)
 
-    none = AcceptanceRules(skip_below=(None,), long_answers=(None,))
+    none = AcceptanceRules(skip_below=(None,), skip_for=(None,), long_answers=(None,))
     assert under() == dataclasses.replace(job, rules=none)
     assert planned(under()).share_processed == 1.0
     skipping = planned(under(skip_below=50.0))
