@@ -51,13 +51,14 @@ def planned(family: Family, rows: Ints, prompts: Prompts, target: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A cascade that passes tiers over by their `lead` over the last of its tiers."""
+    """A cascade that passes tiers over by 100 less the points by which the predicted score of `better` is higher."""
 
     cascade: Cascade
+    better: int
 
     def run(self, prompts: Prompts) -> tuple[float, float]:
-        last = prompts.predicted[:, self.cascade.tiers[-1], None]
-        return self.cascade.run(replace(prompts, predicted=100.0 + prompts.predicted - last))
+        better = prompts.predicted[:, self.better, None]
+        return self.cascade.run(replace(prompts, predicted=100.0 + prompts.predicted - better))
 
 
 def _served(family: Family, plan: CascadePlan, *, drafts: bool) -> System:
@@ -72,4 +73,5 @@ def _served(family: Family, plan: CascadePlan, *, drafts: bool) -> System:
         tuple(-1.0 if (limit := limits[at]) is None else limit for at in used[:-1]),
         drafts,
     )
-    return Routed(cascade) if plan.rules.skip_for else cascade
+    better = {family.tiers.index(rule.tier) for rule in plan.rules.skip_for if rule is not None}
+    return Routed(cascade, *better) if better else cascade
