@@ -69,7 +69,7 @@ def serve(name: str, point: str) -> None:
                 setattr(module, function, dying(getattr(module, function), way, point))
         run_service(Role.WORKER, worker)
     else:
-        for function in ("_event", "_report"):
+        for function in ("_event", "from_message"):
             setattr(worker_client, function, dying(getattr(worker_client, function), "receive", point))
         run_service(Role.ROUTER, router)
 
