@@ -8,7 +8,7 @@ short ones.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from penstock.services.acceptance.rule import AcceptanceRule
@@ -76,9 +76,6 @@ class LongAnswersAccepted(AcceptanceRule):
         limits = np.quantile(judged.scores[:, tier], SCORES[1:], method="lower")
         every = itertools.product(lengths, sorted({0.0, *(float(q) for q in limits)}, reverse=True))
         return [LongAnswers(length, limit) for length, limit in every]
-
-    def in_mesh_file(self, value: LongAnswers | None) -> dict[str, Any] | None:
-        return None if value is None else asdict(value)
 
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         words = [

@@ -4,7 +4,7 @@ The decision where requests are served is a function next to the rule's class: i
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.services.domain.errors import invalid
@@ -13,6 +13,7 @@ from penstock.types.problems import FieldProblem
 from penstock.types.rules import AcceptanceRules, PlanRules, RuleOptions, TierRules
 
 if TYPE_CHECKING:
+    from penstock.services.acceptance.arrays import Floats
     from penstock.services.acceptance.judged import JudgedSample
 
 
@@ -64,11 +65,17 @@ class AcceptanceRule:
 
     def in_mesh_file(self, value: Any) -> Any:
         """What manifests say of it; None for nothing."""
-        return value
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         """What is said of it in a plan. question: its rules; None of a plan that is served."""
         return []
+
+    def predicted(self, answers: "JudgedSample") -> "Floats":
+        """(N, C) the predicted scores; InvalidRequest if there are none."""
+        if answers.predicted is None:
+            raise invalid(self.field, "needs predicted scores, which the judged prompts do not have")
+        return answers.predicted
 
     def check_count(self, answers: "JudgedSample", values: Sequence[Any]) -> None:
         """InvalidRequest if there is not one value for each tier but the last."""

@@ -5,7 +5,7 @@ prompts go to a tier by the difference of predicted scores (routing before gener
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from penstock.services.acceptance.rule import AcceptanceRule
@@ -49,16 +49,11 @@ class SkippingForAnother(AcceptanceRule):
         for tier, rule in enumerate(value):
             if rule is None:
                 continue
-            if answers.predicted is None:
-                raise invalid("skip_for", "needs predicted scores, which the judged prompts do not have")
             if (problem := self.refused(rule, answers.tiers[tier + 1 :])) is not None:
                 raise invalid(f"skip_for[{tier}].{problem.field}", problem.problem)
-            other = answers.predicted[:, answers.tiers.index(rule.tier)]
-            mask[:, tier] |= gains_enough(answers.predicted[:, tier], other, rule)
+            own, other = self.predicted(answers)[:, [tier, answers.tiers.index(rule.tier)]].T
+            mask[:, tier] |= gains_enough(own, other, rule)
         return replace(answers, passed_over=mask)
-
-    def in_mesh_file(self, value: SkipFor | None) -> dict[str, Any] | None:
-        return None if value is None else asdict(value)
 
     def lines(self, plan: Any, question: RuleOptions | None) -> list[str]:
         words = [

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from penstock.services.acceptance.rule import AcceptanceRule
-from penstock.services.domain.errors import invalid
 from penstock.types.rules import RuleOptions
 
 if TYPE_CHECKING:
@@ -41,11 +40,9 @@ class SkipPrediction(AcceptanceRule):
         self.check_count(answers, value)
         if all(limit is None for limit in value):
             return replace(answers, passed_over=None)
-        if answers.predicted is None:
-            raise invalid("skip_below", "needs predicted scores, which the judged prompts do not have")
-        mask = np.zeros(answers.scores.shape, np.bool_)
+        predicted, mask = self.predicted(answers), np.zeros(answers.scores.shape, np.bool_)
         for tier, limit in enumerate(value):
-            mask[:, tier] = passes_over(answers.predicted[:, tier], limit)
+            mask[:, tier] = passes_over(predicted[:, tier], limit)
         return replace(answers, passed_over=mask)
 
     def choices(self, judged: "JudgedSample", tier: int) -> Sequence[float]:

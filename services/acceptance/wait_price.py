@@ -17,10 +17,12 @@ def priced_to_ask(tier: TierPlan, predicted: float, price: float, own_s: float, 
     over waits in the next tier. predicted: the score, which is the chance of acceptance. own_s, next_s: the delays of both.
     A tier that is passed over for a better one is so for a smaller gain.
     """
-    cost_s = own_s - predicted / 100 * next_s
-    if tier.skip_for is not None:
-        return replace(tier, skip_for=replace(tier.skip_for, gain=tier.skip_for.gain - price * cost_s))
-    return replace(tier, skip_below=(tier.skip_below or 0.0) + price * cost_s) if price * cost_s else tier
+    moved, better = price * (own_s - predicted / 100 * next_s), tier.skip_for
+    if moved and better is not None:
+        tier = replace(tier, skip_for=replace(better, gain=better.gain - moved))
+    if not moved or (better is not None and tier.skip_below is None):
+        return tier
+    return replace(tier, skip_below=(tier.skip_below or 0.0) + moved)
 
 
 def priced_to_accept(tier: TierPlan, price: float, next_s: float) -> TierPlan:

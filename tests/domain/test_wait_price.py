@@ -68,6 +68,8 @@ def test_limits_move_by_the_price_of_the_seconds() -> None:
     assert priced_to_ask(tier(60.0), 50.0, 5.0, 4.0, 2.0) == tier(60.0, 15.0)
     routed = replace(plan, skip_below=None, skip_for=SkipFor("large", 30.0))
     assert priced_to_ask(routed, 50.0, 5.0, 4.0, 2.0).skip_for == SkipFor("large", 15.0), "a smaller gain is enough"
+    both = replace(plan, skip_for=SkipFor("large", 30.0))
+    assert priced_to_ask(both, 50.0, 5.0, 4.0, 2.0) == replace(both, skip_below=35.0, skip_for=SkipFor("large", 15.0))
     assert priced_to_accept(plan, 5.0, 2.0) == replace(plan, threshold=50.0)
     assert priced_to_accept(plan, 5.0, 60.0) == replace(plan, threshold=0.0)
 
