@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.public_data import public
 from benchmarks.rivals.families import TRACE, Family, Prompts
-from benchmarks.rivals.systems import EPSILON, Cascade, System, Tuned
+from benchmarks.rivals.systems import Cascade, System, Tuned
 from penstock.planner_service.api.plans import plan_for
 from penstock.planner_service.files import read_trace
 from penstock.planner_service.planning.cascade_choice import form_words
@@ -13,6 +13,7 @@ from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator.workload import Ints
+from penstock.services.acceptance.skip_for import EPSILON as SAME_GAIN
 from penstock.services.domain.errors import InvalidRequest
 from penstock.types.rules import RuleOptions
 
@@ -66,7 +67,7 @@ def _served(family: Family, plan: CascadePlan, *, drafts: bool) -> System:
     used = [at for at, tier in enumerate(plan.tiers) if tier.strategy.used]
     limits: Sequence[float | None] = plan.rules.skip_below or (None,) * (len(names) - 1)
     if plan.rules.skip_for:
-        limits = [None if rule is None else 100.0 - rule.gain - EPSILON for rule in plan.rules.skip_for]
+        limits = [None if rule is None else 100.0 - rule.gain - SAME_GAIN for rule in plan.rules.skip_for]
     cascade = Cascade(
         tuple(family.tiers.index(names[at]) for at in used),
         tuple(plan.thresholds[at] for at in used[:-1]),
