@@ -1,5 +1,7 @@
 """Drafts for the promised decodes of a replica of a fleet, compiled. No I/O."""
 
+import numpy as np
+
 from penstock.planner_service.simulator.drafts import best_window, standing, window_s
 from penstock.planner_service.simulator.fleet_replica import (
     COLUMNS,
@@ -19,11 +21,13 @@ def _drafts(counts: N, grants: N, i: int) -> bool:
 
 @compiled()
 def draft(now_s: float, took_s: float, one: FleetReplica, grants: N, drafted: N, run: Run) -> float:
-    """Draft for the promised decodes of the planned step; by how much it takes longer. drafted: tokens accepted, out."""
+    """Draft for the promised decodes of the planned step; by how much it takes longer.
+
+    drafted (zeros): out: tokens of each that are accepted.
+    """
     window, more_s = _window(now_s, took_s, one, grants, run.model, run.limits)
     for i in range(one.sizes[COLUMNS]):
         r = one.who[i]
-        drafted[i] = 0
         if window > 0 and _drafts(one.columns.counts, grants, i):
             produced = run.judgement.tokens[r]
             most = min(window, run.requests.output[r] - produced - 1)
@@ -49,12 +53,12 @@ def _window(
             context += columns.counts[CONTEXT, i] + 1.0
     if decodes == 0:
         return 0, 0.0
-    room = model.max_step_tokens - tokens
+    room, none = model.max_step_tokens - tokens, np.zeros(n, np.int64)
     window = best_window(took_s, tokens, decodes, context, room, model, limits.drafts)
     while window > 0:
         more_s = window_s(window, tokens, decodes, context, model, limits.drafts)
         kv = Kv(float(limits.kv_tokens - window * decodes), 0)
-        if certify_after(now_s + took_s + more_s, columns, n, model, kv, one.certified, grants):
+        if certify_after(now_s + took_s + more_s, columns, n, model, kv, one.certified, grants, none):
             one.certified[MOST_HELD] += window * decodes
             return window, more_s
         window //= 2

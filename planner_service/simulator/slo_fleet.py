@@ -42,13 +42,13 @@ from penstock.services.domain.slo.compiled.certified_step import (
     MOST_HELD,
     PATHS,
     STATES,
+    add_accepted,
     certified_step,
     ended,
     may_end_s,
 )
 from penstock.services.domain.slo.compiled.layout import (
     AGAIN,
-    CONTEXT,
     COUNTS,
     DECODING,
     DUE_S,
@@ -68,7 +68,7 @@ from penstock.services.domain.slo.compiled.layout import (
     StepModel,
     predict_again,
 )
-from penstock.services.domain.slo.compiled.step import commit, next_due_s
+from penstock.services.domain.slo.compiled.step import commit
 
 ADMITTED, SERVED_BEST_EFFORT, DECLINED = 1, 0, -1
 GIVEN_UP = -1
@@ -149,6 +149,7 @@ def serve_fleet(
         if took_s < 0.0:
             continue
         end_s = turn_s + took_s * limits.took[steps % len(limits.took)]
+        drafted[: one.sizes[COLUMNS]] = 0
         if took_s == 0.0:  # nothing fits before the next request comes
             if one.sizes[INBOX] == 0 and arrived == total:
                 raise RuntimeError("requests run, but no step has tokens for them")
@@ -157,7 +158,7 @@ def serve_fleet(
             steps += 1
             if limits.drafts.max_window > 0:
                 end_s += draft(turn_s, took_s, one, grants, drafted, run)
-            end_s = may_end_s(end_s, one.columns, one.sizes[COLUMNS], model, kv, one.certified, grants)
+            end_s = may_end_s(end_s, one.columns, one.sizes[COLUMNS], model, kv, one.certified, grants, drafted)
         fleet.ready_s[turn] = end_s
         out.most_kv[turn] = max(out.most_kv[turn], kv_held(one.columns, one.sizes[COLUMNS], grants))
         missed += _end_step(end_s, one, grants, drafted, fleet.memory, run)
@@ -353,12 +354,7 @@ def _end_step(
     for i in range(n):
         emits[i] = grants[i] > 0 and grants[i] == counts[PENDING, i]
     commit(end_s, counts, times, n, grants)
-    for i in range(n):
-        counts[CONTEXT, i] += drafted[i]
-        counts[LEFT, i] -= drafted[i]
-        ended(one.certified, drafted[i])
-        for _ in range(drafted[i]):
-            times[DUE_S, i] = next_due_s(times[DUE_S, i], end_s, times[TPOT_S, i], 1)
+    add_accepted(end_s, one.columns, n, drafted)
     i = 0
     for k in range(n):
         r = one.who[i]

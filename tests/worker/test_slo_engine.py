@@ -1,6 +1,8 @@
 """SLOs in a worker's engine: who is told that its SLO is kept, and that it is; drafts take no time from promises."""
 
+import itertools
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.latency_fit import fitted, measured_latency
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
 from penstock.worker_service.scheduling.policies import PolicyName
+from penstock.worker_service.scheduling.slo_policy import SloPolicy
 from penstock.worker_service.telemetry.load_tracker import LoadTracker
 from tests.support.draft_sources import KnownReply
 from tests.support.engines import started
@@ -320,6 +323,22 @@ def test_every_promise_is_kept_with_drafts_right_or_wrong(wrong_share: float, se
     counts = drafted.core.proposals.of_sources
     assert counts.verified > 0
     assert (counts.accepted > 0.9 * counts.verified) == (wrong_share == 0.0)
+
+
+def test_replies_are_the_same_where_right_drafts_may_not_come_in_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, dropped = itertools.cycle([True, False, False]), list[int]()
+
+    def may_end_s(_: SloPolicy, scheduler: object, at_s: float, accepted: Mapping[str, int]) -> tuple[float, bool]:
+        come = next(answers)
+        dropped.append(0 if come else sum(accepted.values()))
+        return at_s, come
+
+    monkeypatch.setattr(SloPolicy, "may_end_s", may_end_s)
+    arrivals = [(0.05 * i, *request(f"{i:02}", 30, 60, pace(2.0, 0.05))) for i in range(9)]
+    drafted = served(arrivals, 0.2)
+    assert drafted.replies == replies(arrivals)
+    assert sum(dropped) > 100
+    assert drafted.core.proposals.of_sources.accepted > 100
 
 
 def test_drafts_end_promised_replies_sooner_where_there_is_slack_and_not_where_there_is_none() -> None:

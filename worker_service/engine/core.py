@@ -28,6 +28,7 @@ from penstock.worker_service.scheduling.batching import BatchLimits, BatchSchedu
 from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.scheduling.sequence import Phase, Sequence, SequenceSlo
 from penstock.worker_service.scheduling.steps import BatchPolicy, Chunk, StepPlan
+from penstock.worker_service.speculation.acceptance import matching
 from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.request_failures import request_failed
 
@@ -45,6 +46,7 @@ class CoreLimits:
 
 
 StepOutput = EngineEvent | RequestFailed
+Computed = tuple[Chunk, RowResult | BaseException]
 
 
 class EngineCore:
@@ -270,10 +272,10 @@ class EngineCore:
         finally:
             self._in_step = False
         step_s, timed_s = self._clock.now() - begun_s, self.timer() - timed_s
-        if (early_s := self.scheduler.policy.may_end_s(self.scheduler, begun_s + step_s) - begun_s - step_s) > 0:
-            self._clock.sleep(early_s)
+        results = self._when_they_may_come(results, begun_s + step_s)
         self._prompt_throughput.add(prompt_tokens, step_s)
-        token_s = step_s / sum(chunk.tokens for chunk in plan.chunks)
+        rows = sum(chunk.tokens for chunk in plan.chunks)
+        token_s = step_s / rows
         for chunk in plan.chunks:
             self._requests[chunk.sequence.request_id].compute_s += token_s * chunk.tokens
         for chunk, result in results:
@@ -310,7 +312,7 @@ class EngineCore:
                     outputs += self._continued(request, continuation)
             except BaseException as error:
                 outputs.append(self._failed(chunk.sequence.request_id, error))
-        self.proposals.observe(continuations, chunks, timed_s)
+        self.proposals.observe(continuations, chunks, rows, timed_s)
         self._throughput.add(sum(map(len, sampled.values())), self._clock.now())
         return outputs
 
@@ -349,11 +351,11 @@ class EngineCore:
             retry_s = min(10.0, max(0.1, remaining_tokens * max(1, len(self.scheduler.running)) / rate))
             raise Overloaded(f"{len(self.scheduler.waiting)} requests are already waiting here", retry_s)
 
-    def _compute(self, chunks: Seq[Chunk]) -> list[tuple[Chunk, RowResult | BaseException]]:
+    def _compute(self, chunks: Seq[Chunk]) -> list[Computed]:
         """Run a step. A chunk with proposed tokens that fails is run again without them, so no request fails for these."""
         results = list(zip(chunks, self._results(chunks), strict=True))
         failing = [
-            (i, replace(chunk, logits=1, proposed=()))
+            (i, chunk.without_proposed())
             for i, (chunk, result) in enumerate(results)
             if chunk.proposed and (isinstance(result, BaseException) or result.error is not None)
         ]
@@ -361,6 +363,18 @@ class EngineCore:
             self.proposals.failed(chunk.sequence.request_id)
             results[i] = chunk, result
         return results
+
+    def _when_they_may_come(self, results: list[Computed], computed_s: float) -> list[Computed]:
+        """Wait until the policy lets the tokens of a step come; the results without accepted drafts where these may not."""
+        accepted = {
+            chunk.sequence.request_id: matching(chunk.proposed, result.tokens)[0]
+            for chunk, result in results
+            if chunk.proposed and isinstance(result, RowResult) and result.error is None
+        }
+        may_end_s, drafts_come = self.scheduler.policy.may_end_s(self.scheduler, computed_s, accepted)
+        if may_end_s > computed_s:
+            self._clock.sleep(may_end_s - computed_s)
+        return results if drafts_come else [(chunk.without_proposed(), result) for chunk, result in results]
 
     def _results(self, chunks: Seq[Chunk]) -> list[RowResult | BaseException]:
         """One result for each chunk. A row whose grammar fails is left out: only this row has an error."""

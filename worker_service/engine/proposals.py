@@ -118,8 +118,8 @@ class Proposals:
         self._by_drafter.update(drafted)
         return scheduler.propose(plan, proposals | drafted)
 
-    def observe(self, continuations: Mapping[str, Continuation], chunks: Seq[Chunk], seconds: float) -> None:
-        """A step of these chunks has taken so many seconds and continued these requests."""
+    def observe(self, continuations: Mapping[str, Continuation], chunks: Seq[Chunk], rows: int, seconds: float) -> None:
+        """A step of these chunks has taken so many seconds, for `rows` tokens, and continued these requests."""
         if not self._watching:
             return
         verdicts = dict[str, tuple[int, int]]()
@@ -142,7 +142,6 @@ class Proposals:
                 verdicts[request_id] = (verified, continuation.accepted)
         if self.drafter is None or not continuations:
             return
-        rows = sum(chunk.tokens for chunk in chunks)
         decodes_only = all(chunk.count == 1 and chunk.logits for chunk in chunks)
         step = VerifiedStep(len(continuations), rows, decodes_only, seconds, verdicts)
         try:

@@ -82,7 +82,7 @@ class SloPolicy(BatchPolicy):
         table.apply(decide(0.0, table.snapshot(), new, model, kv_tokens=64))
         took_s = table.plan(0.0, model, kv_tokens=64)
         table.lengthen(took_s, 0, model, kv_tokens=64)
-        table.may_end_s(took_s, model, kv_tokens=64)
+        table.may_end_s(took_s, {}, model, kv_tokens=64)
         table.snapshot(planned=True, end_s=took_s)
         table.commit(took_s)
         headroom([(1.0, 1)], 0, 0, model)
@@ -246,11 +246,13 @@ class SloPolicy(BatchPolicy):
         self._planned_s += verifying_s(self._latency, self._corrected, tokens, sum(drafted))
         self._planned_s += self._pace.step_s * max(drafted)
 
-    def may_end_s(self, scheduler: BatchScheduler, computed_s: float) -> float:
+    def may_end_s(
+        self, scheduler: BatchScheduler, computed_s: float, accepted: Mapping[str, int]
+    ) -> tuple[float, bool]:
         self._computed_s = computed_s
-        if self._planned is None or any(chunk.proposed for chunk in self._chunks):
-            return computed_s
-        return self._table.may_end_s(computed_s, self._step_model(scheduler), **self._kv(scheduler))
+        if self._planned is None:
+            return computed_s, True
+        return self._table.may_end_s(computed_s, accepted, self._step_model(scheduler), **self._kv(scheduler))
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:

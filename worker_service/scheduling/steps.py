@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.services.domain.instances import SloHeadroom
@@ -30,6 +30,9 @@ class Chunk:
     def tokens(self) -> int:
         """Number of tokens that are computed."""
         return self.count + len(self.proposed)
+
+    def without_proposed(self) -> "Chunk":
+        return replace(self, logits=min(1, self.logits), proposed=())
 
     @property
     def may_propose(self) -> bool:
@@ -112,9 +115,14 @@ class BatchPolicy:
     def preempted(self, sequence: Sequence) -> None:
         """A running sequence has given up its blocks and waits again."""
 
-    def may_end_s(self, scheduler: "BatchScheduler", computed_s: float) -> float:
-        """When the tokens of the step planned last may come, which has been computed by `computed_s`; by default, at once."""
-        return computed_s
+    def may_end_s(
+        self, scheduler: "BatchScheduler", computed_s: float, accepted: Mapping[str, int]
+    ) -> tuple[float, bool]:
+        """When the tokens of the step planned last may come, and whether accepted drafts may; by default, all and at once.
+
+        computed_s: when it was computed. accepted: by request, how many drafted tokens are right.
+        """
+        return computed_s, True
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         """These chunks of the step planned last were computed by `end_s`."""

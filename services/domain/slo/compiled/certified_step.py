@@ -6,7 +6,8 @@ sooner, what is due together differs. So what is certified is always the way on 
 any time, and it is certified again at each step's end:
 
     a step with best effort is taken only where a replay from its end on passes, else the certified one (`certified_step`);
-    where a step has ended early and a replay from there on fails, its tokens come when they were certified to (`may_end_s`).
+    where a step has ended early and a replay from there on fails, its tokens come when they were certified to, and so do
+    accepted drafts only where a replay with them passes: longer contexts and earlier ends change what follows (`may_end_s`).
 
 Promised decodes that keep their pace whatever else is in their steps need neither (`keep_any_pace`). What is certified is
 kept in an array, STATES long:
@@ -32,6 +33,7 @@ from penstock.services.domain.slo.compiled.layout import (
     PENDING,
     PLACED,
     STANDARD,
+    TPOT_S,
     Certificate,
     Columns,
     F,
@@ -43,7 +45,7 @@ from penstock.services.domain.slo.compiled.layout import (
 )
 from penstock.services.domain.slo.compiled.promised import NONE, PRESENT
 from penstock.services.domain.slo.compiled.replay import keep_any_pace, keeps_promises
-from penstock.services.domain.slo.compiled.step import commit, form_batch
+from penstock.services.domain.slo.compiled.step import commit, form_batch, next_due_s
 
 PATHS, AT_S, MOST_HELD = range(3)
 STATES = 3
@@ -85,7 +87,7 @@ def certified_step(
         return took_s
     if best_effort:
         took_s, _ = form_batch(now_s, columns, requests, model, shared, np.bool_(False), grants)
-        if certify_after(now_s + took_s, columns, requests, model, kv, certified, grants):
+        if certify_after(now_s + took_s, columns, requests, model, kv, certified, grants, np.zeros_like(grants)):
             return took_s
     passes = paths & ALONE > 0
     if not passes:
@@ -100,30 +102,45 @@ def certified_step(
 
 @compiled(error_model="numpy")
 def may_end_s(
-    end_s: float, columns: Columns, requests: int, model: StepModel, kv: Kv, certified: F, grants: N
+    end_s: float,
+    columns: Columns,
+    requests: int,
+    model: StepModel,
+    kv: Kv,
+    certified: F,
+    grants: N,
+    accepted: N,  # (>= requests) in: drafted tokens of each that are right; out: 0 where they must not come
 ) -> float:
     """When the tokens of a step may come that has been computed by `end_s`."""
     at_s, paths = certified[AT_S], int(certified[PATHS])
-    if end_s >= at_s - EPSILON_S or paths & ANY > 0 or paths == 0:
+    if end_s > at_s + EPSILON_S or paths & ANY > 0 or paths == 0:
         return end_s
-    return end_s if certify_after(end_s, columns, requests, model, kv, certified, grants) else at_s
+    if accepted[:requests].any():
+        if certify_after(end_s, columns, requests, model, kv, certified, grants, accepted):
+            return end_s
+        accepted[:requests] = 0
+    if end_s >= at_s - EPSILON_S:
+        return end_s
+    return end_s if certify_after(end_s, columns, requests, model, kv, certified, grants, accepted) else at_s
 
 
 @compiled(error_model="numpy")
 def certify_after(
-    end_s: float, columns: Columns, requests: int, model: StepModel, kv: Kv, certified: F, grants: N
+    end_s: float, columns: Columns, requests: int, model: StepModel, kv: Kv, certified: F, grants: N, accepted: N
 ) -> bool:
-    """Whether a step with these tokens that ends at `end_s` breaks no promise, nor anything that follows from it."""
+    """Whether a step with these tokens, and accepted ones after them, that ends at `end_s` breaks no promise, nor anything
+    that follows from it."""
     counts, times = columns
     for i in range(requests):
         goes_on = 0 < grants[i] < counts[PENDING, i]
         if counts[KIND, i] == STANDARD and not goes_on and times[DUE_S, i] < end_s - EPSILON_S:
             return False
-    held = _held(columns, requests, kv, grants)
+    held = _held(columns, requests, kv, grants) + accepted[:requests].sum()
     if held > kv.tokens:
         return False
     after = copied(columns, requests)
     commit(end_s, after.counts, after.times, requests, grants)
+    add_accepted(end_s, after, requests, accepted)
     for i in range(requests):
         if after.counts[KIND, i] == STANDARD and after.counts[LEFT, i] <= 0:
             if after.counts[AGAIN, i] > 0:
@@ -135,6 +152,17 @@ def certify_after(
         return False
     _certify(certified, ALONE, end_s, max(held, result.most_held[0]))
     return True
+
+
+@compiled(error_model="numpy")
+def add_accepted(end_s: float, columns: Columns, requests: int, accepted: N) -> None:
+    """Drafted tokens that are accepted come with the token of the step that ends at `end_s`; each is due a pace later."""
+    counts, times = columns
+    for i in range(requests):
+        counts[CONTEXT, i] += accepted[i]
+        counts[LEFT, i] -= accepted[i]
+        for _ in range(accepted[i]):
+            times[DUE_S, i] = next_due_s(times[DUE_S, i], end_s, times[TPOT_S, i], 1)
 
 
 @compiled(error_model="numpy")

@@ -5,7 +5,7 @@ committing a step cost microseconds each, whatever the number of requests.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -194,14 +194,23 @@ class RequestTable:
     ) -> bool:
         """Whether all promises are kept if the planned step ends at `end_s` and holds `aside` tokens of KV more."""
         kv = Kv(float(kv_tokens - aside), partial_tokens)
-        passes = certify_after(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants)
+        none = np.zeros_like(self._grants)
+        passes = certify_after(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants, none)
         self._certified[MOST_HELD] += aside if passes else 0
         return bool(passes)
 
-    def may_end_s(self, end_s: float, model: StepModel, *, kv_tokens: float, partial_tokens: int = 0) -> float:
-        """When the tokens of the planned step may come, which has been computed by `end_s`."""
+    def may_end_s(
+        self, end_s: float, accepted: Mapping[str, int], model: StepModel, *, kv_tokens: float, partial_tokens: int = 0
+    ) -> tuple[float, bool]:
+        """When the tokens of the planned step may come, which has been computed by `end_s`; whether those accepted may, too.
+
+        accepted: by request, how many drafted tokens are right.
+        """
         kv = Kv(float(kv_tokens), partial_tokens)
-        return float(may_end_s(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants))
+        counts = np.array([accepted.get(request_id, 0) for request_id in self.ids], np.int64)
+        drafts = counts.any()
+        end_s = may_end_s(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants, counts)
+        return float(end_s), bool(counts.any() == drafts)
 
     def _columns(self) -> Columns:
         return Columns(self._counts, self._times)
@@ -226,7 +235,6 @@ class RequestTable:
         at = self.ids.index(request_id)
         self._counts[CONTEXT, at] += tokens
         self._counts[LEFT, at] -= tokens
-        ended(self._certified, 1)
         tpot_s, pace = self._times[TPOT_S, at], self._pace[:, at]
         if tpot_s == math.inf:
             return
