@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.planner_service.files.profiles import fit_latency, mean_error
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency_fit import fit_latency, mean_error
 
 HELD_OUT_EVERY = 5  # one sample of so many is kept from the fit
 

@@ -11,7 +11,7 @@ heads of a shard.
 DistServe (Zhong et al., 2024) publishes prefill_ms = a + b sum(len) + c sum(len^2) and, below and from a batch size on,
 decode_ms = a + b sum(context) + c batch. Both are sampled over a grid.
 
-Either way the samples are fitted with `profiles.fit_latency`, some kept from the fit for the error that is reported.
+Either way the samples are fitted with `latency_fit.fit_latency`, some kept from the fit for the error that is reported.
 Faults name the file, and the line and column or the key.
 """
 
@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.held_out_fit import fit_held_out
-from penstock.planner_service.files.profiles import Profile, mean_error
+from penstock.planner_service.files.profiles import Profile
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.question_files import FileError, csv_count, csv_number, csv_rows
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit
 from penstock.services.domain.latency import StepLoad
+from penstock.services.domain.latency_fit import mean_error
 
 Sample = tuple[StepLoad, float]
 LINEAR = ("gpu", "model", "n_layers", "tp", "num_tokens", "emb_ms", "layer_linear_ms")

@@ -32,13 +32,13 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.stepwise import replay
-from penstock.planner_service.files.profiles import STALL, fit_latency
 from penstock.planner_service.simulator import EngineLimits, Replica, Served, Workload, serve
 from penstock.planner_service.simulator import report as reported
 from penstock.planner_service.simulator.workload import Floats
 from penstock.services.clock import Clock
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency_fit import STALL, fit_latency
 from penstock.types.prompts import TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest

@@ -11,9 +11,10 @@ from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.subjects import Subject
 from benchmarks.held_out_fit import fit_held_out
 from benchmarks.simulator import Sample, figures_of
-from penstock.planner_service.files.profiles import Profile, mean_error
+from penstock.planner_service.files.profiles import Profile
 from penstock.planner_service.simulator import Replica, Served, Workload, serve
 from penstock.services.domain.errors import invalid
+from penstock.services.domain.latency_fit import mean_error
 
 LOADS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of what the simulator says that the replica can serve
 LONG_SHARES = (0.02, 0.05, 0.1, 0.25)  # of the sequences of a mixed batch that are long

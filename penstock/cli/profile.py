@@ -56,10 +56,11 @@ def profile(
     take most of the time. An SGLang server keeps its own limits: --kv-tokens, --max-running and --max-step-tokens do not
     apply, and no batches are measured.
     """
-    from penstock.planner_service.files.profiles import IDENTIFIED, Profile, fit_latency, write_profile
+    from penstock.planner_service.files.profiles import IDENTIFIED, Profile, write_profile
     from penstock.planner_service.simulator import EngineLimits, Replica
     from penstock.services.domain.errors import PenstockError
     from penstock.services.domain.hardware import ReplicaShape
+    from penstock.services.domain.latency_fit import fit_latency
     from penstock.worker_service.engine.interface import EngineUnusable
     from penstock.worker_service.engine.profile import measure
 

@@ -22,14 +22,11 @@ from penstock.planner_service.simulator.workload import Floats
 from penstock.question_files.errors import FileError
 from penstock.question_files.profile_files import FORMAT, load_replica
 from penstock.services.domain.errors import InvalidRequest, invalid
-from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency import StepLoad
 from penstock.services.domain.stages import BatchLoad
 from penstock.services.domain.stages.qoe import request_cost_s
 from penstock.types.plans import QoeModel
 
-KNOTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-REFITS = 3
-STALL = 3.0  # a step that took so many times what the fit says was held up by something else: it is left out
 NORMAL_95 = 1.96  # standard errors on either side of a 95 % interval
 IDENTIFIED = 0.1
 """D4 is identified where its uncertainty is at most this share of the cost; else its value is not to be relied on."""
@@ -60,51 +57,6 @@ class Profile:
     qoe_error: float = 0.0
     kv_bytes_per_token: float = 0.0
     context_uncertainty: float | None = None
-
-
-def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel, float]:
-    """(the model with the least relative squared error, its mean relative error), no coefficient negative.
-
-    The base is a sum of hat functions over KNOTS within the measured numbers of tokens; the rest is linear, so the whole is
-    one non-negative least squares problem, each row divided by its seconds; then again by the seconds fitted, as dividing by
-    what is noisy favours the samples that are too small (by twice the squared noise: 2 % where it is 10 %).
-
-    Raises:
-        InvalidRequest: fewer samples than coefficients, or all of one number of tokens.
-    """
-    tokens = np.array([load.tokens for load, _ in samples], float)
-    seconds = np.array([s for _, s in samples], float)
-    knots = [k for k in KNOTS if k <= tokens.max()]
-    if len(knots) < 2 or knots[-1] < tokens.max():
-        knots.append(int(np.ceil(max(tokens.max(), 2))))
-    used = [knots[0]]
-    for knot in knots[1:]:  # one without samples before it would be free to be anything
-        if ((tokens > used[-1]) & (tokens <= knot)).any():
-            used.append(knot)
-    if len(used) < 2:
-        raise invalid("samples", "all steps have the same number of tokens: how their time grows is not known")
-    if len(samples) < len(used) + 3:
-        raise invalid("samples", f"{len(used) + 3} coefficients need as many samples, not {len(samples)}")
-    hats = np.stack([np.interp(tokens, used, np.eye(len(used))[i]) for i in range(len(used))], axis=1)
-    rest = np.array([(load.context_tokens, load.pairs, load.longest_gap) for load, _ in samples], float)
-    scale = np.maximum(rest.max(axis=0), 1.0)
-    table = np.hstack([hats, rest / scale])
-    scale_s, remaining = seconds, np.ones(len(samples), np.bool_)
-    for _ in range(1 + REFITS):
-        coefficients, _ = nnls(table[remaining] / scale_s[remaining, None], seconds[remaining] / scale_s[remaining])
-        fitted_s = table @ coefficients
-        remaining = seconds < STALL * fitted_s
-        scale_s = np.maximum(fitted_s, 1e-9)
-    context_s, pair_s, gap_s = (float(x) for x in coefficients[len(used) :] / scale)
-    model = StepLatencyModel(
-        tuple(float(k) for k in used), tuple(float(x) for x in coefficients[: len(used)]), context_s, pair_s, gap_s
-    )
-    return model, mean_error(model, samples)
-
-
-def mean_error(model: StepLatencyModel, samples: Sequence[tuple[StepLoad, float]]) -> float:
-    """Mean relative error of the model's step times."""
-    return float(np.mean([abs(model.step_s(load) - s) / s for load, s in samples]))
 
 
 def fit_qoe(samples: Sequence[tuple[BatchLoad, float]]) -> QoeModel:

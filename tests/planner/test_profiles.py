@@ -15,7 +15,6 @@ from penstock.planner_service.files.profiles import (
     IDENTIFIED,
     ProfileError,
     context_uncertainty,
-    fit_latency,
     fit_qoe,
     read_profile,
     write_profile,
@@ -23,6 +22,7 @@ from penstock.planner_service.files.profiles import (
 from penstock.services.clock import SystemClock
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency_fit import fit_latency
 from penstock.services.domain.stages.qoe import request_cost_s
 from penstock.types.plans import QoeModel
 from penstock.worker_service.engine.profile import DECODES, load_of, measure

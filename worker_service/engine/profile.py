@@ -135,12 +135,25 @@ def timed_steps(
 
     The core must be idle, and is idle again when the iterator ends or is closed. now: the clock for timing.
     """
-    rng, vocab = random.Random(seed), core.tokenizer.vocab_size
     bounds = bounds or Bounds()
     batches = _batches(core, bounds)
-    rng.shuffle(batches)
+    random.Random(seed).shuffle(batches)
+    return timed_batches(core, batches, bounds.decodes, seed=seed, now=now, on_progress=on_progress)
+
+
+def timed_batches(
+    core: EngineCore,
+    batches: Sequence[Batch],
+    decodes: int,
+    *,
+    seed: int = 0,
+    now: Callable[[], float] = time.perf_counter,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[StepLoad, float]]:
+    """Run these batches, as `timed_steps`. decodes: steps after the prompts of each, and one more."""
+    rng, vocab = random.Random(seed), core.tokenizer.vocab_size
     watched = _WatchedRunner(core.runner)
-    sampling = SamplingParams(temperature=0.0, max_tokens=bounds.decodes + 2, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=decodes + 2, ignore_eos=True)
     names: list[str] = []
     core.runner = watched
     try:

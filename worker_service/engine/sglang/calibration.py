@@ -13,7 +13,7 @@ from contextlib import aclosing
 from itertools import pairwise
 
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
-from penstock.worker_service.engine.latency_fit import fitted
+from penstock.services.domain.latency_fit import fit_latency
 from penstock.worker_service.engine.sglang.client import ServerInfo, SglangClient, server_id
 
 BATCHES, CONTEXTS = (1, 4, 16), (16, 256)
@@ -50,7 +50,7 @@ async def measured_latency(client: SglangClient, server: ServerInfo, vocab_size:
                 samples += await _steps(client, [tokens(context) for _ in range(batch)], DECODES, [])
     next_to = min(2, max(1, most - 1))
     samples += await _steps(client, [tokens(CONTEXTS[0]) for _ in range(next_to)], MIXED_DECODES, tokens(longest))
-    return fitted([(load, seconds) for load, seconds in samples if seconds > 0])
+    return fit_latency([(load, seconds) for load, seconds in samples if seconds > 0])[0]
 
 
 async def _steps(
