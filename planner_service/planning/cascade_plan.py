@@ -83,8 +83,9 @@ class CascadePlan:
     rules: what its routing has in addition to thresholds.
     burst: the burst ladder, where one was asked for and can be had; else burst_reason says why not. Tiers that are not used
     have the score SKIPPED.
-    grading: how much is judged, and how long that takes; None where judging loads nothing. choice: how the tiers were chosen
-    from candidates; None where they were given. cached_share: of all prompt tokens, those that are cached and not computed.
+    gpu_s: see Deployer.gpu_s. grading: how much is judged, and how long that takes; None where judging loads nothing. choice:
+    how the tiers were chosen from candidates; None where they were given. cached_share: of all prompt tokens, those that are
+    cached and not computed.
     largest_alone: of a cheapest plan without a latency target, what it keeps to.
     """
 
@@ -99,6 +100,7 @@ class CascadePlan:
     binds: str
     simulations: int
     gpu_step: int
+    gpu_s: float
     infeasible: dict[str, str] = field(default_factory=dict)
     promise: QualityPromise | None = None
     objective: Objective = Objective.LARGEST_TIER
@@ -134,7 +136,7 @@ class CascadePlan:
         """(what the goal makes least, what decides between equals): the better of two plans has the lower rank."""
         match goal:
             case Goal.COST:
-                return self.cost, self.felt_s
+                return self.cost, self.gpu_s
             case Goal.QUALITY:
                 return -self.quality, self.felt_s
             case Goal.RATE:
@@ -223,6 +225,7 @@ def outcome(
         binds if load is None else f"{binds}; {load}",
         deployer.simulations,
         deployer.gpu_step,
+        deployer.gpu_s(solution.thresholds),
         reasons,
         objective=deployer.objective,
         percentile=deployer.percentile,

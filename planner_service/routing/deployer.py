@@ -146,6 +146,11 @@ class Deployer:
         """The share by which the latency of `deploy` may be over the least."""
         return 0.0
 
+    def gpu_s(self, thresholds: Sequence[float]) -> float:
+        """GPU seconds that all requests take, of each tier on the kind that takes the fewest: of equal costs the less is the
+        better, as GPUs that are less busy carry more."""
+        return sum(table.gpu_s for table in self._routed(thresholds)[1])
+
     def cost(self, deployment: Deployment) -> float:
         """What a cheapest plan has least of: GPUs."""
         return float(sum(deployment.gpus))

@@ -88,7 +88,7 @@ class EndToEnd:
         return sorted(polished, key=lambda plan: plan[:2])
 
     def cheapest(self, min_quality: float, max_latency_s: float, start: Solution) -> Solution:
-        """The least cost for both targets.
+        """The least cost for both targets; of equal ones the least work.
 
         Raises:
             Unreachable: no plan that was found is so fast.
@@ -101,8 +101,8 @@ class EndToEnd:
                 if fastest is None or fastest[0] > limit_s:
                     return None if fastest is None else ((fastest[0] - limit_s, 0.0, 0.0), fastest[1])
                 thresholds = self.grid.thresholds(point)
-                seconds, lean = self._lean(thresholds, fastest, limit_s, lambda one: self._seconds(thresholds, one))
-                return (0.0, self._deployer.cost(lean), seconds), lean
+                _, lean = self._lean(thresholds, fastest, limit_s, lambda one: self._seconds(thresholds, one))
+                return (0.0, self._deployer.cost(lean), self._deployer.gpu_s(thresholds)), lean
 
             return tried
 

@@ -113,7 +113,7 @@ def _cheapest(
         return deployer.cost_within(grid.thresholds(point), max_latency_s, under)
 
     points = [p for p in points if bounds[p] < INFEASIBLE]
-    result = search(grid, points, bounds, evaluate, most) if points else None
+    result = search(grid, points, bounds, evaluate, most, lightest=True) if points else None
     if result is None:
         least = least_latency(deployer, min_quality, judged)
         raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)

@@ -115,12 +115,19 @@ class Searched:
 
 
 def search(
-    grid: Grid, points: Sequence[Point], bounds: Floats, evaluate: Evaluate, most: int | None = None
+    grid: Grid,
+    points: Sequence[Point],
+    bounds: Floats,
+    evaluate: Evaluate,
+    most: int | None = None,
+    *,
+    lightest: bool = False,
 ) -> Searched | None:
     """The point of `points` with the least value; None where all that were tried are infeasible.
 
     bounds: of the values, for every point of the grid. evaluate(point, under): the value if it is less, else infinity.
-    most: points that are tried of a large grid, about; None for MOST_EVALUATIONS.
+    most: points that are tried of a large grid, about; None for MOST_EVALUATIONS. lightest: of equal bounds, those of less
+    quality are tried first, which take less work; else those of more.
     """
     tried: set[Point] = set()
     best: Point | None = None
@@ -137,7 +144,8 @@ def search(
         best, best_value = point, value
         return True
 
-    by_bound = sorted(points, key=lambda p: (bounds[p], -grid.qualities[p], p))
+    sign = 1 if lightest else -1
+    by_bound = sorted(points, key=lambda p: (bounds[p], sign * grid.qualities[p], p))
     small = len(points) <= ENUMERATE_UP_TO
     if small:
         for point in by_bound:
