@@ -18,6 +18,16 @@ class PenstockError(Exception):
 
     reason = "INTERNAL"
 
+    def __reduce__(self) -> "tuple[object, ...]":
+        """As it was, for processes of a pool: most kinds are not made of their message alone."""
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[PenstockError], args: tuple[object, ...], values: dict[str, object]) -> PenstockError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(values)
+    return error
+
 
 class InvalidRequest(PenstockError):
     """The request is invalid; every problem names its field.

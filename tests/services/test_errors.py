@@ -1,5 +1,7 @@
 """One table maps our errors to statuses and back: what crosses the wire is the same error on the other side."""
 
+import pickle
+
 import grpc
 import pytest
 from google.rpc import code_pb2, status_pb2
@@ -49,6 +51,8 @@ def test_an_error_keeps_its_kind_over_the_wire(error: PenstockError, code: grpc.
         assert found.problems == error.problems
     if isinstance(error, Overloaded) and isinstance(found, Overloaded):
         assert found.retry_after_s == error.retry_after_s
+    pickled = pickle.loads(pickle.dumps(error))  # as from a process of a pool
+    assert (type(pickled), str(pickled), vars(pickled)) == (type(error), str(error), vars(error))
 
 
 def test_a_poison_request_is_for_clients_never_to_be_sent_again() -> None:
