@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
-from penstock.services.domain.latency_fit import fit_latency
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.profile import Batch, Bounds, timed_batches, timed_steps
 
@@ -29,6 +28,10 @@ def measured_latency(
 
     most_s: the most that it takes, about: of a slow model only small batches are measured.
     """
+    from penstock.services.domain.latency_fit import (
+        fit_latency,
+    )  # SciPy: most workers promise nothing, and need none of it
+
     began = now()
     samples = list(_growing(core, GROWTH_SHARE * most_s, now))
     sizes = {load.tokens for load, _ in samples}
