@@ -253,7 +253,7 @@ class AsyncClient:
 
         Example:
             >>> instances = {i.instance_id for i in (await client.status()).instances if i.tier == "large"}
-            >>> async for event in client.stream("Count.", model="large", request_id="story", max_tokens=900, ignore_eos=True):
+            >>> async for event in client.stream("Go.", model="large", request_id="story", max_tokens=900, ignore_eos=True):
             ...     if isinstance(event, TierStarted):
             ...         [other] = instances - {event.instance_id}
             ...     elif isinstance(event, Tokens) and event.offset == 0:

@@ -249,7 +249,7 @@ class Client:
 
         Example:
             >>> instances = {i.instance_id for i in (client.status()).instances if i.tier == "large"}
-            >>> for event in client.stream("Count.", model="large", request_id="story", max_tokens=900, ignore_eos=True):
+            >>> for event in client.stream("Go.", model="large", request_id="story", max_tokens=900, ignore_eos=True):
             ...     if isinstance(event, TierStarted):
             ...         [other] = instances - {event.instance_id}
             ...     elif isinstance(event, Tokens) and event.offset == 0:
