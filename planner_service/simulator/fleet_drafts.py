@@ -1,7 +1,5 @@
 """Drafts for the promised decodes of a replica of a fleet, compiled. No I/O."""
 
-import numpy as np
-
 from penstock.planner_service.simulator.drafts import best_window, standing, window_s
 from penstock.planner_service.simulator.fleet_replica import (
     COLUMNS,
@@ -53,12 +51,12 @@ def _window(
             context += columns.counts[CONTEXT, i] + 1.0
     if decodes == 0:
         return 0, 0.0
-    room, none = model.max_step_tokens - tokens, np.zeros(n, np.int64)
+    room = model.max_step_tokens - tokens
     window = best_window(took_s, tokens, decodes, context, room, model, limits.drafts)
     while window > 0:
         more_s = window_s(window, tokens, decodes, context, model, limits.drafts)
         kv = Kv(float(limits.kv_tokens - window * decodes), 0)
-        if certify_after(now_s + took_s + more_s, columns, n, model, kv, one.certified, grants, none):
+        if certify_after(now_s + took_s + more_s, columns, n, model, kv, one.certified, grants):
             one.certified[MOST_HELD] += window * decodes
             return window, more_s
         window //= 2

@@ -12,6 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency_fit import fit_latency
 from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.domain.slo.compiled import admission, certified_step, table
 from penstock.services.domain.slo.compiled.layout import KEPT_SHARE
@@ -158,6 +159,9 @@ def test_warming_compiles_all_that_serving_calls() -> None:
 
 def test_an_engine_s_steps_are_fitted_to_their_times() -> None:
     """The model that promises rest on is the engine's own, from a few seconds of its steps."""
+    constant, _ = fit_latency([(StepLoad(n, 0), 0.01) for n in range(1, 30)])
+    assert constant.step_s(StepLoad(5, 100)) == pytest.approx(0.01)
+
     clock = VirtualClock()
     core, _ = simulated_core(options(), clock)
     measured = measured_latency(core, seconds=60.0, now=clock.now)

@@ -28,9 +28,8 @@ def measured_latency(
 
     most_s: the most that it takes, about: of a slow model only small batches are measured.
     """
-    from penstock.services.domain.latency_fit import (
-        fit_latency,
-    )  # SciPy: most workers promise nothing, and need none of it
+    # With SciPy, 50 MB: most workers promise nothing, and need none of it.
+    from penstock.services.domain.latency_fit import fit_latency
 
     began = now()
     samples = list(_growing(core, GROWTH_SHARE * most_s, now))

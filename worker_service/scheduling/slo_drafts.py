@@ -3,8 +3,8 @@ No I/O.
 
 A step with drafts takes longer: its pass has more rows, and drafting itself takes time. That time is taken only where no
 token of the step is late because of it, and where the certificate of admission, replayed from the later end on, still passes
-with KV for every drafted token set aside. Drafts that are accepted only bring forward what the certificate expects: a
-reply is ahead by no more than was drafted for it, and so holds no more KV than that.
+with KV for every drafted token set aside. Drafts that are accepted change what follows, so they come only where a replay
+with them passes, too (`certified_step.may_end_s`).
 """
 
 import math

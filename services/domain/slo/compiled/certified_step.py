@@ -87,7 +87,7 @@ def certified_step(
         return took_s
     if best_effort:
         took_s, _ = form_batch(now_s, columns, requests, model, shared, np.bool_(False), grants)
-        if certify_after(now_s + took_s, columns, requests, model, kv, certified, grants, np.zeros_like(grants)):
+        if certify_after(now_s + took_s, columns, requests, model, kv, certified, grants):
             return took_s
     passes = paths & ALONE > 0
     if not passes:
@@ -116,20 +116,27 @@ def may_end_s(
     if end_s > at_s + EPSILON_S or paths & ANY > 0 or paths == 0:
         return end_s
     if accepted[:requests].any():
-        if certify_after(end_s, columns, requests, model, kv, certified, grants, accepted):
+        if _certify_with(end_s, columns, requests, model, kv, certified, grants, accepted):
             return end_s
         accepted[:requests] = 0
     if end_s >= at_s - EPSILON_S:
         return end_s
-    return end_s if certify_after(end_s, columns, requests, model, kv, certified, grants, accepted) else at_s
+    return end_s if certify_after(end_s, columns, requests, model, kv, certified, grants) else at_s
 
 
 @compiled(error_model="numpy")
 def certify_after(
+    end_s: float, columns: Columns, requests: int, model: StepModel, kv: Kv, certified: F, grants: N
+) -> bool:
+    """Whether a step with these tokens that ends at `end_s` breaks no promise, nor anything that follows from it."""
+    return _certify_with(end_s, columns, requests, model, kv, certified, grants, np.zeros(requests, np.int64))
+
+
+@compiled(error_model="numpy")
+def _certify_with(
     end_s: float, columns: Columns, requests: int, model: StepModel, kv: Kv, certified: F, grants: N, accepted: N
 ) -> bool:
-    """Whether a step with these tokens, and accepted ones after them, that ends at `end_s` breaks no promise, nor anything
-    that follows from it."""
+    """As certify_after, where drafted tokens are accepted as well."""
     counts, times = columns
     for i in range(requests):
         goes_on = 0 < grants[i] < counts[PENDING, i]

@@ -194,8 +194,7 @@ class RequestTable:
     ) -> bool:
         """Whether all promises are kept if the planned step ends at `end_s` and holds `aside` tokens of KV more."""
         kv = Kv(float(kv_tokens - aside), partial_tokens)
-        none = np.zeros_like(self._grants)
-        passes = certify_after(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants, none)
+        passes = certify_after(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants)
         self._certified[MOST_HELD] += aside if passes else 0
         return bool(passes)
 
