@@ -55,6 +55,12 @@ def exported(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may read ahead for longer than a reply should wait for it."""
+    monkeypatch.setattr("penstock.worker_service.engine.sglang.moves.AHEAD_S", 60)
+
+
 @dataclass(frozen=True)
 class Worker:
     stub: Stub
