@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.services.clock import SystemClock
@@ -17,8 +18,9 @@ from penstock.worker_service.engine.core import CoreLimits, EngineCore
 from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.llamacpp import binding
 from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core
-from penstock.worker_service.engine.llamacpp.model import LlamaModel
+from penstock.worker_service.engine.llamacpp.model import LlamaContext, LlamaModel, Part
 from penstock.worker_service.engine.llamacpp.runner import LlamaRunner
+from penstock.worker_service.engine.llamacpp.sequences import IDLE_STEPS, Sequences
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool
@@ -93,6 +95,27 @@ def test_few_sequences_and_little_kv_change_nothing(gguf_family: Family) -> None
     assert tight.scheduler.preemptions > 0
     assert tokens_of(tight, prompts, GREEDY) == alone
     assert tight.scheduler.pool.free == 40
+
+
+def test_a_sequence_that_is_idle_leaves_the_cache_and_comes_back(gguf_family: Family) -> None:
+    """Every step goes through all cells in use. What comes back is what was there."""
+    context = LlamaContext(LlamaModel(gguf_family("small")), 1024, 5, batch=128)
+    sequences = Sequences(context, 4, block_tokens=8, block_bytes=1 << 20)
+    nothing, tokens = context.state_bytes(0), list(range(1, 101))
+    number = sequences.place("ended", range(13), 0, 100, set())
+    context.decode([Part(tokens, 0, number, 1)])
+    expected = context.decode([Part([7], 100, number, 1)]).copy()
+    full = context.state_bytes(number)
+    for step in range(2 * IDLE_STEPS):
+        sequences.begin_step({"runs"})
+        runs = sequences.place("runs", range(20, 24), step, step + 1, set())
+        context.decode([Part([1], step, runs, 1)])
+        if step < IDLE_STEPS - 1:
+            assert context.state_bytes(number) == full
+    assert context.state_bytes(number) == nothing
+    sequences.begin_step({"follows"})
+    number = sequences.place("follows", range(13), 100, 101, set())
+    np.testing.assert_array_equal(context.decode([Part([7], 100, number, 1)]), expected)
 
 
 def test_a_model_drafts_for_another_one(gguf_family: Family) -> None:

@@ -20,6 +20,7 @@ from penstock.worker_service.text.gguf import UnknownTokenizer
 from penstock.worker_service.text.hf import HfTokenizer
 
 HALF_BYTES = 2  # of an element of llama.cpp's KV cache
+COPIES = 2  # of a block, at most: in the cache, and outside of it once its sequence is idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class GgufModel:
         self.digest = model_digest(file, form=BUILT_FOR)
         self.context_tokens, self.parameters = self._model.context_tokens, self._model.parameters
         self.weights_bytes = file.stat().st_size
-        self.block_bytes = _token_kv_bytes(metadata) * options.kv_block_tokens
+        self.block_bytes = COPIES * _token_kv_bytes(metadata) * options.kv_block_tokens
         self.own_thread = options.threads == 1 and not options.gpu
 
     def memory(self) -> Memory:
