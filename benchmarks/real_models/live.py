@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -18,14 +19,15 @@ from benchmarks.contenders import worker_of
 from benchmarks.meshes import mesh_of
 from benchmarks.real_models.prompts import MODELS, Task, tasks
 from benchmarks.real_models.tools import NEED, NO_NEED, TOOLS
-from penstock import AsyncClient, Options, Reply, Slo, Tokens
+from penstock import AsyncClient, Options, Slo, Tokens
 from penstock.local.cpu_time import cpu_s
-from penstock.types.slo import SloClass
+from penstock.services.stalls import StallMonitor
+from penstock.types.slo import SloClass, SloResult
 from tests.support.real_models import FOLDER
 
 SMALL, LARGE, TINY = MODELS
 TIMEOUT_S = 900.0
-ROUNDS, DRAFTED, DRAFTED_TOKENS = 3, 8, 128
+DRAFTED, DRAFTED_TOKENS = 16, 128
 KILLED_AFTER, KILLED_TOKENS = 20, 120
 FIRST_TOKEN_S, TOKEN_S = 20.0, 1.0
 PROMISED, RATE_PER_S, PROMISED_TOKENS = 40, 0.12, 96
@@ -77,28 +79,38 @@ async def promises() -> dict[str, Any]:
     rng, prompts = random.Random(SEED), tasks("humaneval")[:PROMISED]
     slo = Slo(FIRST_TOKEN_S, time_per_output_token_s=TOKEN_S)
 
-    async def one(client: AsyncClient, task: Task, delay_s: float) -> Reply:
+    async def one(
+        client: AsyncClient, stalls: StallMonitor, task: Task, delay_s: float
+    ) -> tuple[SloResult | None, bool]:
+        """(the promise and what became of it, whether the host ran all the time)."""
         await asyncio.sleep(delay_s)
-        return await client.generate(task.text, temperature=0, max_tokens=PROMISED_TOKENS, slo=slo)
+        before_s = stalls.total_s()
+        reply = await client.generate(task.text, temperature=0, max_tokens=PROMISED_TOKENS, slo=slo)
+        return reply.slo, stalls.total_s() == before_s
 
-    async with serving(tier(LARGE, batch_policy="slo")) as (client, started_s):
+    async with serving(tier(LARGE, batch_policy="slo")) as (client, started_s), StallMonitor() as stalls:
         at_s, times = 0.0, list[float]()
         for _ in prompts:
             at_s += rng.expovariate(RATE_PER_S)
             times.append(at_s)
-        replies = await asyncio.gather(*(one(client, *each) for each in zip(prompts, times, strict=True)))
-    results = [reply.slo for reply in replies if reply.slo is not None and reply.slo.slo_class is SloClass.STANDARD]
+        ended = await asyncio.gather(*(one(client, stalls, *each) for each in zip(prompts, times, strict=True)))
+        suspended_s = stalls.total_s()
+    admitted = [(slo, ran) for slo, ran in ended if slo is not None and slo.slo_class is SloClass.STANDARD]
     return {
         "ready_s": round(started_s, 1),
-        "requests": len(replies),
-        "admitted": len(results),
-        "kept": sum(result.attained for result in results),
+        "requests": len(ended),
+        "admitted": len(admitted),
+        "kept": sum(slo.attained for slo, _ in admitted),
+        "host_suspended_s": round(suspended_s, 1),
+        "admitted_without_suspension": sum(ran for _, ran in admitted),
+        "kept_without_suspension": sum(slo.attained for slo, ran in admitted if ran),
     }
 
 
 async def drafts() -> dict[str, Any]:
-    """CPU seconds of the same answers with a drafter over those without, in turns, one by one and four at once."""
-    some, spent, starts = tasks("humaneval")[-DRAFTED * ROUNDS :], dict[str, list[float]](), dict[str, float]()
+    """CPU seconds of the same answers with a drafter over those without, one by one and four at once. In turns for each,
+    since a host's speed changes within minutes."""
+    some, spent, starts = tasks("humaneval")[-DRAFTED:], dict[str, list[float]](), dict[str, float]()
     options = Options(temperature=0, max_tokens=DRAFTED_TOKENS)
     drafted = {"drafters": [str(FOLDER / f"{SMALL}.gguf")]}
     texts = dict[str, list[str]]()
@@ -109,24 +121,15 @@ async def drafts() -> dict[str, Any]:
             clients[name], starts[name] = await stack.enter_async_context(serving(tier(LARGE, **settings)))
             pids[name] = worker_of(os.getpid(), but=known)
             await clients[name].generate(some[0].shown, options)
-        for number in range(ROUNDS):
-            part = some[DRAFTED * number : DRAFTED * (number + 1)]
-            for at_once in (1, 4):
+        salts = itertools.count()
+        for at_once in (1, 4):
+            for number, first in enumerate(range(0, len(some), at_once)):
                 for name in list(clients)[:: 1 if number % 2 == 0 else -1]:
-                    before_s, slots = cpu_s(pids[name]), asyncio.Semaphore(at_once)
-
-                    async def one(
-                        task: Task,
-                        client: AsyncClient = clients[name],
-                        slots: asyncio.Semaphore = slots,
-                        salt: str = f"{at_once}",
-                    ) -> str:
-                        async with slots:
-                            return (await client.generate(task.text, options, cache_salt=salt)).text
-
-                    texts.setdefault(name, []).extend(await asyncio.gather(*map(one, part)))
+                    before_s, salt, client = cpu_s(pids[name]), f"{next(salts)}", clients[name]
+                    calls = [client.generate(t.text, options, cache_salt=salt) for t in some[first : first + at_once]]
+                    texts.setdefault(name, []).extend([reply.text for reply in await asyncio.gather(*calls)])
                     spent.setdefault(f"{name} {at_once}", []).append(round(cpu_s(pids[name]) - before_s, 2))
-                    print(name, at_once, spent[f"{name} {at_once}"], flush=True)
+                print(at_once, {name: spent[f"{name} {at_once}"][-1] for name in clients}, flush=True)
     ratios = {n: round(sum(spent[f"alone {n}"]) / sum(spent[f"drafted {n}"]), 3) for n in (1, 4)}
     same = sum(a == b for a, b in zip(texts["alone"], texts["drafted"], strict=True))
     return {

@@ -46,6 +46,7 @@ def test_requests_that_were_observed_borrow_the_quality_of_their_donor() -> None
     assert (present(result.known_quality)[:, 0] == np.where(result.scores[:, 0] == 10, 0, 100)).all()
 
 
+@pytest.mark.slow
 def test_a_plan_reaches_the_known_quality_where_the_score_would_not() -> None:
     """A judge that flatters the small tier: by scores it answers all; by what the answers are worth it may not."""
     made = with_prompts(question(), judge_scores=[(95.0 if i % 2 else 60.0, 95.0, 95.0) for i in range(100)])

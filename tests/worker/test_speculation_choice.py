@@ -88,9 +88,38 @@ def test_pass_costs_are_interpolated_and_follow_what_is_measured() -> None:
     for _ in range(100):
         cost.observe(16, 64, 3 * pass_s(16, 64))
     assert cost.seconds(16, 64) == pytest.approx(3 * pass_s(16, 64), rel=0.01)
-    assert cost.seconds(1, 1) == pytest.approx(pass_s(1, 1))
+    before_s = cost.seconds(1, 1)
     cost.observe(1, 1, 1e6)  # one interrupted step
-    assert cost.seconds(1, 1) < 1.2 * pass_s(1, 1)
+    assert cost.seconds(1, 1) < 1.2 * before_s
+
+
+def test_a_machine_that_slows_down_slows_passes_that_are_not_made_as_well() -> None:
+    """Else those look ever better, and the choice between them is wrong."""
+    cost = target()
+    for i in range(400):
+        cost.observe(1, 4, (1 + i / 400) * pass_s(1, 4))
+    assert cost.seconds(1, 4) == pytest.approx(2 * pass_s(1, 4), rel=0.05)
+    assert cost.seconds(1, 1) == pytest.approx(2 * pass_s(1, 1), rel=0.15)
+
+
+def test_a_point_measured_wrongly_is_corrected_alone() -> None:
+    measured = {(n, w): pass_s(n, n * w) for n in REPLIES for w in WIDTHS}
+    cost = PassCost(measured | {(1, 4): 1.5 * measured[1, 4]})
+    for _ in range(200):
+        for width in (1, 2, 4):
+            cost.observe(1, width, pass_s(1, width))
+    for width in (1, 2, 4):
+        assert cost.seconds(1, width) == pytest.approx(pass_s(1, width), rel=0.05)
+    assert cost.seconds(64, 64) == pytest.approx(pass_s(64, 64), rel=0.1)
+
+
+def test_more_replies_than_were_measured_cost_what_their_rows_cost() -> None:
+    """Where the measurement ended with one reply, since the model is slow."""
+    cost = PassCost({(1, w): pass_s(1, w) for w in WIDTHS})
+    assert cost.seconds(4, 8) == pytest.approx(pass_s(1, 8))
+    for _ in range(100):
+        cost.observe(4, 8, 2 * pass_s(4, 8))
+    assert cost.seconds(4, 8) == pytest.approx(2 * pass_s(4, 8), rel=0.01)
 
 
 class VirtualModel:

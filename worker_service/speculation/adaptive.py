@@ -90,9 +90,8 @@ class AdaptiveDrafter:
         self.chooser = Chooser(target, [model.estimate for model in models], max_window)
         self.failures, self.current = 0, NO_DRAFTS
         self._drafted: dict[str, _Drafted] = {}
-        # of running replies: tokens of prompt and output at their last draft
-        self._lengths = dict[str, tuple[int, int]]()
-        self._mean_prompt, self._mean_length = 0.0, float(FIRST_LENGTH)
+        self._lengths = dict[str, int]()  # of running replies: output tokens at their last draft
+        self._mean_length = float(FIRST_LENGTH)
 
     def pace(self, replies: int) -> DraftPace:
         """Of the chain that drafts now or, while none does, of the best one."""
@@ -101,9 +100,10 @@ class AdaptiveDrafter:
     def propose(self, requests: Seq[DraftRequest]) -> list[Seq[int]]:
         began_s = self._now()
         self._drafted.clear()
-        self._lengths.update((r.request_id, (len(r.tokens) - r.offset, r.offset)) for r in requests)
+        self._lengths.update((r.request_id, r.offset) for r in requests)
         proposals: list[Seq[int]] = [()] * len(requests)
         replies, chooser = len(requests), self.chooser
+        chooser.prompts = sum(len(r.tokens) - r.offset for r in requests) / (replies * self._mean_length)
         current = chooser.choose(replies, lambda m: self._prompt_tokens(self.models[m].model, requests))
         self.current = self._named(current)
         if current is not None:
@@ -135,11 +135,8 @@ class AdaptiveDrafter:
             drafted.model.accepted += accepted
 
     def forget(self, request_id: str) -> None:
-        prompt, length = self._lengths.pop(request_id, (0, 0))
-        if length:
-            self._mean_prompt += SMOOTHING * (prompt - self._mean_prompt)
+        if length := self._lengths.pop(request_id, 0):
             self._mean_length += SMOOTHING * (length - self._mean_length)
-            self.chooser.prompts = self._mean_prompt / self._mean_length
         for speculating in self.models:
             speculating.model.forget(request_id)
 

@@ -167,7 +167,7 @@ class Chooser:
         """models: small to large."""
         self.target, self.models = target, list(models)
         self.prompts = 0.0
-        """Tokens of prompts that come with each output token, on average."""
+        """Tokens of prompts that come with each output token, on average over the replies."""
         self._windows = windows(max_window)
         self._credit_s = 0.0
         self._explored = 0

@@ -21,6 +21,9 @@ DOUBT = 1.0
 """Standard errors by which a share may be higher than measured, where chains are compared that pay."""
 SMOOTHING = 0.1
 """Weight of one measured duration against those before it."""
+PASS_NOISE, POINT_DOUBT, POINT_DRIFT, PACE_DRIFT = 0.04, 0.01, 1e-5, 4e-4
+"""Variances of logarithms: of one pass by chance, of a point as measured at the start, and what each pass adds to what is not
+known of a point and of the machine's pace."""
 MOST_CHANGE = 2.0
 """A duration that differs from its prediction by more than this factor counts as this factor: a step may be interrupted."""
 
@@ -116,30 +119,44 @@ class Acceptance:
 
 
 class PassCost:
-    """Seconds of a pass by its replies and its rows (tokens), from measured points, corrected while it runs."""
+    """Seconds of a pass by its replies and its rows (tokens), from measured points, corrected while it runs.
+
+    What else a machine does makes all passes slower or faster, so a pass that takes longer than predicted says something
+    of the others, too: else those that are not made would look ever better while it slows down. How much is the machine's
+    pace and how much the point's own error is told apart by a Kalman filter on logarithms, without covariances.
+    """
 
     def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
         """measured: seconds by (replies, tokens per reply). Each number of replies has the same numbers of tokens."""
         self._replies = sorted({replies for replies, _ in measured})
         self._widths = sorted({width for _, width in measured})
-        self._measured, self._corrected = dict(measured), dict(measured)
-        if len(self._measured) != len(self._replies) * len(self._widths):
+        self._points = dict(measured)
+        if len(self._points) != len(self._replies) * len(self._widths):
             raise ValueError("every number of replies needs every number of tokens per reply")
+        self._pace, self._pace_doubt = 1.0, 0.0
+        self._doubt = dict.fromkeys(self._points, POINT_DOUBT)
 
     def seconds(self, replies: int, rows: float) -> float:
-        """Duration of a pass with `rows` tokens for `replies` replies, linear between the measured points and beyond."""
-        return self._interpolated(replies, rows / replies, self._corrected)
+        """Duration of a pass with `rows` tokens for `replies` replies, linear between the measured points and beyond. More
+        replies than were measured cost what their rows would cost for fewer."""
+        replies = min(replies, self._replies[-1])
+        return self._pace * self._interpolated(replies, rows / replies)
 
     def observe(self, replies: int, rows: int, seconds: float) -> None:
         """A pass took so long."""
-        width = rows / replies
-        expected = self._interpolated(replies, width, self._measured)
-        near = self._replies[_nearest(self._replies, replies)], self._widths[_nearest(self._widths, width)]
-        factor = self._corrected[near] / self._measured[near]
-        ratio = min(factor * MOST_CHANGE, max(factor / MOST_CHANGE, seconds / expected))
-        self._corrected[near] = self._measured[near] * (factor + SMOOTHING * (ratio - factor))
+        error = math.log(max(1e-9, seconds) / self.seconds(replies, rows))
+        error = min(math.log(MOST_CHANGE), max(-math.log(MOST_CHANGE), error))
+        replies = min(replies, self._replies[-1])
+        near = self._replies[_nearest(self._replies, replies)], self._widths[_nearest(self._widths, rows / replies)]
+        total = self._pace_doubt + self._doubt[near] + PASS_NOISE
+        of_pace, of_point = self._pace_doubt / total, self._doubt[near] / total
+        self._pace *= math.exp(of_pace * error)
+        self._points[near] *= math.exp(of_point * error)
+        self._pace_doubt = (1 - of_pace) * self._pace_doubt + PACE_DRIFT
+        self._doubt[near] = (1 - of_point) * self._doubt[near] + POINT_DRIFT
 
-    def _interpolated(self, replies: int, width: float, points: Mapping[tuple[int, int], float]) -> float:
+    def _interpolated(self, replies: int, width: float) -> float:
+        points = self._points
         at, share = _place(self._replies, replies)
         i, part = _place(self._widths, width)
         low, high = self._replies[at], self._replies[min(at + 1, len(self._replies) - 1)]
