@@ -230,8 +230,8 @@ def _bound_steps(core: EngineCore) -> None:
     """
     batch, block = core.limits.batch, core.scheduler.pool.block_tokens
     token_s = max(1e-9, _compute_prompt(core, PROBE_TOKENS, token=2))
-    most = max(batch.max_running, int(STEP_S / token_s), min(EFFICIENT_TOKENS, int(LONGEST_STEP_S / token_s)))
-    most = max(batch.max_running, most // block * block)
+    timely = max(int(STEP_S / token_s), min(EFFICIENT_TOKENS, int(LONGEST_STEP_S / token_s)))
+    most = max(batch.max_running, timely // block * block)
     if most < batch.max_step_tokens:
         _log.info("steps of %d tokens, which take about %g s, instead of %d", most, STEP_S, batch.max_step_tokens)
         core.limit_steps(most)

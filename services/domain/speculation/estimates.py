@@ -139,21 +139,25 @@ class PassCost:
     def seconds(self, replies: int, rows: float) -> float:
         """Duration of a pass with `rows` tokens for `replies` replies, linear between the measured points and beyond. More
         replies than were measured cost what their rows would cost for fewer."""
-        replies = min(replies, self._replies[-1])
-        return self._pace * self._interpolated(replies, rows / replies)
+        return self._pace * self._interpolated(*self._priced_as(replies, rows))
 
     def observe(self, replies: int, rows: int, seconds: float) -> None:
         """A pass took so long."""
         error = math.log(max(1e-9, seconds) / self.seconds(replies, rows))
         error = min(math.log(MOST_CHANGE), max(-math.log(MOST_CHANGE), error))
-        replies = min(replies, self._replies[-1])
-        near = self._replies[_nearest(self._replies, replies)], self._widths[_nearest(self._widths, rows / replies)]
+        replies, width = self._priced_as(replies, rows)
+        near = self._replies[_nearest(self._replies, replies)], self._widths[_nearest(self._widths, width)]
         total = self._pace_doubt + self._doubt[near] + PASS_NOISE
         of_pace, of_point = self._pace_doubt / total, self._doubt[near] / total
         self._pace *= math.exp(of_pace * error)
         self._points[near] *= math.exp(of_point * error)
         self._pace_doubt = (1 - of_pace) * self._pace_doubt + PACE_DRIFT
         self._doubt[near] = (1 - of_point) * self._doubt[near] + POINT_DRIFT
+
+    def _priced_as(self, replies: int, rows: float) -> tuple[int, float]:
+        """(replies, rows of each) that cost as much: no more replies than were measured."""
+        replies = min(replies, self._replies[-1])
+        return replies, rows / replies
 
     def _interpolated(self, replies: int, width: float) -> float:
         points = self._points

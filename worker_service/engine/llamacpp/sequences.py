@@ -27,7 +27,7 @@ Data = npt.NDArray[np.uint8]
 IDLE_STEPS = 16
 """A sequence leaves the cache that so many steps have not named."""
 SAVED_BLOCKS = 8
-"""In one step, by the way: a block takes some tenths of a millisecond."""
+"""Of one step: each takes some tenths of a millisecond."""
 
 
 @dataclass(slots=True)
