@@ -90,7 +90,8 @@ class MeshTier(BaseModel, TierRules, frozen=True):
     servers with dp and attn_dp 1. prefill_first is for torch and simulated engines."""
     measuring_s: float = Field(default=15.0, ge=1)
     """How many seconds the built-in engine measures its model at its start, about, and at most: for batch_policy slo, and for
-    models that draft. Of a slow model only small batches are measured; the rest follows from requests."""
+    models that draft, loading them included. Of a slow model only small batches are measured; the rest follows from
+    requests."""
     best_effort_reserve: float = Field(default=0.05, ge=0, lt=1)
     """With batch_policy slo: the share of each step's time that requests without a kept SLO have while there are any."""
     escalation_drafts: bool = True

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 KV_SHARE_OF_GPU = 0.9  # of its free memory; the rest is for the activations of a step
 KV_SHARE_OF_HOST = 0.25  # of the unused memory: other workers load their models, too
 LEAST_KV_BYTES = 256 << 20
-STEP_S, LONGEST_STEP_S, EFFICIENT_TOKENS = 2.0, 5.0, 64
+STEP_S, LONGEST_STEP_S, EFFICIENT_TOKENS = 2.0, 5.0, 128
 """What a step may take where the tier does not state its tokens: replies wait for the prompts in it, and routers take a
 worker for lost after 15 s of silence."""
 PROBE_TOKENS = 32
@@ -110,6 +110,7 @@ def built_in_core(
     load: loads the tier's model and those that draft; it raises EngineUnusable.
     """
     model, drafters = load(options.folder), list[LoadedModel]()
+    began_s = time.perf_counter()
     for folder in options.drafters:
         drafter = load(folder)
         if drafter.tokenizer.has_tokens_of(model.tokenizer):
@@ -119,6 +120,7 @@ def built_in_core(
         if not options.skips_drafters:
             raise EngineUnusable(problem)
         _log.warning("%s: it does not draft", problem)
+    measuring_s = options.measuring_s - (time.perf_counter() - began_s)  # of drafters, which also take time to load
     size, longest = (
         options.kv_block_tokens,
         min(model.context_tokens, options.max_context_tokens or model.context_tokens),
@@ -153,7 +155,7 @@ def built_in_core(
         )
         core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve)
     if drafters:
-        core.proposals.drafter = chains()(core, drafters, blocks, options.max_window, options.measuring_s)
+        core.proposals.drafter = chains()(core, drafters, blocks, options.max_window, measuring_s)
     info = EngineInfo(
         engine=model.kind,
         model=options.name,
@@ -225,8 +227,8 @@ def _compute_prompt(core: EngineCore, tokens: int, token: int = 1) -> float:
 def _bound_steps(core: EngineCore) -> None:
     """Limit the tokens of a step to those that take STEP_S, by a prompt of the idle core; at least one for each request.
 
-    EFFICIENT_TOKENS may take LONGEST_STEP_S: fewer at once make prompts dearer on a CPU, by 9 % at 32. Whole blocks: kernels
-    compute tiles, so 113 tokens at once take some 5 % longer for each than 112.
+    EFFICIENT_TOKENS may take LONGEST_STEP_S: fewer at once make prompts dearer on a CPU, by 7 % at 80 and 9 % at 32. Whole
+    blocks: kernels compute tiles, so 113 tokens at once take some 5 % longer for each than 112.
     """
     batch, block = core.limits.batch, core.scheduler.pool.block_tokens
     token_s = max(1e-9, _compute_prompt(core, PROBE_TOKENS, token=2))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 REPEATS, SLOW_S = 3, 0.03
-CONTEXT_TOKENS = 64
+CONTEXT_TOKENS = 32
 """Tokens before those whose passes are measured."""
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -1,5 +1,6 @@
 """Loads a GGUF file and creates the built-in engine for it."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def llamacpp_engine(
 
 def llamacpp_core(options: LlamaCppEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:
     """Load the model, which takes seconds, and create the core."""
-    return built_in_core(options, lambda file: GgufModel(file, options), clock)
+    tokenizers = dict[str, HfTokenizer]()
+    return built_in_core(options, lambda file: GgufModel(file, options, tokenizers), clock)
 
 
 class GgufModel:
@@ -48,9 +50,11 @@ class GgufModel:
 
     kind, warm_up_tokens = "llamacpp", 1  # the runner has computed a block when it was created
 
-    def __init__(self, file: Path, options: LlamaCppEngineOptions) -> None:
-        """Raises:
-        EngineUnusable: It cannot be loaded.
+    def __init__(self, file: Path, options: LlamaCppEngineOptions, tokenizers: dict[str, HfTokenizer]) -> None:
+        """tokenizers: of the files before this one, by what these say of tokens: models that draft often have the same.
+
+        Raises:
+            EngineUnusable: It cannot be loaded.
         """
         self._options, self.name = options, file.stem
         try:
@@ -58,10 +62,13 @@ class GgufModel:
         except (OSError, NotGguf) as error:
             raise EngineUnusable(str(error)) from None
         self._model = LlamaModel(file, options.library, gpu=options.gpu, progress=options.progress)
+        tokens = _tokens_digest(metadata)
         try:
-            self.tokenizer = HfTokenizer(file, self._model.vocab_size, options.tool_format)
+            if tokens not in tokenizers:
+                tokenizers[tokens] = HfTokenizer(file, self._model.vocab_size, options.tool_format)
         except UnknownTokenizer as error:
             raise EngineUnusable(str(error)) from None
+        self.tokenizer = tokenizers[tokens]
         sampling = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k"}
         values = {name: metadata.get(f"general.sampling.{key}") for name, key in sampling.items()}
         self.sampling_defaults = checked_defaults(values, str(file))
@@ -85,6 +92,12 @@ class GgufModel:
             threads=options.threads,
             sequences=min(MAX_SEQUENCES, max(64, 2 * options.max_running)) - 1,  # each has room for its logits
         )
+
+
+def _tokens_digest(metadata: dict[str, object]) -> str:
+    """Equal where all that a file says of its tokens is, but for the template of chats."""
+    of_tokens = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
+    return hashlib.sha256(repr(sorted(of_tokens.items())).encode()).hexdigest()
 
 
 def _token_kv_bytes(metadata: dict[str, object]) -> int:
