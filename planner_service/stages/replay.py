@@ -6,6 +6,7 @@ more than `MARGIN` and one is better by `MIN_GAIN`; and if on the requests befor
 chosen for one stretch of a trace may do harm on the next.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,8 +41,9 @@ SUSTAINED_LATENCIES, SUSTAINED_REQUESTS = 60.0, (4000, 24_000)
 requests. In less time the number in flight still grows to what the rate needs, or a backlog is too small to be seen."""
 RATE_SPAN = 16.0
 """The sustained rate is searched up to this many times the first rate, and down to so small a part of it."""
-RATE_STEP = 1.4
-"""Between the rates that are tried first: little overload is simulated in much less time than a lot."""
+RATE_STEP, NEAR_STEP = 1.4, 1.06
+"""Between the rates that are tried first, the latter where a rate is known that is near: little overload is simulated in much
+less time than a lot."""
 FIRST_SHARE = 0.7
 """Of what instances can carry by the roofline: the rate that is tried first."""
 GROWTH = 1.1
@@ -134,19 +136,20 @@ class Replayer:
         """At the workload's own rate."""
         return figures_of(self.work, self._serve(self.work, policy))
 
-    def sustained_per_s(self, policy: PolicyOf) -> float:
+    def sustained_per_s(self, policy: PolicyOf, near: float = 0.0) -> float:
         """The greatest rate, within `RATE_PRECISION`, at which the number of requests in flight does not grow with time.
 
-        0 if not even the least rate that is tried is sustained.
+        0 if not even the least rate that is tried is sustained. near: a rate that it is expected near; 0: none is known.
         """
-        first = FIRST_SHARE * self.instances * self.replica.capacity_per_s(*self.work.mean_tokens)
+        first = near or FIRST_SHARE * self.instances * self.replica.capacity_per_s(*self.work.mean_tokens)
+        steps = itertools.chain((NEAR_STEP, NEAR_STEP**2) if near else (), itertools.repeat(RATE_STEP))
         low, high = 0.0, first
         while high <= RATE_SPAN * first and self._sustains(high, policy):
-            low, high = high, RATE_STEP * high
+            low, high = high, next(steps) * high
         if low == 0.0:
-            low = high / RATE_STEP
+            low = high / next(steps)
             while not self._sustains(low, policy):
-                low, high = low / RATE_STEP, low
+                low, high = low / next(steps), low
                 if low < first / RATE_SPAN:
                     return 0.0
         while high / low > 1 + RATE_PRECISION:
@@ -262,7 +265,7 @@ def judge(
     rate = replayer.sustained_per_s(serving)
     verdicts = list[ReplayVerdict]()
     for changes, layout in passing or judged[:1]:
-        staged_rate = replayer.sustained_per_s(_policy(layout, qoe))
+        staged_rate = replayer.sustained_per_s(_policy(layout, qoe), near=rate)
         rate_change = staged_rate / rate - 1 if rate > 0 else 0.0
         use = max(changes) <= MARGIN and rate_change >= -MARGIN and min(*changes, -rate_change) <= -MIN_GAIN
         earlier = requests_before(work) if use else None
@@ -279,7 +282,7 @@ def judge(
 def _all_changes(replayer: Replayer, policy: PolicyOf, serving: PolicyOf) -> tuple[float, float, float, float]:
     """Of the latencies (`_changes`) and of the sustained rate, of one policy against another."""
     rate = replayer.sustained_per_s(serving)
-    rate_change = replayer.sustained_per_s(policy) / rate - 1 if rate > 0 else 0.0
+    rate_change = replayer.sustained_per_s(policy, near=rate) / rate - 1 if rate > 0 else 0.0
     return *_changes(replayer.figures(policy), replayer.figures(serving)), rate_change
 
 

@@ -29,6 +29,7 @@ from penstock.types.sampling import SamplingParams
 from penstock.types.slo import Slo, SloPhase
 from penstock.types.workers import Admitted, EngineFinished
 from penstock.worker_service.compose import build_engine
+from penstock.worker_service.engine.batch_policy import batch_policy
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.latency_fit import measured_latency
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
@@ -164,7 +165,7 @@ def test_an_engine_s_steps_are_fitted_to_their_times() -> None:
 
     clock = VirtualClock()
     core, _ = simulated_core(options(), clock)
-    measured = measured_latency(core, seconds=60.0, now=clock.now)
+    measured, _ = measured_latency(core, seconds=60.0, now=clock.now)
     assert core.idle
     for load in (StepLoad(8, 800), StepLoad(256, 256)):
         assert measured.step_s(load) == pytest.approx(LATENCY.step_s(load), rel=0.02)
@@ -175,11 +176,19 @@ def test_of_a_slow_model_the_bend_of_its_steps_is_measured() -> None:
     slow = StepLatencyModel((1.0, 8.0, 16.0, 32.0, 64.0), (0.13, 0.85, 1.5, 2.0, 2.9))
     clock = VirtualClock()
     core, _ = simulated_core(replace(options(), latency=slow), clock)
-    measured = measured_latency(core, now=clock.now)
+    measured, _ = measured_latency(core, now=clock.now)
     assert clock.now() < 18.0
     for tokens in (1, 4, 8, 16, 32):
         assert measured.base_s(tokens) == pytest.approx(slow.base_s(tokens), rel=0.1)
     assert measured.base_s(64) == pytest.approx(slow.base_s(64), rel=0.3)
+
+
+def test_the_first_promise_rests_on_the_slow_steps_of_the_measurement() -> None:
+    steps = [
+        (StepLoad(n, 16 * n), LATENCY.step_s(StepLoad(n, 16 * n)) * (1.2 if n % 4 == 0 else 1.0)) for n in range(1, 41)
+    ]
+    policy = batch_policy(PolicyName.SLO, LATENCY, 0.0, steps)
+    assert policy.latency_correction == pytest.approx(1.2)
 
 
 def test_the_reply_is_reserved_by_a_quantile_of_the_latest() -> None:

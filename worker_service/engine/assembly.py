@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.services.clock import Clock
-from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.mesh_schema import DEFAULT_STEP_TOKENS
 from penstock.types.prompts import TokenPrompt
 from penstock.types.requests import GenerationRequest
@@ -146,14 +146,11 @@ def built_in_core(
         _bound_steps(core)
     _warm_up_copies(core)
     if options.batch_policy is not PolicyName.DECODE_FIRST:
-        measured = options.batch_policy is PolicyName.SLO
-        bound = min(CALIBRATION_S, options.measuring_s)
-        latency = (
-            measured_latency(core, seconds=bound, most_s=options.measuring_s)
-            if measured
-            else StepLatencyModel.linear(0.0, 0.0, 0.0)
-        )
-        core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve)
+        latency, steps = StepLatencyModel.linear(0.0, 0.0, 0.0), list[tuple[StepLoad, float]]()
+        if options.batch_policy is PolicyName.SLO:
+            bound = min(CALIBRATION_S, options.measuring_s)
+            latency, steps = measured_latency(core, seconds=bound, most_s=options.measuring_s)
+        core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve, steps)
     if drafters:
         core.proposals.drafter = chains()(core, drafters, blocks, options.max_window, measuring_s)
     info = EngineInfo(

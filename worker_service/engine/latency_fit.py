@@ -23,10 +23,10 @@ def measured_latency(
     seconds: float = CALIBRATION_S,
     most_s: float = MEASURING_S,
     now: Callable[[], float] = time.perf_counter,
-) -> StepLatencyModel:
+) -> tuple[StepLatencyModel, list[tuple[StepLoad, float]]]:
     """Step an idle core through batches of many sizes, for `seconds` and until there are enough; fit a model to the times.
 
-    most_s: the most that it takes, about: of a slow model only small batches are measured.
+    most_s: the most that it takes, about: of a slow model only small batches are measured. The steps are returned, too.
     """
     # With SciPy, 50 MB: most workers promise nothing, and need none of it.
     from penstock.services.domain.latency_fit import fit_latency
@@ -43,7 +43,7 @@ def measured_latency(
             if elapsed > most_s or (elapsed > seconds and len(samples) >= MIN_STEPS and len(sizes) >= MIN_SIZES):
                 break
     core.restart_throughput()
-    return fit_latency(samples)[0]
+    return fit_latency(samples)[0], samples
 
 
 def _growing(core: EngineCore, most_s: float, now: Callable[[], float]) -> Iterator[tuple[StepLoad, float]]:

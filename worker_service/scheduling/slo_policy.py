@@ -258,7 +258,7 @@ class SloPolicy(BatchPolicy):
         if self._planned is None:
             # Observed as well: once steps have been slow, nothing is promised until steps without one are seen to be fast.
             if not any(chunk.proposed for chunk in chunks):
-                self._observe(self._latency.step_s(_load(chunks)), min(end_s, self._computed_s) - self._begun_s)
+                self.observe(self._latency.step_s(_load(chunks)), min(end_s, self._computed_s) - self._begun_s)
             return
         done = {chunk.sequence.request_id for chunk in chunks}
         skipped = [request_id for request_id in self._planned if request_id not in done]
@@ -268,10 +268,10 @@ class SloPolicy(BatchPolicy):
             if accepted > 0 and chunk.sequence.request_id in self._columns:
                 self._table.advance(chunk.sequence.request_id, accepted, end_s)
         if not skipped:
-            self._observe(self._planned_s / self._corrected, min(end_s, self._computed_s) - self._begun_s)
+            self.observe(self._planned_s / self._corrected, min(end_s, self._computed_s) - self._begun_s)
         self._planned = None
 
-    def _observe(self, predicted_s: float, took_s: float) -> None:
+    def observe(self, predicted_s: float, took_s: float) -> None:
         """Compare the step with its prediction, without correction; replace the step model if the correction has changed."""
         self.correction.add(predicted_s, took_s)
         factor = self.correction.factor

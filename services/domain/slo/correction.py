@@ -11,6 +11,8 @@ DEFAULT_QUANTILE = 0.95
 DEFAULT_WINDOW_STEPS = 256
 """At 20 steps per second a quarter of a minute: short enough to follow a machine that slows down, and a dozen samples lie
 above the p95."""
+MAX_AGE_S = 60.0
+"""Of computing time: a slow model's 256 steps take minutes; a machine that slows down breaks every promise in that time."""
 MIN_SAMPLES = 20
 """Fewer samples have no 95th percentile of their own: until then the greatest counts."""
 
@@ -22,12 +24,13 @@ class LatencyCorrection:
         check_quantile(quantile, "latency_quantile")
         if window_steps < MIN_SAMPLES:
             raise invalid("latency_window_steps", f"must be at least {MIN_SAMPLES}, not {window_steps}")
-        self._quantile, self._ratios = quantile, SlidingSample(window_steps)
+        self._quantile, self._ratios, self._spent_s = quantile, SlidingSample(window_steps, MAX_AGE_S), 0.0
 
     def add(self, predicted_s: float, actual_s: float) -> None:
         """Add a step. predicted_s: by the latency model, without correction."""
+        self._spent_s += actual_s
         if predicted_s > 0:
-            self._ratios.add(actual_s / predicted_s)
+            self._ratios.add(actual_s / predicted_s, self._spent_s)
 
     @property
     def samples(self) -> int:

@@ -66,6 +66,15 @@ def test_the_correction_is_the_p95_of_the_latest_steps() -> None:
     assert (latest <= correction.factor + 1e-12).mean() >= 0.95
 
 
+def test_a_slow_model_follows_a_machine_that_slows_down_within_four_steps() -> None:
+    correction = LatencyCorrection()
+    for _ in range(300):
+        correction.add(1.2, 1.2)
+    for _ in range(4):
+        correction.add(1.2, 1.5)
+    assert correction.factor == pytest.approx(1.25)
+
+
 def test_few_samples_count_by_their_greatest_and_none_change_nothing() -> None:
     correction = LatencyCorrection()
     assert correction.factor == 1.0
