@@ -53,8 +53,12 @@ def notes(s: BatchScheduler) -> list[tuple[object, ...]]:
 
 
 def step(s: BatchScheduler, end_s: float = 0.0) -> dict[str, int]:
+    """Plan and commit a step; finish what has all its output. Returns tokens by request."""
     plan = s.plan_step()
     s.commit(plan, {c.sequence.request_id: [7] for c in plan.chunks if c.logits}, end_s)
+    for chunk in plan.chunks:
+        if chunk.logits and chunk.sequence.output_tokens >= chunk.sequence.max_output_tokens:
+            s.finish(chunk.sequence.request_id, FinishReason.LENGTH)
     return {c.sequence.request_id: c.count for c in plan.chunks}
 
 
@@ -246,25 +250,15 @@ def test_proposals_get_the_blocks_that_are_free_and_no_others() -> None:
     assert proposed.preempted == ()
 
 
-def run_step(s: BatchScheduler) -> dict[str, int]:
-    """Plan and commit a step; finish what has all its output. Returns tokens by request."""
-    plan = s.plan_step()
-    s.commit(plan, {c.sequence.request_id: [7] for c in plan.chunks if c.logits})
-    for chunk in plan.chunks:
-        if chunk.logits and chunk.sequence.output_tokens >= chunk.sequence.max_output_tokens:
-            s.finish(chunk.sequence.request_id, FinishReason.LENGTH)
-    return {c.sequence.request_id: c.count for c in plan.chunks}
-
-
 def test_decodes_go_first_and_prompts_take_what_is_left_in_chunks() -> None:
     s = scheduler(64, 4, step=10)
     s.add(sequence("a", 4))
-    assert run_step(s) == {"a": 4}
+    assert step(s) == {"a": 4}
     s.add(sequence("b", 25, first=100))
-    assert run_step(s) == {"a": 1, "b": 9}
-    assert run_step(s) == {"a": 1, "b": 9}
-    assert run_step(s) == {"a": 1, "b": 7}  # a has its four tokens, b its first
-    assert run_step(s) == {"b": 1}
+    assert step(s) == {"a": 1, "b": 9}
+    assert step(s) == {"a": 1, "b": 9}
+    assert step(s) == {"a": 1, "b": 7}  # a has its four tokens, b its first
+    assert step(s) == {"b": 1}
 
 
 def test_priority_goes_first_and_is_preempted_last() -> None:
@@ -274,13 +268,13 @@ def test_priority_goes_first_and_is_preempted_last() -> None:
     s.add(sequence("mid", 4, priority=3, first=70))
     order = []
     while not s.idle:
-        order += [name for name in run_step(s) if name not in order]
+        order += [name for name in step(s) if name not in order]
     assert order == ["high", "mid", "low"]
     s = scheduler(blocks=4, block_tokens=2)
     s.add(sequence("high", 3, output=5, priority=1))
-    run_step(s)
+    step(s)
     s.add(sequence("low", 3, output=5, first=50))
-    run_step(s)
+    step(s)
     plan = s.plan_step()
     assert "low" in plan.preempted or [c.sequence.request_id for c in plan.chunks] == ["high", "low"]
     assert "high" not in plan.preempted
@@ -289,9 +283,9 @@ def test_priority_goes_first_and_is_preempted_last() -> None:
 def test_a_common_prefix_is_computed_once() -> None:
     s = scheduler(64, 4, step=64)
     s.add(sequence("a", 17))
-    assert run_step(s) == {"a": 17}
+    assert step(s) == {"a": 17}
     s.add(sequence("b", 17))
-    assert run_step(s) == {"a": 1, "b": 1}  # 16 of 17 tokens stand in four blocks
+    assert step(s) == {"a": 1, "b": 1}  # 16 of 17 tokens stand in four blocks
     found = present(s.get("b"))
     assert found.cached_prompt_tokens == 16
 
@@ -299,24 +293,24 @@ def test_a_common_prefix_is_computed_once() -> None:
 def test_the_last_prompt_token_is_always_computed() -> None:
     s = scheduler(64, 4, step=64)
     s.add(sequence("a", 16))
-    run_step(s)
+    step(s)
     s.add(sequence("b", 16))
-    assert run_step(s)["b"] == 4  # the last block again: its last token's logits are needed
+    assert step(s)["b"] == 4  # the last block again: its last token's logits are needed
 
 
 def test_a_paused_sequence_gets_no_token_and_keeps_its_blocks() -> None:
     s = scheduler(blocks=3, block_tokens=4)
     for name, first in (("a", 0), ("b", 50)):
         s.add(sequence(name, 4, output=20, first=first))
-    assert run_step(s) == {"a": 4, "b": 4}
+    assert step(s) == {"a": 4, "b": 4}
     paused = present(s.get("b"))
     paused.paused = True
     for _ in range(4):
-        assert run_step(s) == {"a": 1}
-    assert run_step(s) == {}  # no block is free, and b, who came last, is not the one to give up its own
+        assert step(s) == {"a": 1}
+    assert step(s) == {}  # no block is free, and b, who came last, is not the one to give up its own
     assert (paused.phase, len(paused.blocks)) == (Phase.RUNNING, 1)
     paused.paused = False
-    assert run_step(s) == {"b": 1}
+    assert step(s) == {"b": 1}
 
 
 def test_an_illegal_transition_tells_the_history() -> None:

@@ -4,48 +4,41 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.text_threads import INLINE_CHARACTERS
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason
 from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished
-from penstock.worker_service.engine.loop import LoopEngine
-from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
-from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from penstock.worker_service.speculation.windows import row_price
-from tests.conftest import FAMILY
-from tests.support.engines import GREEDY, QUESTIONS, SAMPLED, Got, answer, move, request, started, until
+from tests.support.engines import (
+    GREEDY,
+    QUESTIONS,
+    SAMPLED,
+    Got,
+    Make,
+    answer,
+    engines_of,
+    move,
+    request,
+    started,
+    until,
+)
 from tests.support.held_steps import held
 from tests.support.present import present
 from tests.worker.test_failing_requests import of_nothing
 
 LONG = 64
-Start = Callable[..., Any]
 
 
 @pytest.fixture(params=("torch", "simulated"))
-async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
-    """Build and start engines of one kind."""
-    async with AsyncExitStack() as stack:
-
-        async def build(**options: Any) -> LoopEngine:
-            options = {"kv_tokens": 4096, "max_context_tokens": 2048, **options}
-            if request.param == "torch":
-                engine = torch_engine(TorchEngineOptions(FAMILY / "small", "small", **options))
-            else:
-                engine = simulated_engine(
-                    SimulatedEngineOptions("sim", StepLatencyModel.linear(0.0, 0.0, 0.0), **options)
-                )
-            return await stack.enter_async_context(started(engine))
-
+async def start(request: pytest.FixtureRequest, gguf_family: Callable[[str], Path]) -> AsyncIterator[Make]:
+    async with engines_of(request, gguf_family) as build:
         yield build
 
 
@@ -70,7 +63,7 @@ def changed(tokens: tuple[int, ...], seed: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("kind", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_no_draft_changes_a_reply(start: Start, kind: SamplingParams) -> None:
+async def test_no_draft_changes_a_reply(start: Make, kind: SamplingParams) -> None:
     """Neither its tokens nor its text nor its logprobs: the right answer, parts of it, others, nonsense; many at once."""
     engine = await start()
     sampling = replace(kind, max_tokens=LONG, top_logprobs=2)
@@ -94,7 +87,7 @@ async def test_no_draft_changes_a_reply(start: Start, kind: SamplingParams) -> N
             assert ours.chosen.logprob == pytest.approx(theirs.chosen.logprob, abs=1e-3)
 
 
-async def test_the_right_answer_takes_few_passes_and_is_counted(start: Start) -> None:
+async def test_the_right_answer_takes_few_passes_and_is_counted(start: Make) -> None:
     """As tokens and as text. All tokens but one of each pass are accepted draft tokens; without a draft none are."""
     engine = await start()
     asked = request("r", QUESTIONS[3], replace(GREEDY, max_tokens=LONG))
@@ -111,7 +104,7 @@ async def test_the_right_answer_takes_few_passes_and_is_counted(start: Start) ->
         assert usage.rejected_draft_tokens <= usage.accepted_draft_tokens
 
 
-async def test_a_draft_that_cannot_be_used_is_ignored(start: Start) -> None:
+async def test_a_draft_that_cannot_be_used_is_ignored(start: Make) -> None:
     """Tokens of another tokenizer, and a text that cannot be encoded: the request is served as without a draft."""
     engine = await start()
     asked = request("r", QUESTIONS[3])
@@ -133,7 +126,7 @@ async def test_a_draft_that_cannot_be_used_is_ignored(start: Start) -> None:
     check(got)
 
 
-async def test_a_resumed_reply_goes_on_in_its_draft(start: Start) -> None:
+async def test_a_resumed_reply_goes_on_in_its_draft(start: Make) -> None:
     """It gets the whole draft, and continues behind its tokens in few passes."""
     engine = await start()
     asked = request("r", QUESTIONS[3], replace(GREEDY, max_tokens=LONG))
@@ -146,7 +139,7 @@ async def test_a_resumed_reply_goes_on_in_its_draft(start: Start) -> None:
         assert engine.steps - before <= LONG // 5
 
 
-async def test_a_reply_that_moves_takes_its_draft_along(start: Start) -> None:
+async def test_a_reply_that_moves_takes_its_draft_along(start: Make) -> None:
     source, target = await start(), await start()
     asked = request("r", QUESTIONS[3], replace(GREEDY, max_tokens=200))
     plain = await answer(source, asked)
@@ -195,7 +188,7 @@ async def test_a_request_can_be_aborted_while_its_draft_is_encoded() -> None:
         assert engine._core.idle
 
 
-async def test_a_row_costs_as_much_as_the_batch_makes_it(start: Start) -> None:
+async def test_a_row_costs_as_much_as_the_batch_makes_it(start: Make) -> None:
     """The price at which proposals are cut is that of the replies that run now."""
     engine = await start()
     asked = replace(GREEDY, max_tokens=500)
@@ -209,7 +202,7 @@ async def test_a_row_costs_as_much_as_the_batch_makes_it(start: Start) -> None:
     assert engine._row_price() == row_price(0)
 
 
-async def test_a_finished_request_leaves_no_source(start: Start) -> None:
+async def test_a_finished_request_leaves_no_source(start: Make) -> None:
     """Whether it ends, is aborted, or was complete before it began."""
     engine = await start()
     asked = request("r", QUESTIONS[0], replace(GREEDY, max_tokens=4))
@@ -220,8 +213,7 @@ async def test_a_finished_request_leaves_no_source(start: Start) -> None:
     endless = drafted(request("e", QUESTIONS[0], replace(GREEDY, max_tokens=1500)), draft)
     async for _ in engine.generate(endless):
         break
-    while not engine._core.idle:
-        await asyncio.sleep(0.001)
+    await until(lambda: engine._core.idle)
     assert not engine._core.proposals._sources
 
 

@@ -131,6 +131,15 @@ def test_without_slos_the_steps_are_exactly_those_of_decode_first() -> None:
         assert under_slos == plain, seed
 
 
+def attained(request: Request, tokens_s: list[float]) -> bool:
+    """Whether tokens came as the request asked."""
+    assert request.ttft_s is not None
+    tracker = AttainmentTracker(request.arrival_s + request.ttft_s)
+    for at_s in tokens_s:
+        tracker.token(at_s, None if math.isinf(request.tpot_s) else request.tpot_s)
+    return tracker.result().attained
+
+
 def figure_3(policy: BatchPolicy, *, slos: bool) -> Served:
     """6 tokens per unit; three decodes; at time 1 four prompts of 6 tokens, 6 units to the first token, then one each."""
     running = [Request(0.0, 2, 60, 2.0 if slos else None, PACE) for _ in range(3)]
@@ -237,11 +246,8 @@ def test_promises_hold_beside_best_effort_in_blocks_of_kv() -> None:
         served = serve(requests, SloPolicy(latency, rng.choice([0.0, 0.1])), latency, limits=limits, pool=pool)
         for i, one in enumerate(requests):
             assert len(served.tokens_s[i]) == one.output, seed
-            if i in served.admitted and one.ttft_s is not None:
-                tracker = AttainmentTracker(one.arrival_s + one.ttft_s)
-                for at_s in served.tokens_s[i]:
-                    tracker.token(at_s, None if math.isinf(one.tpot_s) else one.tpot_s)
-                assert tracker.result().attained, (seed, i)
+            if i in served.admitted:
+                assert attained(one, served.tokens_s[i]), (seed, i)
         assert not served.admitted & set(served.preempted), seed
         counted["admitted"] += len(served.admitted)
         counted["best effort"] += len(requests) - len(served.admitted)
@@ -265,14 +271,8 @@ def test_replies_of_other_lengths_than_predicted_end_and_early_ones_break_nothin
         served = serve(requests, policy, latency, limits=limits, pool=pool, predict=predict)
         assert all(len(served.tokens_s[i]) == r.output for i, r in enumerate(requests) if i not in served.declined)
         preempted += len(served.admitted & set(served.preempted))
-        for i in served.admitted:
-            one = requests[i]
-            assert one.ttft_s is not None
-            tracker = AttainmentTracker(one.arrival_s + one.ttft_s)
-            for at_s in served.tokens_s[i]:
-                tracker.token(at_s, one.tpot_s)
-            admitted += 1
-            late += not tracker.result().attained
+        admitted += len(served.admitted)
+        late += sum(not attained(requests[i], served.tokens_s[i]) for i in served.admitted)
     assert admitted > 120
     if predict > 1:
         assert (late, preempted) == (0, 0)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.sampling import SamplingParams
-from penstock.types.slo import SloClass
 from penstock.types.structured import StructuredOutput
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.core import EngineCore
@@ -19,8 +18,6 @@ from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.simulated.engine import SimulatedRunner
 from penstock.worker_service.grammar.source import reply_grammar
 from penstock.worker_service.grammar.token_grammar import Vocabulary, compiled
-from penstock.worker_service.scheduling.policies import PolicyName
-from penstock.worker_service.scheduling.sequence import SequenceSlo
 from penstock.worker_service.text import ByteTokenizer
 from tests.support.draft_sources import KnownReply
 from tests.worker.test_core_laws import ENDLESS, PROMPT, engine, nothing_held, request, run, text_of, tokens_of
@@ -35,11 +32,18 @@ def expected_outputs(sampling: SamplingParams = ENDLESS, prompt: Seq[int] = PROM
     return run(core)["a"]
 
 
-def drafted(core: EngineCore, reply: Seq[int], name: str = "a", prompt: Seq[int] = PROMPT, **source: Any) -> KnownReply:
+def drafted(
+    core: EngineCore,
+    reply: Seq[int],
+    name: str = "a",
+    prompt: Seq[int] = PROMPT,
+    sampling: SamplingParams = ENDLESS,
+    **source: Any,
+) -> KnownReply:
     """Add a request with a source that knows its reply."""
     known = KnownReply(len(prompt), reply, **source)
     core.proposals.attach(name, known)
-    core.add(request(name), list(prompt))
+    core.add(request(name, sampling), list(prompt))
     return known
 
 
@@ -136,8 +140,7 @@ def test_every_standing_token_has_its_logprobs() -> None:
     sampling = replace(ENDLESS, top_logprobs=2)
     expected = expected_outputs(sampling)
     core = engine()
-    core.proposals.attach("a", KnownReply(len(PROMPT), tokens_of(expected), wrong_share=0.3, most=5))
-    core.add(request(sampling=sampling), PROMPT)
+    drafted(core, tokens_of(expected), sampling=sampling, wrong_share=0.3, most=5)
     outputs = run(core)["a"]
     assert logprobs_of(outputs) == logprobs_of(expected)
     assert len(logprobs_of(outputs)) == REPLY
@@ -151,8 +154,7 @@ def test_a_reply_ends_at_its_stop_string_within_a_proposal(at: int) -> None:
     sampling = replace(ENDLESS, stop=(text_of(whole)[at : at + 2],))
     expected = expected_outputs(sampling)
     core = engine()
-    core.proposals.attach("a", KnownReply(len(PROMPT), tokens_of(whole), most=9))
-    core.add(request(sampling=sampling), PROMPT)
+    drafted(core, tokens_of(whole), sampling=sampling, most=9)
     outputs = run(core)["a"]
     assert (tokens_of(outputs), text_of(outputs)) == (tokens_of(expected), text_of(expected))
     assert isinstance(outputs[-1], EngineFinished)
@@ -170,8 +172,7 @@ def test_an_end_token_is_drawn_not_proposed() -> None:
     assert expected[-1].reason is FinishReason.STOP
     tokens = tokens_of(expected)
     core = engine()
-    core.proposals.attach("a", KnownReply(len(PROMPT), [*tokens, 65, 66, 67]))
-    core.add(request(sampling=sampling), PROMPT)
+    drafted(core, [*tokens, 65, 66, 67], sampling=sampling)
     outputs = run(core)["a"]
     assert tokens_of(outputs) == tokens
     assert (outputs[-1].reason, outputs[-1].usage.output_tokens) == (FinishReason.STOP, len(tokens))
@@ -251,22 +252,6 @@ def test_proposals_take_only_free_blocks_and_the_budget_that_is_left() -> None:
     assert core.scheduler.preemptions == 0
     assert max(sizes) == 9
     assert core.steps < 20
-
-
-def test_proposals_are_verified_under_a_promise_that_leaves_time_for_them() -> None:
-    """`test_slo_drafts` tells when it does not."""
-    expected = expected_outputs()
-    core = engine(batch_policy=PolicyName.SLO)
-    drafted(core, tokens_of(expected))
-    sequence = core.scheduler.get("a")
-    assert sequence is not None
-    sequence.slo = SequenceSlo(due_s=1e6, tpot_s=1.0, output_tokens=REPLY)
-    core.scheduler.policy.added(sequence)
-    outputs = run(core)["a"]
-    assert sequence.slo.granted is SloClass.STANDARD
-    assert tokens_of(outputs) == tokens_of(expected)
-    assert core.proposals.of_sources.accepted > 0
-    nothing_held(core)
 
 
 def test_a_reply_moves_in_the_middle_of_a_draft() -> None:

@@ -41,12 +41,8 @@ def target() -> PassCost:
     return PassCost({(n, w): pass_s(n, n * w) for n in REPLIES for w in WIDTHS})
 
 
-def draft_s(replies: int, tokens: float, token_s: float) -> float:
-    """A loop that drafts one reply after the other: 10 microseconds, 2 for each reply, and the tokens."""
-    return 1e-5 + 2e-6 * replies + token_s * tokens
-
-
 def draft_cost(token_s: float) -> DraftCost:
+    """Of a loop that drafts one reply after the other: 10 microseconds, 2 for each reply, and the tokens."""
     return DraftCost(fixed_s=1e-5, reply_s=2e-6, step_s=0.0, token_s=token_s, catch_up_token_s=1e-6)
 
 
