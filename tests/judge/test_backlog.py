@@ -50,8 +50,9 @@ def test_what_waits_is_bounded_and_comes_free() -> None:
         pass
 
 
-def test_a_refusal_says_when_there_is_a_place() -> None:
-    """By the rate at which answers have ended while others waited."""
+def test_a_refusal_says_when_to_come_again() -> None:
+    """By the rate at which answers have ended while others waited. Who would be judged too late is refused at once, with the
+    time after which it is judged in time."""
     clock = Clock()
     backlog = Backlog(40, at_once=4, clock=clock)
     waiting = busy(backlog, clock, 40, per_s=10.0, ends=20)
@@ -60,14 +61,6 @@ def test_a_refusal_says_when_there_is_a_place() -> None:
     with pytest.raises(Overloaded) as refused, backlog.place(30, None):
         pass
     assert refused.value.retry_after_s == pytest.approx(10 / 10)
-
-
-def test_an_answer_that_would_come_too_late_is_refused_at_once() -> None:
-    """The hint is the time after which the same caller is judged in time."""
-    clock = Clock()
-    backlog = Backlog(40, at_once=4, clock=clock)
-    waiting = busy(backlog, clock, 40, per_s=10.0, ends=20)
-    assert backlog.answers == len(waiting) == 20
     with backlog.place(1, 10.0):
         pass
     with pytest.raises(Overloaded) as refused, backlog.place(1, 1.0):

@@ -4,7 +4,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import pytest
-from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,17 +16,15 @@ from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegi
 from penstock.judge_service.scoring.repetition import MIN_REPEATS, loop_characters
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
-from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest
-from penstock.services.domain.instances import Role
 from penstock.types.judging import JudgedAnswer, LogprobSummary
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import FinishReason
 from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolChoice, ToolMode, ToolUse
 from tests.conftest import MeshFileMaker
-from tests.support.mesh import COMPOSE
-from tests.support.services import RedisProcess, serving
+from tests.support.mesh import served_judge
+from tests.support.services import RedisProcess
 
 GENEROUS = Calibration((-9.0, 0.0), (60.0, 100.0), samples=20, brier=0.0, brier_before=0.0)
 
@@ -160,11 +157,7 @@ async def test_guards_of_the_mesh_file_are_those_of_the_judge(redis: RedisProces
     scorers = [{"name": "confidence", "kind": "confidence"}]
     for guards in (None, ["repeated"], ["truncated"], []):
         judge: dict[str, object] = {"scorers": scorers} | ({} if guards is None else {"guards": guards})
-        async with (
-            serving(Role.JUDGE, COMPOSE[Role.JUDGE], mesh_file(judge=judge), redis.url) as chassis,
-            aio.insecure_channel(chassis.address) as channel,
-        ):
-            stub: judge_pb2_grpc.JudgeServiceAsyncStub = judge_pb2_grpc.JudgeServiceStub(channel)
+        async with served_judge(mesh_file(judge=judge), redis.url) as (stub, _):
             response = await stub.Score(pb.ScoreRequest(items=items))
         key = "default" if guards is None else "".join(guards)
         reasons[key] = [result.reason for result in response.results]

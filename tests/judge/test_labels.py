@@ -4,15 +4,11 @@ import asyncio
 import re
 import urllib.request
 
-from grpc import aio
-
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
-from penstock.proto.judge.v1 import judge_pb2_grpc
-from penstock.services.domain.instances import Role
 from tests.conftest import MeshFileMaker
-from tests.support.mesh import COMPOSE
-from tests.support.services import RedisProcess, serving
+from tests.support.mesh import served_judge
+from tests.support.services import RedisProcess
 
 
 def scored_tiers(metrics_address: str) -> set[str]:
@@ -28,11 +24,7 @@ async def test_tiers_of_no_mesh_share_one_label(redis: RedisProcess, mesh_file: 
     summary = pb.LogprobSummary(tokens=1, mean=-0.1, least=-0.1)
     names = ["small", *(f"bogus-{i}" for i in range(50))]
     items = [pb.JudgedAnswer(prompt=prompt, answer="y", tier=name, logprobs=summary) for name in names]
-    async with (
-        serving(Role.JUDGE, COMPOSE[Role.JUDGE], mesh_file(), redis.url) as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-    ):
-        stub: judge_pb2_grpc.JudgeServiceAsyncStub = judge_pb2_grpc.JudgeServiceStub(channel)
+    async with served_judge(mesh_file(), redis.url) as (stub, chassis):
         await stub.Score(pb.ScoreRequest(items=items))
         tiers = await asyncio.to_thread(scored_tiers, chassis.telemetry.metrics_address)
     assert tiers == {"small", "unknown"}

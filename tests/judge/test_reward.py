@@ -30,18 +30,24 @@ from tests.support.local_http import served
 CHAT = ChatPrompt((ChatMessage("user", "Reverse: abc"),))
 
 
-@pytest.fixture(scope="module")
-def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_reward_model(folder: Path) -> LlamaForSequenceClassification:
     """A random reward model with the shipped tokenizer."""
-    folder = tmp_path_factory.mktemp("reward")
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_labels=1, pad_token_id=258, bos_token_id=256, eos_token_id=257,
         max_position_embeddings=256,
     )  # fmt: skip
     torch.manual_seed(5)
-    LlamaForSequenceClassification(config).save_pretrained(str(folder))
+    model = LlamaForSequenceClassification(config).eval()
+    model.save_pretrained(str(folder))
     save_tokenizer(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reward")
+    write_reward_model(folder)
     return folder
 
 

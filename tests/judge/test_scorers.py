@@ -1,8 +1,8 @@
-"""Scorers and calibration."""
+"""Scorers, calibration, and `python -m penstock.judge_service.calibrate`."""
 
-import asyncio
 import json
 import math
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.judge_service.calibrate import SampleError, calibrate, read_samples
 from penstock.judge_service.calibration.isotonic import Calibration, CalibrationError, fit
 from penstock.judge_service.scorers.confidence import ConfidenceScorer
 from penstock.judge_service.scorers.exact import ExactScorer
@@ -22,8 +23,11 @@ from penstock.judge_service.scoring.comparison import last_number
 from penstock.judge_service.scoring.questions import REPLY_TOKENS
 from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
 from penstock.services.domain.errors import InvalidRequest, NotFound, RequestFailed, Unavailable
+from penstock.services.field_problems import SettingsError
 from penstock.types.judging import JudgedAnswer, LogprobSummary
-from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
+from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from tests.conftest import MeshFileMaker
+from tests.judge.test_grading import choice
 from tests.support.local_http import served
 
 QUESTION = ChatPrompt((ChatMessage("user", "What is 2 + 2?"),))
@@ -74,17 +78,11 @@ def test_reading_a_number_never_fails(text: str) -> None:
     assert value is None or isinstance(value, float)
 
 
-def digits(**probabilities: float) -> dict[str, Any]:
-    """A choice whose first token has these logprobs."""
-    top = [{"token": t.strip("_"), "logprob": math.log(p)} for t, p in probabilities.items()]
-    return {"message": {"content": "7"}, "logprobs": {"content": [{**top[0], "top_logprobs": top}]}}
-
-
 @pytest.fixture
 async def endpoint() -> AsyncIterator[tuple[str, list[dict[str, Any]], dict[str, Any]]]:
     """A chat-completions endpoint that answers as told: (base URL, requests seen, the answer)."""
     seen: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {"status": 200, "body": {"choices": [digits(_9=0.6, _3=0.4)]}}
+    answer: dict[str, Any] = {"status": 200, "body": {"choices": [choice({"9": 0.6, "3": 0.4})]}}
 
     async def complete(request: web.Request) -> web.Response:
         seen.append({**await request.json(), "authorization": request.headers.get("Authorization")})
@@ -124,13 +122,6 @@ async def test_a_language_model_grades(endpoint: tuple[str, list[dict[str, Any]]
         assert "What is" not in str(failed.value)
     finally:
         await scorer.close()
-    gone = LlmScorer(
-        OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=30, max_tokens=REPLY_TOKENS), concurrency=1
-    )
-    await gone.start()
-    with pytest.raises(Unavailable):
-        await gone.score([judged("4")])
-    await gone.close()
 
 
 def test_calibration_learns_the_share_of_good_answers() -> None:
@@ -189,8 +180,6 @@ async def test_a_panel_knows_its_scorers() -> None:
 
 
 async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:
-    from penstock.types.prompts import TokenPrompt
-
     scorer = LlmScorer(
         OpenAiChat("http://127.0.0.1:9/v1", "x", api_key=None, timeout_s=30, max_tokens=REPLY_TOKENS), concurrency=1
     )
@@ -200,4 +189,44 @@ async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:
     with pytest.raises(Unavailable):
         await scorer.score([JudgedAnswer(TextPrompt("a"), "x")])
     await scorer.close()
-    await asyncio.sleep(0)
+
+
+def write(path: Path, rows: list[object]) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+async def test_a_calibration_is_fitted_and_written(tmp_path: Path, mesh_file: MeshFileMaker) -> None:
+    rng = random.Random(1)
+    rows: list[object] = []
+    for _ in range(200):
+        mean = -rng.random() * 2
+        rows.append({"prompt": "p", "answer": "a", "mean_logprob": mean, "good": rng.random() < 1 + mean / 2})
+    out = tmp_path / "calibration.json"
+    said = await calibrate(mesh_file(), "confidence", write(tmp_path / "samples.jsonl", rows), out)
+    assert "200 samples" in said
+    made = Calibration.read(out)
+    assert made.apply(-0.1) > made.apply(-1.5)
+    assert made.brier <= made.brier_before
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("{", ":2: "),
+        ({"prompt": "p"}, ":2: answer is missing"),
+        ({"prompt": "p", "answer": "a", "good": "yes"}, "good"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, row: object, said: str) -> None:
+    good = {"prompt": "p", "answer": "a", "good": True}
+    with pytest.raises(SampleError, match=said):
+        read_samples(write(tmp_path / "samples.jsonl", [good, row]))
+
+
+async def test_unknown_scorers_and_too_few_samples_are_refused(tmp_path: Path, mesh_file: MeshFileMaker) -> None:
+    samples = write(tmp_path / "s.jsonl", [{"prompt": "p", "answer": "a", "mean_logprob": -1, "good": True}])
+    with pytest.raises(SettingsError, match="vibes"):
+        await calibrate(mesh_file(), "vibes", samples, tmp_path / "out")
+    with pytest.raises(CalibrationError):
+        await calibrate(mesh_file(), "confidence", samples, tmp_path / "out")

@@ -1,11 +1,9 @@
 """A scorer that is asked only where a cheap one is not sure."""
 
-import re
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
-from grpc import aio
 
 from penstock.judge_service.calibrate import calibrate
 from penstock.judge_service.calibration.isotonic import Calibration
@@ -17,16 +15,14 @@ from penstock.judge_service.scoring.interface import RawScore
 from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
-from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.services.domain.errors import InvalidRequest, Overloaded
-from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.types.judging import JudgedAnswer, LogprobSummary
 from penstock.types.prompts import TextPrompt
 from tests.conftest import MeshFileMaker
-from tests.support.mesh import COMPOSE
-from tests.support.services import RedisProcess, serving
+from tests.support.mesh import served_judge
+from tests.support.services import RedisProcess
 
 HALVED = Calibration((0.0, 1.0), (0.0, 50.0), samples=20, brier=0.0, brier_before=0.0)
 PARTS = [{"name": "sure", "kind": "confidence"}, {"name": "costly", "kind": "exact"}]
@@ -120,31 +116,13 @@ async def test_a_mesh_file_may_name_one(redis: RedisProcess, mesh_file: MeshFile
         )
         for answer, summary in zip(("no", "yes", "no"), logprobs, strict=True)
     ]
-    async with (
-        serving(Role.JUDGE, COMPOSE[Role.JUDGE], file, redis.url) as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-    ):
-        stub: judge_pb2_grpc.JudgeServiceAsyncStub = judge_pb2_grpc.JudgeServiceStub(channel)
+    async with served_judge(file, redis.url) as (stub, _):
         response = await stub.Score(pb.ScoreRequest(items=items))
         listed = {scorer.name: scorer for scorer in (await stub.ListScorers(pb.ListScorersRequest())).scorers}
     assert [round(result.score, 1) for result in response.results] == [95.1, 100.0, 0.0]
     mine = listed["screened"]
     assert mine.kind == "screened"
     assert (mine.needs_logprobs, mine.needs_reference) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("scorer", "problem"),
-    [
-        ({"scorers": ["sure"]}, r"scorers\[2\]\.scorers: a screened scorer needs two"),
-        ({"scorers": ["sure", "other"]}, "no scorer 'other' above this one"),
-        ({"scorers": ["sure", "costly"], "calibration": "x"}, "has none: its parts have"),
-        ({"scorers": ["sure", "costly"], "margin": 51}, "margin"),
-    ],
-)
-def test_a_bad_one_is_refused(scorer: dict[str, object], problem: str, mesh_file: MeshFileMaker) -> None:
-    scorers = [*PARTS, {"name": "screened", "kind": "screened", **scorer}]
-    assert re.search(problem, joined(check_mesh_file(mesh_file(judge={"scorers": scorers})).problems))
 
 
 async def test_there_is_nothing_to_combine_or_to_fit(tmp_path: Path, mesh_file: MeshFileMaker) -> None:

@@ -13,25 +13,21 @@ import grpc
 import pytest
 import torch
 from grpc import aio
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from models.training import measure
 from models.training.smalltalk import SMALLTALK
-from models.training.tokenizer import VOCAB_SIZE
-from models.training.tokenizer import save as save_tokenizer
 from penstock.judge_service.calibration.isotonic import Calibration
 from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
-from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.services.domain.errors import Overloaded, PromptTooLong, RequestFailed, Unavailable
-from penstock.services.domain.instances import Role
 from penstock.services.errors import from_rpc
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
-from tests.support.mesh import COMPOSE
-from tests.support.services import RedisProcess, serving
+from tests.judge.test_reward import write_reward_model
+from tests.support.mesh import JudgeStub, served_judge
+from tests.support.services import RedisProcess
 
 JUDGE = {"name": "judge-model", "kind": "judge-model", "model": str(FAMILY / "judge")}
 ROWS = [json.loads(line) for line in (ROOT / "models" / "heldout.jsonl").read_text().splitlines()]
@@ -47,15 +43,10 @@ async def scorer() -> AsyncIterator[JudgeModelScorer]:
 
 
 @pytest.fixture
-async def service(
-    redis: RedisProcess, mesh_file: MeshFileMaker
-) -> AsyncIterator["judge_pb2_grpc.JudgeServiceAsyncStub"]:
+async def service(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[JudgeStub]:
     file = mesh_file(judge={"scorers": [JUDGE], "default_scorer": "judge-model"})
-    async with (
-        serving(Role.JUDGE, COMPOSE[Role.JUDGE], file, redis.url) as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-    ):
-        yield judge_pb2_grpc.JudgeServiceStub(channel)
+    async with served_judge(file, redis.url) as (stub, _):
+        yield stub
 
 
 def judged(question: str, answer: str) -> JudgedAnswer:
@@ -73,13 +64,6 @@ async def test_a_score_does_not_depend_on_its_batch(scorer: JudgeModelScorer) ->
     alone = [(await scorer.score([one]))[0].raw for one in items]
     assert [raw.raw for part in together for raw in part] == pytest.approx(alone, abs=1e-3)
     assert len({round(raw, 2) for raw in alone}) > 10
-
-
-async def test_what_does_not_fit_is_refused_and_nothing_else_suffers(scorer: JudgeModelScorer) -> None:
-    fine = asyncio.create_task(scorer.score([judged("Reverse: abc", "cba")]))
-    with pytest.raises(PromptTooLong, match=r"items\[0\]"):
-        await scorer.score([judged("long" * 1000, "no")])
-    assert len(await fine) == 1
 
 
 async def test_texts_that_are_long_are_tokenized_off_the_loop_and_only_as_far_as_they_fit(
@@ -156,7 +140,7 @@ async def test_a_causal_judge_needs_no_pad_token(tmp_path: Path) -> None:
     assert raws[0] == pytest.approx(raws[1], abs=1e-4)
 
 
-async def test_scores_are_calibrated(service: "judge_pb2_grpc.JudgeServiceAsyncStub") -> None:
+async def test_scores_are_calibrated(service: JudgeStub) -> None:
     scorers = await service.ListScorers(pb.ListScorersRequest())
     assert scorers.default_scorer == "judge-model"
     assert scorers.scorers[0].calibrated
@@ -169,7 +153,7 @@ async def test_scores_are_calibrated(service: "judge_pb2_grpc.JudgeServiceAsyncS
 
 
 async def test_an_answer_that_runs_on_is_judged_by_its_beginning(
-    service: "judge_pb2_grpc.JudgeServiceAsyncStub",
+    service: JudgeStub,
 ) -> None:
     """What cannot be read cannot make it better; a prompt that leaves no room at all is refused by field."""
     found = await service.Score(pb.ScoreRequest(items=[item("Reverse: abc", "cba"), item("Reverse: abc", "c" * 4000)]))
@@ -182,14 +166,7 @@ async def test_an_answer_that_runs_on_is_judged_by_its_beginning(
 
 async def test_a_classifier_judges_too(tmp_path: Path) -> None:
     """A sequence-classification model with one label is scored by its logit, whatever batch it is in."""
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_labels=1, pad_token_id=258, max_position_embeddings=256,
-    )  # fmt: skip
-    torch.manual_seed(2)
-    model = LlamaForSequenceClassification(config).eval()
-    model.save_pretrained(str(tmp_path))
-    save_tokenizer(tmp_path)
+    model = write_reward_model(tmp_path)
     scorer = JudgeModelScorer(tmp_path, BatchOptions(8, 1024), threads=1, device="cpu")
     await scorer.start()
     items = [judged("Reverse: abc", "c" * n) for n in (1, 5, 30)]
@@ -207,12 +184,7 @@ async def test_a_full_judge_refuses_with_a_time_to_come_back(
 ) -> None:
     """RESOURCE_EXHAUSTED with RetryInfo, counted; what it has taken it judges."""
     file = mesh_file(judge={"scorers": [JUDGE], "default_scorer": "judge-model", "max_queued": 2})
-    async with (
-        serving(Role.JUDGE, COMPOSE[Role.JUDGE], file, redis.url) as chassis,
-        aio.insecure_channel(chassis.address) as channel,
-        aiohttp.ClientSession() as session,
-    ):
-        stub = judge_pb2_grpc.JudgeServiceStub(channel)
+    async with served_judge(file, redis.url) as (stub, chassis), aiohttp.ClientSession() as session:
         begun, go_on, forward = threading.Event(), threading.Event(), JudgeModelScorer._forward
 
         def held(scorer: JudgeModelScorer, batch: list[tuple[list[int], int]]) -> list[float]:
@@ -236,7 +208,7 @@ async def test_a_full_judge_refuses_with_a_time_to_come_back(
     assert line.endswith(" 1.0")
 
 
-async def test_empty_cut_and_off_task_answers_score_low(service: "judge_pb2_grpc.JudgeServiceAsyncStub") -> None:
+async def test_empty_cut_and_off_task_answers_score_low(service: JudgeStub) -> None:
     """However sure a model is: nothing at all, half of it, another problem's answer, or any answer to smalltalk."""
     low = 30  # the shipped mesh lets nothing stand that scores less on the first tier
     rows = [p for p in measure.heldout_problems()[:120] if len(p.messages) == 1 and len(p.reply) >= 8 and p.level <= 3]

@@ -30,6 +30,7 @@ from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable, invalid
 from penstock.services.domain.errors import PenstockError as DomainError
 from penstock.services.grpc_types import Context
+from tests.support.proxy import TcpProxy
 from tests.support.router_servicers import (
     TEXT,
     Step,
@@ -39,7 +40,6 @@ from tests.support.router_servicers import (
     duration,
     failing,
     go_away,
-    proxied,
     reset_stream,
     scripted,
     token,
@@ -316,13 +316,13 @@ async def test_a_half_open_connection_is_found_by_keepalive_also_after_many_ping
 
     async with (
         scripted(patient) as router,
-        proxied(router.address) as proxy,
-        aio.insecure_channel(proxy.address, options=options) as channel,
+        TcpProxy(int(router.address.rpartition(":")[2])) as proxy,
+        aio.insecure_channel(f"127.0.0.1:{proxy.port}", options=options) as channel,
     ):
         call = router_pb2_grpc.RouterServiceStub(channel).Generate(pb.GenerateRequest(), timeout=60)
         await call.read()
         await quiet.wait()
-        proxy.dark = True
+        proxy.blackhole()
         with pytest.raises(aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -33,6 +33,7 @@ ENGINES = (
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11, max_tokens=24, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
 QUESTIONS = ("What is 12 + 30?", "Reverse 'stone'.", "Sort: 9, 3, 40, 8, 77, 2", "Count from 3 to 31 by 4.")
 
 NARROW = {"max_step_tokens": 7, "kv_block_tokens": 3, "max_running": 2}

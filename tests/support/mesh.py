@@ -12,6 +12,7 @@ from grpc import aio
 from penstock import AsyncClient, RetryPolicy
 from penstock.judge_service.compose import compose as judge
 from penstock.planner_service.compose import compose as planner
+from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.router_service.compose import compose as router
 from penstock.services.domain.instances import Role
@@ -22,8 +23,9 @@ from tests.support.services import serving
 
 if TYPE_CHECKING:
     Stub = worker_pb2_grpc.WorkerServiceAsyncStub
+    JudgeStub = judge_pb2_grpc.JudgeServiceAsyncStub
 else:
-    Stub = worker_pb2_grpc.WorkerServiceStub
+    Stub, JudgeStub = worker_pb2_grpc.WorkerServiceStub, judge_pb2_grpc.JudgeServiceStub
 
 COMPOSE = {Role.WORKER: worker, Role.JUDGE: judge, Role.PLANNER: planner, Role.ROUTER: router}
 
@@ -94,6 +96,16 @@ async def served_worker(
         aio.insecure_channel(chassis.address) as channel,
     ):
         yield worker_pb2_grpc.WorkerServiceStub(channel), chassis
+
+
+@asynccontextmanager
+async def served_judge(mesh_file: Path, redis_url: str) -> AsyncIterator[tuple[JudgeStub, Chassis]]:
+    """A judge without the rest of its mesh, and a stub of it."""
+    async with (
+        serving(Role.JUDGE, judge, mesh_file, redis_url) as chassis,
+        aio.insecure_channel(chassis.address) as channel,
+    ):
+        yield judge_pb2_grpc.JudgeServiceStub(channel), chassis
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -103,19 +103,6 @@ class StuckMesh(router_pb2_grpc.MeshServiceServicer):
     async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
         return pb.ListTracesResponse()
 
-    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
-        return pb.GetUsageResponse()
-
-    async def ListServedRequests(
-        self, request: pb.ListServedRequestsRequest, context: Context
-    ) -> pb.ListServedRequestsResponse:
-        return pb.ListServedRequestsResponse()
-
-    async def ListSampledPrompts(
-        self, request: pb.ListSampledPromptsRequest, context: Context
-    ) -> pb.ListSampledPromptsResponse:
-        return pb.ListSampledPromptsResponse()
-
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         return pb.MoveReplyResponse(refusal="stuck")
 
@@ -126,7 +113,7 @@ async def scripted(*script: Step) -> AsyncIterator[ScriptedRouter]:
     router = ScriptedRouter(*script)
     server = aio.server(options=(("grpc.http2.min_ping_interval_without_data_ms", 10),))
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
-    router_pb2_grpc.add_MeshServiceServicer_to_server(StuckMesh(), server)
+    router_pb2_grpc.add_MeshServiceServicer_to_server(StuckMesh(), server)  # type: ignore[abstract]
     router.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
@@ -183,49 +170,3 @@ async def breaking(reply: Callable[[int], bytes], *, close: bool) -> AsyncIterat
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-
-
-class Proxy:
-    """Passes bytes between a client and a server until it is told to drop them, as a network does that has broken."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
-        self.dark = False
-        self.address = ""
-
-    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        onward = await asyncio.open_connection(self._host, self._port)
-        await asyncio.gather(self._pass(reader, onward[1]), self._pass(onward[0], writer))
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                if not self.dark:
-                    writer.write(data)
-        except ConnectionError:
-            pass
-        finally:
-            if not self.dark:
-                writer.close()
-
-
-@asynccontextmanager
-async def proxied(target: str) -> AsyncIterator[Proxy]:
-    """A proxy before a server, as long as the context lasts."""
-    proxy, links = Proxy(target), set[asyncio.Task[None]]()
-
-    def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
-        task = asyncio.ensure_future(proxy.connect(reader, writer))
-        links.add(task)
-        return task
-
-    server = await asyncio.start_server(link, "127.0.0.1", 0)
-    proxy.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield proxy
-    finally:
-        server.close()
-        for task in links:
-            task.cancel()
-        await asyncio.gather(*links, return_exceptions=True)

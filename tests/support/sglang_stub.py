@@ -11,6 +11,7 @@ from aiohttp import web
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from tests.conftest import FAMILY
 from tests.support.engines import started
+from tests.support.local_http import served
 
 LENGTH = 24
 
@@ -34,13 +35,8 @@ class Server:
         app.router.add_get("/v1/loads", self._loads)
         app.router.add_post("/generate", self.generate)
         app.router.add_post("/abort_request", self.abort)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with served(app) as url:
+            yield url
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()

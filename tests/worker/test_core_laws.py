@@ -1,5 +1,6 @@
 """Laws of the engine core: whatever ends, nothing is held; every token has its text and its own random numbers."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -40,15 +41,29 @@ def request(name: str = "a", sampling: SamplingParams = ENDLESS, **fields: Any) 
     return GenerationRequest(name, TextPrompt("unused"), sampling, **fields)
 
 
-def run(core: EngineCore, steps: int = 500) -> dict[str, list[Any]]:
-    """The outputs of so many steps, by request."""
+def run(
+    core: EngineCore, steps: int = 500, *, look: Callable[[EngineCore], None] = lambda _: None
+) -> dict[str, list[Any]]:
+    """The outputs of so many steps, by request; `look` sees the engine behind each."""
     outputs: dict[str, list[Any]] = {}
     for _ in range(steps):
         if core.idle:
             break
         for name, output in core.step():
             outputs.setdefault(name, []).append(output)
+        look(core)
     return outputs
+
+
+def before_each_pass(core: EngineCore, look: Callable[[Any], object]) -> None:
+    """Have `look` see the rows of each pass; if it raises, the pass fails."""
+    compute = core.runner.run
+
+    def watched(rows: Any) -> Any:
+        look(rows)
+        return compute(rows)
+
+    core.runner.run = watched  # type: ignore[method-assign]
 
 
 def text_of(outputs: Seq[Any]) -> str:
@@ -193,17 +208,11 @@ def test_the_text_held_back_for_a_stop_string_comes_at_the_end() -> None:
     assert (outputs[-1].reason, outputs[-1].stop) == (FinishReason.STOP, expected[3:6])
 
 
-def test_every_position_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_position_has_random_numbers_of_its_own() -> None:
     """The offset of a row is the position of the token that it chooses: each once, moved, resumed or not."""
     core = engine(max_step_tokens=8)
     offsets: list[int] = []
-    compute = core.runner.run
-
-    def recorded(rows: Any) -> Any:
-        offsets.extend(row.offset for row in rows if row.logits)
-        return compute(rows)
-
-    monkeypatch.setattr(core.runner, "run", recorded)
+    before_each_pass(core, lambda rows: offsets.extend(row.offset for row in rows if row.logits))
     core.add(request(), PROMPT)
     tokens = tokens_of(run(core)["a"])
     assert offsets == [*range(20)]
@@ -267,15 +276,13 @@ def test_load_counts_what_was_computed() -> None:
 
 def test_a_runner_that_can_compute_nothing_is_reported() -> None:
     """With its own error, and the probe's block is free again; one that can still compute goes on."""
-    core = engine()
-    compute, fails = core.runner.run, True
+    core, fails = engine(), True
 
-    def broken(rows: Any) -> Any:
+    def broken(rows: Any) -> None:
         if fails or rows[0].tokens != (0,):
             raise RuntimeError("no more memory")
-        return compute(rows)
 
-    core.runner.run = broken  # type: ignore[method-assign]
+    before_each_pass(core, broken)
     core.add(request(), PROMPT)
     with pytest.raises(RuntimeError, match="no more memory"):
         core.step()

@@ -27,6 +27,7 @@ from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptio
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core, torch_engine
 from tests.conftest import FAMILY
 from tests.support.engines import GREEDY, SAMPLED, answer, collect, request, started
+from tests.worker.test_core_laws import before_each_pass
 
 GUILTY = 5  # a token id that the prompts of innocent requests do not have
 
@@ -47,14 +48,12 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[LoopEngine]:
 
 def fail_on(engine: LoopEngine, guilty: Callable[[Any], bool]) -> None:
     """Have the engine's own runner raise for every step with such a row in it."""
-    run = engine._core.runner.run
 
-    def failing(rows: Any) -> Any:
+    def failing(rows: Any) -> None:
         if any(guilty(row) for row in rows):
             raise RuntimeError("this step cannot be computed")
-        return run(rows)
 
-    engine._core.runner.run = failing  # type: ignore[method-assign]
+    before_each_pass(engine._core, failing)
 
 
 def has_guilty_token(row: Any) -> bool:

@@ -131,21 +131,22 @@ async def test_little_kv_goes_in_a_message() -> None:
     assert pair.seen[0].shared is None
 
 
-async def test_a_chunk_outside_the_segment_ends_the_transfer() -> None:
+@pytest.mark.parametrize(("shares", "problem"), [(True, "not within"), (False, "no memory is shared")])
+async def test_a_chunk_in_memory_that_is_not_shared_ends_the_transfer(shares: bool, problem: str) -> None:
     """And the request stays at its source."""
-    pair = Pair()
+    pair = Pair(shares=shares)
     real = LocalWire.send
 
     async def forged(wire: LocalWire, message: ToTarget) -> None:
-        if isinstance(message, KvChunk) and message.shared_offset is not None:
-            message = replace(message, shared_offset=message.shared_offset + (60 << 20))
+        if isinstance(message, KvChunk):
+            message = replace(message, data=b"", shared_offset=60 << 20)
         await real(wire, message)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalWire, "send", forged)
         report = await pair.move()
     assert isinstance(report, NotMoved)
-    assert "not within" in report.reason
+    assert problem in report.reason
     assert not pair.whole
     assert isinstance(await pair.move("again"), HandedOver)
 
@@ -206,20 +207,6 @@ async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
             await asyncio.sleep(0.01)
     with pytest.raises(NotShared):
         TargetSegment(opening.shared)
-
-
-async def test_a_chunk_in_memory_that_was_never_shared_is_refused() -> None:
-    pair = Pair(shares=False)
-    real = LocalWire.send
-
-    async def forged(wire: LocalWire, message: ToTarget) -> None:
-        await real(wire, replace(message, data=b"", shared_offset=4096) if isinstance(message, KvChunk) else message)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalWire, "send", forged)
-        report = await pair.move()
-    assert isinstance(report, NotMoved)
-    assert "no memory is shared" in report.reason
 
 
 def test_an_estimate_follows_moves_unless_it_is_set() -> None:

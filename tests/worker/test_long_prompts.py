@@ -25,6 +25,7 @@ from penstock.types.replies import FinishReason
 from penstock.types.requests import GenerationRequest
 from penstock.types.workers import EngineFinished, TransferAccepted, TransferOpening
 from penstock.worker_service.engine.loop import LoopEngine
+from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.migration.receiver import IncomingReply
 from penstock.worker_service.migration.target import SourceLost
 from penstock.worker_service.text.hf import HfTokenizer
@@ -50,7 +51,7 @@ def chat(name: str, content: str = LONG) -> GenerationRequest:
 class Tokenizing:
     """Watches an engine's tokenizer: on which threads it works; `go_on` cleared, it waits there."""
 
-    def __init__(self, engine: LoopEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, engine: LoopEngine | SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[int] = []
         self.tokenized: list[int] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -163,7 +164,7 @@ async def test_a_request_can_be_aborted_while_it_is_tokenized(
     watch = Tokenizing(engine, monkeypatch)
     watch.go_on.clear()
     asked = chat("r", "Sort: 7, 3. " * 500)
-    events = asyncio.create_task(_all(engine, asked))
+    events = asyncio.create_task(all_events(engine, asked))
     await asyncio.to_thread(watch.begun.wait)
     with pytest.raises(AlreadyRunning):
         await answer(engine, asked)
@@ -176,7 +177,7 @@ async def test_a_request_can_be_aborted_while_it_is_tokenized(
     assert_nothing_is_held(engine)
 
 
-async def _all(engine: LoopEngine, asked: GenerationRequest) -> list[Any]:
+async def all_events(engine: LoopEngine | SglangEngine, asked: GenerationRequest) -> list[Any]:
     return [event async for event in engine.generate(asked)]
 
 
@@ -187,11 +188,11 @@ async def test_replies_under_way_do_not_wait_behind_new_prompts(
     content = "Sort: 7, 3. " * 500
     watch = Tokenizing(engine, monkeypatch)
     watch.go_on.clear()
-    new = asyncio.create_task(_all(engine, chat("new", content)))
+    new = asyncio.create_task(all_events(engine, chat("new", content)))
     await asyncio.to_thread(watch.begun.wait)
     watch.begun.clear()
     resumed = GenerationRequest("resumed", TextPrompt(content), GREEDY, resume_token_ids=(65, 66))
-    going_on = asyncio.create_task(_all(engine, resumed))
+    going_on = asyncio.create_task(all_events(engine, resumed))
     await asyncio.to_thread(watch.begun.wait)
     assert len(set(watch.threads)) == 2
     watch.go_on.set()

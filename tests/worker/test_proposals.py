@@ -20,7 +20,17 @@ from penstock.worker_service.grammar.source import reply_grammar
 from penstock.worker_service.grammar.token_grammar import Vocabulary, compiled
 from penstock.worker_service.text import ByteTokenizer
 from tests.support.draft_sources import KnownReply
-from tests.worker.test_core_laws import ENDLESS, PROMPT, engine, nothing_held, request, run, text_of, tokens_of
+from tests.worker.test_core_laws import (
+    ENDLESS,
+    PROMPT,
+    before_each_pass,
+    engine,
+    nothing_held,
+    request,
+    run,
+    text_of,
+    tokens_of,
+)
 
 REPLY = 20
 
@@ -102,13 +112,7 @@ def test_any_proposals_leave_replies_blocks_and_the_prefix_tree_as_they_are(
     core = engine(kv_tokens=kv_tokens, kv_block_tokens=block_tokens, max_step_tokens=budget, max_queued=8)
     for i, prompt in enumerate(prompts):
         drafted(core, tokens_of(expected[i]), f"r{i}", prompt, wrong_share=wrong_share, most=most, seed=seed + i)
-    outputs = dict[str, list[Any]]()
-    for _ in range(2000):
-        if core.idle:
-            break
-        for name, output in core.step():
-            outputs.setdefault(name, []).append(output)
-        check_state(core)
+    outputs = run(core, 2000, look=check_state)
     for i, reply in enumerate(expected):
         own = outputs[f"r{i}"]
         assert (tokens_of(own), text_of(own)) == (tokens_of(reply), text_of(reply))
@@ -217,14 +221,12 @@ def test_a_pass_that_fails_for_proposed_tokens_is_run_without_them() -> None:
     """The request and its neighbour continue; the source is dropped and counted."""
     expected = expected_outputs()
     core = engine()
-    compute = core.runner.run
 
-    def broken(rows: Any) -> Any:
+    def broken(rows: Any) -> None:
         if any(row.tokens[-1] == 200 for row in rows):
             raise RuntimeError("this row cannot be computed")
-        return compute(rows)
 
-    core.runner.run = broken  # type: ignore[method-assign]
+    before_each_pass(core, broken)
     drafted(core, [*tokens_of(expected)[:6], 200, *tokens_of(expected)[7:]], most=3)
     drafted(core, tokens_of(expected), "b", most=3)
     outputs = run(core)
@@ -238,13 +240,7 @@ def test_proposals_take_only_free_blocks_and_the_budget_that_is_left() -> None:
     expected = expected_outputs()
     core = engine(kv_tokens=104, kv_block_tokens=8, max_step_tokens=9)  # two replies of 47 tokens just fit
     sizes = list[int]()
-    compute = core.runner.run
-
-    def recorded(rows: Any) -> Any:
-        sizes.append(sum(len(row.tokens) for row in rows))
-        return compute(rows)
-
-    core.runner.run = recorded  # type: ignore[method-assign]
+    before_each_pass(core, lambda rows: sizes.append(sum(len(row.tokens) for row in rows)))
     for name in "ab":
         drafted(core, tokens_of(expected), name)
     outputs = run(core)

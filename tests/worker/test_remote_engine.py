@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from penstock.worker_service.engine.remote.requests import chat_body
 from tests.conftest import FAMILY, write_mesh_file
 from tests.support.engines import started
 from tests.support.held_engine import held_engines
+from tests.support.local_http import served
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
 from tests.support.sglang import cpu_shape, launched_server
@@ -197,18 +198,13 @@ class FaultyServer:
         self.answers, self.calls = answers, 0
         self.keys, self.bodies = list[str](), list[dict[str, Any]]()
 
-    async def __aenter__(self) -> str:
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Yields its base URL."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._answer)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0][:2]
-        return f"http://{host}:{port}/v1"
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        async with served(app) as url:
+            yield f"{url}/v1"
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.keys.append(request.headers.get("Authorization", ""))
@@ -246,7 +242,7 @@ async def test_faults_of_an_endpoint_are_those_of_the_request(
     status: int, headers: dict[str, str], chunks: list[bytes], kind: type[Exception], problem: str
 ) -> None:
     server = FaultyServer([(status, headers, chunks)])
-    async with server as url, remote(url, key="secret-key") as engine:  # an endpoint without a list of models
+    async with server.serving() as url, remote(url, key="secret-key") as engine:  # an endpoint without a list of models
         with pytest.raises(kind, match=problem) as caught:
             await reply(engine, chat("a"))
         assert "secret-key" not in str(caught.value) + repr(engine.options)
@@ -291,7 +287,7 @@ async def test_logprobs_are_the_endpoints(engine: RemoteEngine, endpoint: TestMe
 
 async def test_an_endpoint_without_logprobs_is_known_after_the_start() -> None:
     """The judge's wish for the reply's own is left out, a client's for more likely tokens is refused."""
-    async with FaultyServer([(200, {}, [event("7", "stop")])]) as url, remote(url) as engine:
+    async with FaultyServer([(200, {}, [event("7", "stop")])]).serving() as url, remote(url) as engine:
         assert Capability.LOGPROBS not in engine.info.capabilities
         assert (await reply(engine, chat("a", replace(GREEDY, top_logprobs=0))))[0] == "7"
         with pytest.raises(UnsupportedByModel, match=r"^sampling.top_logprobs: "):
@@ -304,7 +300,7 @@ async def test_an_endpoint_may_refuse_logprobs_of_some_replies() -> None:
     delta = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop", "logprobs": told}]}
     good = [b"data: " + json.dumps(delta).encode() + b"\n\n"]
     server = FaultyServer([(200, {}, good), (400, {}, [b'{"error": {"message": "not with tools"}}']), (200, {}, good)])
-    async with server as url, remote(url) as engine:
+    async with server.serving() as url, remote(url) as engine:
         assert (await reply(engine, chat("a", replace(GREEDY, top_logprobs=0))))[0] == "x"
     assert ["logprobs" in body for body in server.bodies] == [True, True, False]
 
@@ -344,7 +340,7 @@ async def test_calls_and_reasoning_of_any_server_become_text() -> None:
     chunks.append(event("", "tool_calls"))
     usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
     chunks.append(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n")
-    async with FaultyServer([(200, {}, chunks)]) as url, remote(url) as engine:
+    async with FaultyServer([(200, {}, chunks)]).serving() as url, remote(url) as engine:
         text, _, finished = await reply(engine, chat("a"))
     assert text == (
         '<think>Let me see.</think><tool_call>{"name": "clock", "arguments": {}}</tool_call>\n'
@@ -385,7 +381,7 @@ async def test_two_endpoints_and_a_threshold_are_a_cascade(
     """No judge section: by the log-probabilities of an endpoint that gives some, by a grade of the last tier otherwise."""
     large: dict[str, Any] = {"name": "large", "model": "m", "engine": "openai"}
     grade = [event("8", "stop")]  # whatever is asked, without log-probabilities
-    async with FaultyServer([(200, {}, grade)]) as url:
+    async with FaultyServer([(200, {}, grade)]).serving() as url:
         large["openai"] = {"endpoints": [url]}
         for model, there, scores in (("small", f"{endpoint.http}/v1", (70.0, 74.0)), ("m", url, (88.8, 89.0))):
             small = {"name": "small", "model": model, "engine": "openai", "openai": {"endpoints": [there]}}

@@ -4,21 +4,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from penstock.services.domain.errors import PromptTooLong, RequestFailed
-from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason
-from penstock.types.requests import GenerationRequest
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
 from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.moves import Running
 from penstock.worker_service.engine.sglang.server_link import Silence
-from tests.support.engines import GREEDY, answer, request
+from tests.support.engines import answer, request
 from tests.support.sglang_stub import LENGTH, Server, attached
+from tests.worker.test_long_prompts import HUGE, Tokenizing, all_events, text
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ def test_a_server_is_not_gone_because_the_worker_itself_was_suspended() -> None:
 async def test_prompts_that_cannot_fit_never_reach_the_server(served: tuple[SglangEngine, Server]) -> None:
     engine, server = served
     with pytest.raises(PromptTooLong):
-        await answer(engine, GenerationRequest("r", TextPrompt("x" * 2_000_000), GREEDY))
+        await answer(engine, text("r", HUGE))
     assert server.asked == []
 
 
@@ -72,28 +70,16 @@ async def test_long_prompts_are_tokenized_off_the_loop_and_can_be_aborted_there(
     served: tuple[SglangEngine, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, server = served
-    begun, go_on, encode, threads = threading.Event(), threading.Event(), engine.tokenizer.encode, list[int]()
-
-    def held(prompt: Any, context_tokens: int | None = None) -> list[int]:
-        threads.append(threading.get_ident())
-        begun.set()
-        go_on.wait(30)
-        return encode(prompt, context_tokens)
-
-    monkeypatch.setattr(engine.tokenizer, "encode", held)
-
-    async def events() -> list[Any]:
-        asked = GenerationRequest("r", TextPrompt("7 + 5 " * 1_000), GREEDY)
-        return [event async for event in engine.generate(asked)]
-
-    asking = asyncio.create_task(events())
-    await asyncio.to_thread(begun.wait)
-    assert threads != [threading.get_ident()]
+    watch = Tokenizing(engine, monkeypatch)
+    watch.go_on.clear()
+    asking = asyncio.create_task(all_events(engine, text("r", "7 + 5 " * 1_000)))
+    await asyncio.to_thread(watch.begun.wait)
+    assert watch.threads != [threading.get_ident()]
     assert await engine.abort("r")
     (end,) = await asking
     assert isinstance(end, EngineFinished)
     assert end.reason is FinishReason.ABORTED
-    go_on.set()
+    watch.go_on.set()
     assert server.asked == []
 
 

@@ -65,30 +65,25 @@ async def engine(sglang_servers: SglangServers, tmp_path: Path) -> AsyncIterator
         yield made
 
 
-async def reply(engine: SglangEngine, asked: GenerationRequest) -> tuple[str, tuple[int, ...]]:
-    got = await answer(engine, asked)
-    return got.text, got.tokens
-
-
 @pytest.mark.sglang
 @pytest.mark.timeout(400)
 async def test_replies_are_of_their_form_and_go_on_with_it(engine: SglangEngine) -> None:
     assert Capability.STRUCTURED_OUTPUT in engine.info.capabilities
-    text, tokens = await reply(engine, request(JSON_FORM))
-    assert json.loads(text)["kind"] in ("a", "b")
-    half = len(tokens) // 2
-    rest, more = await reply(engine, request(JSON_FORM, resumed=tokens[:half]))
-    assert tokens[:half] + more == tokens
-    assert text.endswith(rest)
+    whole = await answer(engine, request(JSON_FORM))
+    assert json.loads(whole.text)["kind"] in ("a", "b")
+    half = whole.tokens[: len(whole.tokens) // 2]
+    rest = await answer(engine, request(JSON_FORM, resumed=half))
+    assert half + rest.tokens == whole.tokens
+    assert whole.text.endswith(rest.text)
     for form, pattern in (
         (StructuredOutput(regex="[0-9]{3}"), "[0-9]{3}"),
         (StructuredOutput(choice=("yes.", "no?")), r"yes\.|no\?"),
         (StructuredOutput(grammar='root ::= "u" [0-9] [0-9]'), "u[0-9]{2}"),
     ):
-        assert re.fullmatch(pattern, (await reply(engine, request(form)))[0])
+        assert re.fullmatch(pattern, (await answer(engine, request(form))).text)
     for choice in (ToolChoice(ToolMode.REQUIRED, "add", parallel=False), ToolChoice(ToolMode.REQUIRED, parallel=False)):
-        calls = parse_reply((await reply(engine, request(None, ToolUse((ADD,), choice))))[0], HERMES, "r").calls
+        calls = parse_reply((await answer(engine, request(None, ToolUse((ADD,), choice)))).text, HERMES, "r").calls
         assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add", {"unit": "m"})]
     with pytest.raises(InvalidRequest, match="structured_output"):
-        await reply(engine, request(StructuredOutput(regex="(a")))
-    assert json.loads((await reply(engine, request(JSON_FORM)))[0])
+        await answer(engine, request(StructuredOutput(regex="(a")))
+    assert json.loads((await answer(engine, request(JSON_FORM))).text)

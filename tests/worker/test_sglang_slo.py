@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -306,25 +306,21 @@ async def test_best_effort_is_paused_by_an_abort_and_resumes_behind_its_tokens()
         assert server.order == ["best", "promised", "best"]
 
 
-async def ends_when(engine: SglangEngine, server: HoldingServer, end: Callable[[str], Awaitable[Any]]) -> None:
-    """A best-effort request waits behind a promised one that holds the only place, and is ended there by `end`."""
-    server.held = {"promised": 2}
-    promised_task = asyncio.create_task(events_of(engine, asked("promised", EASY)))
-    await until(lambda: bool(server.sent("promised")))
-    waiting = asyncio.create_task(events_of(engine, asked("waiting", None)))
-    await until(lambda: any(r.waits for r in engine._requests.values()))
-    await end("waiting")
-    last = (await waiting)[-1]
-    assert isinstance(last, EngineFinished)
-    assert last.reason is FinishReason.ABORTED
-    assert not server.sent("waiting"), "it never reached the server"
-    assert await engine.abort("promised")
-    assert isinstance((await promised_task)[-1], EngineFinished)
-
-
 async def test_a_request_can_be_aborted_while_it_waits_for_its_turn() -> None:
+    """A best-effort request waits behind a promised one that holds the only place."""
     async with served(max_running=1) as (engine, server):
-        await ends_when(engine, server, engine.abort)
+        server.held = {"promised": 2}
+        promised_task = asyncio.create_task(events_of(engine, asked("promised", EASY)))
+        await until(lambda: bool(server.sent("promised")))
+        waiting = asyncio.create_task(events_of(engine, asked("waiting", None)))
+        await until(lambda: any(r.waits for r in engine._requests.values()))
+        await engine.abort("waiting")
+        last = (await waiting)[-1]
+        assert isinstance(last, EngineFinished)
+        assert last.reason is FinishReason.ABORTED
+        assert not server.sent("waiting"), "it never reached the server"
+        assert await engine.abort("promised")
+        assert isinstance((await promised_task)[-1], EngineFinished)
         assert not engine._requests
         assert len(tokens_of(await events_of(engine, asked("next", EASY)))) == 8
 

@@ -11,6 +11,7 @@ from penstock.worker_service.stages.stage_tracker import ADVICE_PAUSE_S, StageTr
 
 CARD = ModelCard("only", "m", "d", "torch", 1000, 100, 16, 8)
 STAGES = (Stage(0, 100, 2), Stage(100, 400, 1))
+FIRST, LAST = StagePlace(0, 0, 100), StagePlace(1, 100, 400)
 QOE = QoeModel(0.0, 0.0, 0.0, 0.0, 1.0)
 
 
@@ -36,6 +37,14 @@ class Tier:
         return self.tracker.place
 
 
+def between(a: tuple[int, ...] = (), z: tuple[int, ...] = (), **options: float | None) -> Tier:
+    """A worker beside one of the first stage and one of the last, with requests of these lengths."""
+    tier = Tier(**options)  # type: ignore[arg-type]
+    tier.hear("a", FIRST, *a)
+    tier.hear("z", LAST, *z)
+    return tier
+
+
 def test_without_stages_nothing_moves() -> None:
     tier = Tier(stages=())
     tier.hear("other", None)
@@ -46,19 +55,19 @@ def test_without_stages_nothing_moves() -> None:
 
 def test_a_place_is_taken_beside_those_that_are_taken() -> None:
     tier = Tier()
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.hear("b", StagePlace(0, 0, 100))
-    assert tier.look() == StagePlace(1, 100, 400)
+    tier.hear("a", FIRST)
+    tier.hear("b", FIRST)
+    assert tier.look() == LAST
+    tier.tracker.grew("r", 5000)
+    assert tier.tracker.advice("r", 0.0) is None, "the last stage keeps what is longer than all"
     tier.view.forget("b")
     tier.hear("c", None)
-    assert tier.look() == StagePlace(1, 100, 400), "the newcomer closes the gap"
+    assert tier.look() == LAST, "the newcomer closes the gap"
 
 
 def test_a_request_that_has_outgrown_its_range_should_move_and_is_named_again_after_a_pause() -> None:
-    tier = Tier()
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.hear("z", StagePlace(1, 100, 400))
-    assert tier.look() == StagePlace(0, 0, 100)
+    tier = between()
+    assert tier.look() == FIRST
     tier.tracker.grew("r", 99)
     assert tier.tracker.advice("r", 0.0) is None
     tier.tracker.grew("r", 100)
@@ -72,19 +81,8 @@ def test_a_request_that_has_outgrown_its_range_should_move_and_is_named_again_af
     assert tier.sender.tokens == 101
 
 
-def test_the_last_stage_keeps_what_is_longer_than_all() -> None:
-    tier = Tier()
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.hear("b", StagePlace(0, 0, 100))
-    assert tier.look() == StagePlace(1, 100, 400)
-    tier.tracker.grew("r", 5000)
-    assert tier.tracker.advice("r", 0.0) is None
-
-
 def test_an_overloaded_outlier_hands_over_one_request_at_a_time() -> None:
-    tier = Tier()
-    tier.hear("a", StagePlace(0, 0, 100), 20)
-    tier.hear("z", StagePlace(1, 100, 400), 5)
+    tier = between(a=(20,), z=(5,))
     for name, tokens in (("r", 90), ("s", 50), ("t", 20)):
         tier.tracker.grew(name, tokens)
     tier.look(90, 50, 20)  # 160 against an average of 90: 70 too many
@@ -98,21 +96,17 @@ def test_an_overloaded_outlier_hands_over_one_request_at_a_time() -> None:
 
 
 def test_an_instance_that_is_no_outlier_hands_over_nothing() -> None:
-    tier = Tier()
-    tier.hear("a", StagePlace(0, 0, 100), 90)
-    tier.hear("z", StagePlace(1, 100, 400), 5)
+    tier = between(a=(90,), z=(5,))
     tier.tracker.grew("s", 30)
     tier.look(30, 80)
     assert tier.tracker.advice("s", 0.0) is None, "110 against an average of 100"
 
 
 def test_the_boundary_is_refined_now_and_then_and_stays_between_its_neighbours() -> None:
-    tier = Tier(refine_s=5.0)
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.hear("z", StagePlace(1, 100, 400), 300, 350, 390)
+    tier = between(z=(300, 350, 390), refine_s=5.0)
     own = (40, 50, 60)
-    assert tier.look(*own) == StagePlace(0, 0, 100)
-    assert tier.look(*own, now=4.9) == StagePlace(0, 0, 100)
+    assert tier.look(*own) == FIRST
+    assert tier.look(*own, now=4.9) == FIRST
     assert tier.look(*own, now=5.0) == StagePlace(0, 0, 175), (
         "three tenths of the way to 350: 4 * 450 + 2 * 740 is the least"
     )
@@ -120,14 +114,12 @@ def test_the_boundary_is_refined_now_and_then_and_stays_between_its_neighbours()
     for i in range(60):
         place = tier.look(*own, now=10.0 + 5 * i)
     assert place == StagePlace(0, 0, 350)
-    tier.hear("z", StagePlace(1, 100, 400), 300)
+    tier.hear("z", LAST, 300)
     assert tier.look(now=500.0) == StagePlace(0, 0, 350), "frozen in thin traffic"
 
 
 def test_what_is_being_sent_is_not_withdrawn() -> None:
-    tier = Tier()
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.hear("z", StagePlace(1, 100, 400))
+    tier = between()
     tier.look()
     tier.tracker.grew("r", 100)
     tier.tracker.advice("r", 0.0)
@@ -139,10 +131,8 @@ def test_what_is_being_sent_is_not_withdrawn() -> None:
 def test_a_move_is_advised_only_where_it_saves_more_than_it_takes() -> None:
     """The request has 100 of 110 tokens as its output; QOE costs the tokens of a batch times its requests."""
     takes_s: list[float | None] = [1e9]
-    tier = Tier()
+    tier = between(z=(50,))
     tier.tracker = StageTracker("me", "only", tier.view, tier.sender, refine_s=1e9, move_s=lambda _: takes_s[0])
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.hear("z", StagePlace(1, 100, 400), 50)
     tier.look(110, 60, 60)
     tier.tracker.grew("r", 110, 10)
     assert tier.tracker.advice("r", 0.0) is None, "the transfer takes too long"
@@ -151,7 +141,7 @@ def test_a_move_is_advised_only_where_it_saves_more_than_it_takes() -> None:
     advice = tier.tracker.advice("r", ADVICE_PAUSE_S)
     assert advice is not None
     assert advice.reason is MoveReason.RANGE_CROSSED
-    tier.hear("z", StagePlace(1, 100, 400), *[390] * 9)
+    tier.hear("z", LAST, *[390] * 9)
     tier.look(110, 60, 60)
     assert tier.tracker.advice("r", 2 * ADVICE_PAUSE_S) is None, "it would be worse off there"
     takes_s[0] = None
@@ -177,13 +167,13 @@ def test_a_worker_asks_for_the_load_of_its_neighbours_only() -> None:
 
 def test_instances_whose_load_is_not_known_count_neither_as_idle_nor_against_a_move() -> None:
     tier = Tier(refine_s=0.0, move_s=1e9)
-    tier.hear("a", StagePlace(0, 0, 100))
-    tier.view.hear(InstanceRecord("z", Role.WORKER, "h", 1.0, 1, 3.0, model=CARD, place=StagePlace(1, 100, 400)), 0.0)
+    tier.hear("a", FIRST)
+    tier.view.hear(InstanceRecord("z", Role.WORKER, "h", 1.0, 1, 3.0, model=CARD, place=LAST), 0.0)
     lengths = [10, 20, 30, 60, 70, 80, 90]
     tier.look(*lengths)
-    assert tier.look(*lengths, now=10.0) == StagePlace(0, 0, 100), "there is nothing to refine the boundary by"
+    assert tier.look(*lengths, now=10.0) == FIRST, "there is nothing to refine the boundary by"
     tier.tracker.grew("r", 120, 20)
     assert tier.tracker.advice("r", 10.0) is not None
-    tier.hear("z", StagePlace(1, 100, 400))
-    assert tier.look(*lengths, now=20.0) != StagePlace(0, 0, 100)
+    tier.hear("z", LAST)
+    assert tier.look(*lengths, now=20.0) != FIRST
     assert tier.tracker.advice("r", 20.0) is None, "a move that takes so long does not pay"

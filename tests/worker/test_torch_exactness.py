@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from models.training import tasks
-from penstock.services.clock import SystemClock
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
@@ -19,9 +18,9 @@ from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import EngineUnusable, LastBlocks
 from penstock.worker_service.engine.runner import Row
-from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 from penstock.worker_service.engine.torch.runner import TorchRunner
 from tests.conftest import FAMILY, TIERS
+from tests.worker.test_torch_speculation import build, run_all
 
 TINY = ("llama", "qwen2", "qwen3")
 MODELS = ("small", *TINY)
@@ -55,25 +54,6 @@ def reference(
     return folder, prompts, replies
 
 
-def build(folder: Path, **options: Any) -> EngineCore:
-    core, _ = torch_core(TorchEngineOptions(folder, "m", **{"kv_tokens": 8192, **options}), SystemClock())
-    return core
-
-
-def run_all(core: EngineCore, prompts: list[list[int]], together: int = 64) -> list[list[int]]:
-    """Greedy replies to all prompts, so many under way at once."""
-    replies: list[list[int]] = [[] for _ in prompts]
-    waiting = list(enumerate(prompts))
-    while waiting or not core.idle:
-        while waiting and len(core.scheduler.running) + len(core.scheduler.waiting) < together:
-            i, ids = waiting.pop(0)
-            core.add(GenerationRequest(str(i), TokenPrompt(tuple(ids)), GREEDY), ids)
-        for name, event in core.step():
-            if isinstance(event, TokenFrame):
-                replies[int(name)] += event.token_ids
-    return replies
-
-
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_step_tokens": 13, "kv_block_tokens": 5},
@@ -100,17 +80,27 @@ OF_EACH_ARCHITECTURE = ("batched", "chunked", "through_torch", "gathered_chunked
 )
 def test_greedy_text_is_transformers_own(reference: tuple[Path, list[list[int]], list[list[int]]], way: str) -> None:
     folder, prompts, wanted = reference
-    assert run_all(build(folder, **WAYS[way]), prompts) == wanted
+    assert run_all(build(folder, **WAYS[way]), prompts, GREEDY, together=64) == wanted
 
 
-def move(source: EngineCore, target: EngineCore, request: GenerationRequest, prompt: list[int]) -> None:
-    """Everything at once, the request between two steps."""
-    name = request.request_id
-    stopped = source.transfers.pause(name, 0)
+def tokens_of_a_step(core: EngineCore) -> list[int]:
+    return [token for _, event in core.step() if isinstance(event, TokenFrame) for token in event.token_ids]
+
+
+def moved_reply(source: EngineCore, target: EngineCore, prompt: list[int], after: int) -> list[int]:
+    """The tokens of a reply that moves after so many: everything at once, the request between two steps."""
+    asked = GenerationRequest("r", TokenPrompt(tuple(prompt)), GREEDY)
+    source.add(asked, prompt)
+    said: list[int] = []
+    while len(said) < after:
+        said += tokens_of_a_step(source)
+    stopped = source.transfers.pause("r", 0)
     present = target.transfers.reserve("t", source.runner.kv_layout, stopped.tokens[:-1])
-    last = LastBlocks(present, stopped.data[present:])
-    target.enter(request, prompt, "t", stopped.tokens, last)
-    source.leave(name)
+    target.enter(asked, prompt, "t", stopped.tokens, LastBlocks(present, stopped.data[present:]))
+    source.leave("r")
+    while not target.idle:
+        said += tokens_of_a_step(target)
+    return said
 
 
 @pytest.mark.parametrize("reference", MODELS, indirect=True)
@@ -118,43 +108,21 @@ def test_export_and_import_change_nothing(reference: tuple[Path, list[list[int]]
     """Every reply moves to another engine after its k-th token, k different for each."""
     folder, prompts, wanted = reference
     source, target = build(folder), build(folder)
-    sampling = SamplingParams(temperature=0.0, max_tokens=MOST)
     for i, ids in enumerate(prompts):
         moved_at = 1 + i % max(1, len(wanted[i]) - 1)
-        if moved_at >= len(wanted[i]):
-            continue
-        asked = GenerationRequest(str(i), TokenPrompt(tuple(ids)), sampling)
-        source.add(asked, ids)
-        said: list[int] = []
-        while len(said) < moved_at:
-            said += [t for _, e in source.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-        move(source, target, asked, ids)
-        while not target.idle:
-            said += [t for _, e in target.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-        assert said == wanted[i]
+        if moved_at < len(wanted[i]):
+            assert moved_reply(source, target, ids, moved_at) == wanted[i]
 
 
 @pytest.mark.slow
 def test_bfloat16_blocks_survive_the_journey(tiny_models: dict[str, Path]) -> None:
-    core = build(tiny_models["llama"], dtype="bfloat16")
-    ids = list(range(1, 40))
-    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    core.add(GenerationRequest("a", TokenPrompt(tuple(ids)), sampling), ids)
-    said: list[int] = []
-    while len(said) < 5:
-        said += [t for _, e in core.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-    asked = GenerationRequest("a", TokenPrompt(tuple(ids)), sampling)
-    target, third = build(tiny_models["llama"], dtype="bfloat16"), build(tiny_models["llama"], dtype="bfloat16")
-    third.add(asked, ids)
-    whole: list[int] = []
-    while not third.idle:
-        whole += [t for _, e in third.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-    assert core.runner.kv_layout.dtype == "bfloat16"
-    assert core.runner.read_blocks([0]).nbytes == core.runner.kv_layout.block_bytes
-    move(core, target, asked, ids)
-    while not target.idle:
-        said += [t for _, e in target.step() if isinstance(e, TokenFrame) for t in e.token_ids]
-    assert said == whole
+    source, target, other = (build(tiny_models["llama"], dtype="bfloat16") for _ in range(3))
+    assert source.runner.kv_layout.dtype == "bfloat16"
+    assert source.runner.read_blocks([0]).nbytes == source.runner.kv_layout.block_bytes
+    prompt = list(range(1, 40))
+    whole = run_all(other, [prompt], GREEDY)[0]
+    assert len(whole) == MOST
+    assert moved_reply(source, target, prompt, after=5) == whole
 
 
 def test_a_folder_that_cannot_be_served_says_why(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
