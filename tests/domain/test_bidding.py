@@ -14,7 +14,6 @@ from penstock.services.domain.stages.bidding import (
     Bid,
     Go,
     Receiver,
-    RefusalReason,
     Sender,
     TransferSlots,
     Turn,
@@ -46,20 +45,6 @@ def test_the_shortlist_is_the_calmer_half_and_of_it_the_three_earliest(bids: lis
     assert choose(bids) == (kept[0] if kept else None), "the first to have replied wins"
 
 
-def test_no_idle_kv_no_bid_and_what_was_won_has_its_room_set_aside() -> None:
-    receiver = Receiver("r", TransferSlots())
-    assert (
-        receiver.bid(ask("a", tokens=64), load_tokens=0, idle_tokens=64, tokens_per_s=10.0) is RefusalReason.NO_IDLE_KV
-    )
-    assert receiver.bid(ask("a", tokens=60), load_tokens=7, idle_tokens=64, tokens_per_s=10.0) == Bid("r", 7, 0.0)
-    assert receiver.confirm(ask("a", tokens=60), idle_tokens=64) is None
-    assert receiver.confirm(ask("a", tokens=1), idle_tokens=640) is RefusalReason.KNOWN_ALREADY
-    assert (
-        receiver.bid(ask("b", tokens=5), load_tokens=7, idle_tokens=64, tokens_per_s=10.0) is RefusalReason.NO_IDLE_KV
-    )
-    assert receiver.bid(ask("b", tokens=5), load_tokens=7, idle_tokens=90, tokens_per_s=10.0) == Bid("r", 67, 6.0)
-
-
 def test_the_busiest_sender_is_served_first_and_a_sender_that_transmits_is_skipped() -> None:
     receiver = Receiver("r", TransferSlots())
     for name, load in (("calm", 10), ("busy", 90), ("middle", 50)):
@@ -75,32 +60,6 @@ def test_the_busiest_sender_is_served_first_and_a_sender_that_transmits_is_skipp
     receiver.look_again()
     again = present(receiver.next())
     assert again.ask.request_id == "busy"
-
-
-def test_a_starving_request_is_waited_for_and_sent_next() -> None:
-    slots = TransferSlots()
-    sender, receiver = Sender(TransferSlots()), Receiver("r", slots)
-    assert sender.start("other") is Go.NOW
-    receiver.confirm(ask("starving"), idle_tokens=1000)
-    receiver.confirm(ask("later"), idle_tokens=1000)
-    for _ in range(STARVED_AFTER):
-        turn = present(receiver.next())
-        assert not turn.starving
-        assert turn.ask.request_id == "starving"
-        assert sender.start("starving", starving=turn.starving) is Go.BUSY
-        receiver.sender_busy("starving")
-        receiver.look_again()
-    assert receiver.next() == Turn(ask("starving"), starving=True)
-    assert sender.start("starving", starving=True) is Go.WAIT
-    assert receiver.next() is None, "the receiver waits for it"
-    assert sender.start("third") is Go.BUSY, "nobody goes before it"
-    assert sender.next() is None
-    sender.ended("other")
-    assert sender.start("third") is Go.BUSY
-    assert sender.next() == "starving"
-    receiver.started("starving")
-    after = present(receiver.next())
-    assert after.ask.request_id == "later"
 
 
 def test_a_slot_that_a_starving_request_waits_for_goes_to_nobody_else() -> None:

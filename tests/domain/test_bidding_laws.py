@@ -67,6 +67,9 @@ def test_a_request_fits_if_it_leaves_a_token_idle() -> None:
     assert "a" not in receiver
     assert receiver.confirm(ask("a", tokens=9), idle_tokens=10) is None
     assert ("a" in receiver, receiver.request_ids, receiver.buffered_tokens) == (True, ("a",), 9)
+    assert receiver.confirm(ask("a", tokens=1), idle_tokens=640) is RefusalReason.KNOWN_ALREADY
+    crowded = receiver.bid(ask("b", tokens=1), load_tokens=0, idle_tokens=10, tokens_per_s=10.0)
+    assert crowded is RefusalReason.NO_IDLE_KV, "what was won has its room set aside"
 
 
 @pytest.mark.parametrize("ending", ["never started", "refused", "moved"])
@@ -115,7 +118,7 @@ def test_nothing_starts_before_a_starving_turn() -> None:
     receiver = receiver_of(ask("a"), slots=slots)
     for _ in range(STARVED_AFTER):
         receiver.look_again()
-        assert receiver.next() is not None
+        assert not present(receiver.next()).starving
         receiver.sender_busy("a")
     assert receiver.confirm(ask("b", sender_tokens=99), idle_tokens=10_000) is None
     turn = present(receiver.next())  # in the same round: a starving request does not wait for the next one

@@ -21,22 +21,14 @@ def tier(threshold: float, skip_below: float | None = None) -> TierPlan:
     return TierPlan("small", "m", threshold, 1, skip_below=skip_below)
 
 
-@given(scores, limits, scores, prices)
-def test_with_idle_tiers_limits_are_those_of_the_plan(
-    threshold: float, limit: float | None, predicted: float, price: float
+@given(scores, limits, scores, prices, seconds, seconds)
+def test_with_idle_tiers_or_a_price_of_nothing_limits_are_those_of_the_plan(
+    threshold: float, limit: float | None, predicted: float, price: float, own_s: float, next_s: float
 ) -> None:
     of_plan = tier(threshold, limit)
-    assert priced_to_ask(of_plan, predicted, price, 0.0, 0.0) == of_plan
-    assert priced_to_accept(of_plan, price, 0.0) == of_plan
-
-
-@given(scores, limits, scores, seconds, seconds)
-def test_with_a_price_of_nothing_load_does_not_matter(
-    threshold: float, limit: float | None, predicted: float, own_s: float, next_s: float
-) -> None:
-    of_plan = tier(threshold, limit)
-    assert priced_to_ask(of_plan, predicted, 0.0, own_s, next_s) == of_plan
-    assert priced_to_accept(of_plan, 0.0, next_s) == of_plan
+    for price_of_load, own, following in ((price, 0.0, 0.0), (0.0, own_s, next_s)):
+        assert priced_to_ask(of_plan, predicted, price_of_load, own, following) == of_plan
+        assert priced_to_accept(of_plan, price_of_load, following) == of_plan
 
 
 @given(scores, scores, prices, seconds, seconds, seconds)

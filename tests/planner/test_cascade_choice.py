@@ -553,18 +553,3 @@ def test_a_sweep_names_the_tiers_of_each_plan() -> None:
     assert done.returncode == 0, done.output
     rows = [line for line in done.output.splitlines() if "qwen" in line]
     assert len(rows) == 2
-
-
-def test_bad_candidates_are_refused_by_name(tmp_path: Path) -> None:
-    models, quality = tmp_path / "models.yaml", tmp_path / "judged.csv"
-    content = yaml.safe_load((EXAMPLES / "qwen2.5-candidates.yaml").read_text())
-    content["tiers"][1]["name"] = content["tiers"][0]["name"]
-    models.write_text(yaml.safe_dump(content))
-    doubled = run("plan", *CANDIDATES[:3], models, *CANDIDATES[4:], "--min-quality", 80, *asked(max_tiers=2))
-    assert doubled.returncode == 2
-    assert "names are distinct" in doubled.output
-    lines = [line.rsplit(",", 1)[0] for line in (EXAMPLES / "judged-candidates.csv").read_text().splitlines()]
-    quality.write_text("\n".join(lines) + "\n")
-    missing = run("plan", *CANDIDATES[:5], quality, *CANDIDATES[6:], "--min-quality", 80, *asked(max_tiers=2))
-    assert missing.returncode == 2
-    assert "no column qwen-32b_judge_score" in missing.output

@@ -39,7 +39,7 @@ def chosen_by_router(
     stages: Sequence[int],
     tokens: int,
     rate: float,
-) -> tuple[str, list[PlacementCandidate]]:
+) -> str:
     records = [
         InstanceRecord(
             f"{i:02}",
@@ -58,7 +58,7 @@ def chosen_by_router(
     in_flight = {f"{i:02}": one for i, one in enumerate(sent) if one != NOTHING_SENT}
     found = place(candidates, request_id="r", tokens=tokens, in_flight=in_flight, full=set(), ejected=set())
     assert isinstance(found, Placed)
-    return found.record.instance_id, candidates
+    return found.record.instance_id
 
 
 def test_the_simulator_places_as_a_router_does() -> None:
@@ -80,5 +80,5 @@ def test_the_simulator_places_as_a_router_does() -> None:
         dispatch._sent = [rng.choice([NOTHING_SENT, Sent(1, 700)]) for _ in range(count)]
         groups = [[i for i in range(count) if stages[i] == s] for s in range(3) if tokens < BOUNDARIES[s]]
         rate = dispatch._prompt_tokens_per_s
-        by_router, _ = chosen_by_router(pending, contexts, dispatch._sent, stages, tokens, rate)
+        by_router = chosen_by_router(pending, contexts, dispatch._sent, stages, tokens, rate)
         assert f"{dispatch.place(0, groups):02}" == by_router, case

@@ -10,7 +10,7 @@ import yaml
 
 from penstock.planner_service.api import planned_site
 from penstock.planner_service.codecs.plan_file import read_plan
-from penstock.planner_service.files import FileError, read_site, site_of
+from penstock.planner_service.files import site_of
 from penstock.planner_service.simulator.speculation import known_models
 from penstock.question_files import load_cluster, load_models
 from penstock.services.domain.errors import InvalidRequest
@@ -26,6 +26,7 @@ from tests.support.tables import judged_header, write_table, write_trace
 CLUSTER = {"gpu": "h100", "nodes": 1, "gpus_per_node": 2}
 DRAFTERS = [{"model": "qwen2.5-1.5b", "acceptance": 0.8}, {"model": "qwen2.5-0.5b", "acceptance": 0.6}]
 LARGE = {"name": "large", "model": "qwen2.5-14b", "speculation": {"drafters": DRAFTERS, "max_window": 5}}
+NAMELESS = {"layers": 12, "hidden": 768, "heads": 12, "kv_heads": 12, "head_dim": 64, "parameters": 0.162}
 CASCADE: dict[str, Any] = {"tiers": [{"name": "small", "model": "qwen2.5-3b"}, LARGE]}
 
 
@@ -161,7 +162,11 @@ def test_replicas_over_several_gpus_are_not_planned_with_drafters(plan: Path, tm
     [
         ({"drafters": [{"model": "qwen2.5-0.5b", "acceptance": 1.5}]}, "drafters[0].acceptance", "from 0 to 1"),
         ({"drafters": [{"model": "qwen2.5-0.5b"}]}, "drafters[0].acceptance", "missing"),
-        ({"drafters": [{"acceptance": 0.5}]}, "drafters[0].model.name", "is needed"),
+        (
+            {"drafters": [{"model": NAMELESS, "acceptance": 0.5}]},
+            "drafters[0].model.name",
+            "workers load the model by it",
+        ),
         ({"drafters": [{"model": "gpt-9", "acceptance": 0.5}]}, "drafters[0].model", "no 'gpt-9'"),
         (
             {"drafters": [{"model": {"name": "x", "layers": 2}, "acceptance": 0.5}]},
@@ -182,13 +187,3 @@ def test_every_unsound_field_of_speculation_is_named(change: dict[str, Any], fie
         site_of(load_cluster(CLUSTER), load_models(cascade))
     problems = {found.field: found.problem for found in caught.value.problems}
     assert problem in problems[f"models.tiers[1].speculation.{field}"]
-
-
-def test_a_shape_that_drafts_needs_a_name(tmp_path: Path) -> None:
-    """Workers load the model by it."""
-    shape = {"layers": 12, "hidden": 768, "heads": 12, "kv_heads": 12, "head_dim": 64, "parameters": 0.162}
-    tier = LARGE | {"speculation": {"drafters": [{"model": shape, "acceptance": 0.5}]}}
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
-    (tmp_path / "models.yaml").write_text(yaml.safe_dump({"tiers": [tier]}))
-    with pytest.raises(FileError, match=r"drafters\[0\]\.model\.name: is needed"):
-        read_site(tmp_path / "cluster.yaml", tmp_path / "models.yaml")

@@ -19,7 +19,6 @@ from penstock.planner_service.stages.choice import choose
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from penstock.services.domain.plans import check_plan
 from penstock.services.domain.stages import StageLayout
 from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
 from tests.planner.test_stage_replay import FAST, INSTANCES, QOE, replica, workload
@@ -184,16 +183,6 @@ def test_planning_again_changes_stages_only_where_that_pays_and_says_so() -> Non
     changed = with_verdict(plan, plan.tiers[0], better)
     assert changed.tiers[0].stages == other
     assert changed.note == "requests per second; small: Use 2 stages."
-    single = StageLayout.single(INSTANCES, MAX_TOKENS)
-    gone = pb.PlanStagesResponse(
-        stages=[to_message(each, pb.Stage) for each in single.stages],
-        qoe=to_message(QOE, pb.QoeModel),
-        verdict=pb.StagesVerdict(favoured=True, sentence="Use one stage."),
-    )
-    without = with_verdict(plan, plan.tiers[0], gone)
-    assert without.tiers[0].stages == ()
-    assert "small: Use one stage." in without.note
-    check_plan(without)
 
 
 async def test_a_choice_that_takes_too_long_is_ended() -> None:
