@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -194,20 +193,6 @@ async def test_token_prompts_cannot_be_read_by_a_language_model() -> None:
 def write(path: Path, rows: list[object]) -> Path:
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
     return path
-
-
-async def test_a_calibration_is_fitted_and_written(tmp_path: Path, mesh_file: MeshFileMaker) -> None:
-    rng = random.Random(1)
-    rows: list[object] = []
-    for _ in range(200):
-        mean = -rng.random() * 2
-        rows.append({"prompt": "p", "answer": "a", "mean_logprob": mean, "good": rng.random() < 1 + mean / 2})
-    out = tmp_path / "calibration.json"
-    said = await calibrate(mesh_file(), "confidence", write(tmp_path / "samples.jsonl", rows), out)
-    assert "200 samples" in said
-    made = Calibration.read(out)
-    assert made.apply(-0.1) > made.apply(-1.5)
-    assert made.brier <= made.brier_before
 
 
 @pytest.mark.parametrize(

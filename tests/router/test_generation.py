@@ -45,9 +45,9 @@ from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import PROGRESS_TOKENS, GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import MoveAdvice, NotMoved
-from tests.support.called_events import called
 from tests.support.scripted_worker_servicer import PLACES, Act, Script
 from tests.support.tier_scene import TOKENS, Scene
+from tests.support.token_events import called
 
 FULL, BUG, AWAY = Overloaded("full", 0.01), InternalError("bug"), InstanceDraining("draining")
 DIE: Script = [Act.DIE]

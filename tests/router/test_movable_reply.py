@@ -30,7 +30,7 @@ from penstock.types.workers import (
     WorkerEnd,
     WorkerEvent,
 )
-from tests.support.called_events import called
+from tests.support.token_events import called
 
 Said = WorkerEvent | TokenFrame | WorkerEnd | Unavailable
 

@@ -40,9 +40,9 @@ from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished, WorkerEnd
 from tests.conftest import MeshFileMaker
-from tests.support.called_events import called
 from tests.support.mesh import COMPOSE
 from tests.support.services import RedisProcess, serving
+from tests.support.token_events import called
 
 
 @dataclass

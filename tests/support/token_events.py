@@ -1,12 +1,13 @@
-"""Reads events that come by iteration and tokens that come by call as one iteration, in order."""
+"""Reads as one iteration what comes by calls, in order: tokens beside events that are iterated, or all of a coroutine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.services.background import end
 
+_NOTHING = object()
 _Event = TypeVar("_Event")
 _Token = TypeVar("_Token")
 
@@ -28,5 +29,18 @@ async def iterated(
         while (event := await events.get()) is not None:
             yield event
         task.result()
+    finally:
+        await end(task)
+
+
+async def called(start: Callable[[Callable[[Any], None]], Coroutine[Any, Any, Any]]) -> AsyncGenerator[Any, None]:
+    """What `start` passes to its argument, then its result. Leaving the iteration cancels it."""
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(start(events.put_nowait))
+    task.add_done_callback(lambda _: events.put_nowait(_NOTHING))
+    try:
+        while (event := await events.get()) is not _NOTHING:
+            yield event
+        yield task.result()
     finally:
         await end(task)

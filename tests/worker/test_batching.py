@@ -230,9 +230,7 @@ def test_a_step_with_proposals_keeps_those_without_and_computes_what_stands() ->
     plan = s.propose(s.plan_step(), {"a": [1, 2, 3]})
     assert [(c.sequence.request_id, c.logits, c.proposed) for c in plan.chunks] == [("a", 4, (1, 2, 3)), ("b", 1, ())]
     s.commit(plan, {"a": [1, 2, 9], "b": [5]})  # two of three stand
-    a, b = s.get("a"), s.get("b")
-    assert a is not None
-    assert b is not None
+    a, b = present(s.get("a")), present(s.get("b"))
     assert (a.tokens[3:], a.computed, len(a.blocks), a.sealed) == ([7, 1, 2, 9], 6, 3, 3)
     assert (b.tokens[3:], b.computed, len(b.blocks), b.sealed) == ([7, 5], 4, 2, 2)
     assert s.pool.free == free - 1

@@ -19,6 +19,7 @@ from penstock.worker_service.engine.busy_share import BusyShare
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
+from tests.support.present import present
 from tests.support.virtual_clock import VirtualClock
 
 PROMPT = [*b"the first words of a prompt"]
@@ -95,9 +96,9 @@ def test_a_move_takes_blocks_of_its_own_salt_only() -> None:
     target.add(replace(request("known"), cache_salt="a"), PROMPT)
     run(target)
     layout = target.runner.kv_layout
-    present = {salt: target.transfers.reserve(f"t{salt}", layout, PROMPT, salt) for salt in ("", "a", "b")}
-    assert present["a"] > 0
-    assert (present[""], present["b"]) == (0, 0)
+    there = {salt: target.transfers.reserve(f"t{salt}", layout, PROMPT, salt) for salt in ("", "a", "b")}
+    assert there["a"] > 0
+    assert (there[""], there["b"]) == (0, 0)
 
 
 def test_a_reply_that_moves_is_the_same_reply() -> None:
@@ -177,14 +178,10 @@ def test_a_reply_that_is_complete_when_it_arrives_ends_at_once() -> None:
     whole = engine()
     whole.add(request(), PROMPT)
     tokens = tokens_of(run(whole)["a"])
-    admitted, finished = engine().add(request(resume_token_ids=tuple(tokens)), PROMPT)
+    admitted, ended = engine().add(request(resume_token_ids=tuple(tokens)), PROMPT)
     assert admitted is not None
-    assert finished is not None
-    assert (finished.reason, finished.usage.prompt_tokens, finished.usage.output_tokens) == (
-        FinishReason.LENGTH,
-        len(PROMPT),
-        20,
-    )
+    assert present(ended).reason is FinishReason.LENGTH
+    assert (present(ended).usage.prompt_tokens, present(ended).usage.output_tokens) == (len(PROMPT), 20)
     source, target = engine(), engine()
     target.transfers.reserve("t", source.runner.kv_layout, [*PROMPT, *tokens][:-1])
     _, finished = target.enter(request(), PROMPT, "t", [*PROMPT, *tokens])
@@ -248,8 +245,7 @@ def test_an_aborted_request_leaves_at_once() -> None:
     core.step()
     core.step()
     for name, output in (("r0", 2), (f"r{RUNNING}", 0)):
-        finished = core.abort(name)
-        assert finished is not None
+        finished = present(core.abort(name))
         assert (finished.reason, finished.usage.output_tokens) == (FinishReason.ABORTED, output)
         assert core.abort(name) is None
     run(core)

@@ -92,8 +92,8 @@ async def test_the_right_answer_takes_few_passes_and_is_counted(start: Make) -> 
     engine = await start()
     asked = request("r", QUESTIONS[3], replace(GREEDY, max_tokens=LONG))
     plain = await answer(engine, asked)
-    assert plain.finished is not None
-    assert (plain.finished.usage.accepted_draft_tokens, plain.finished.usage.rejected_draft_tokens) == (0, 0)
+    usage = present(plain.finished).usage
+    assert (usage.accepted_draft_tokens, usage.rejected_draft_tokens) == (0, 0)
     for draft in (Draft("", plain.tokens, engine.tokenizer.digest), Draft(plain.text)):
         before = engine.steps
         got = await answer(engine, drafted(asked, draft))
@@ -111,19 +111,17 @@ async def test_a_draft_that_cannot_be_used_is_ignored(start: Make) -> None:
     plain = await answer(engine, asked)
 
     def check(got: Got) -> None:
-        assert got.finished is not None
+        usage = present(got.finished).usage
         assert (got.tokens, got.text) == (plain.tokens, plain.text)
-        assert (got.finished.usage.accepted_draft_tokens, got.finished.usage.rejected_draft_tokens) == (0, 0)
+        assert (usage.accepted_draft_tokens, usage.rejected_draft_tokens) == (0, 0)
 
-    got = await answer(engine, drafted(asked, Draft("", plain.tokens, "another")))
-    check(got)
+    check(await answer(engine, drafted(asked, Draft("", plain.tokens, "another"))))
 
     def panics(text: str) -> list[int]:
         raise KeyboardInterrupt(text)  # what a panic in native code looks like: no Exception
 
     engine.tokenizer.encode_text = panics
-    got = await answer(engine, drafted(asked, Draft(plain.text)))
-    check(got)
+    check(await answer(engine, drafted(asked, Draft(plain.text))))
 
 
 async def test_a_resumed_reply_goes_on_in_its_draft(start: Make) -> None:

@@ -307,17 +307,6 @@ def test_a_decision_sets_the_class_once() -> None:
     assert scheduler.policy.decide(scheduler, 0.1) == []
 
 
-def test_predictions_are_corrected_by_what_steps_take() -> None:
-    """Steps that take half as long again are admitted for by their own time, not by the model's."""
-    policy, model = (
-        SloPolicy(StepLatencyModel.linear(0.01, 1e-4, 0.0), 0.0),
-        StepLatencyModel.linear(0.015, 1.5e-4, 0.0),
-    )
-    requests = [Request(0.5 * i, 100, 20, 5.0, 0.1) for i in range(10)]
-    serve(requests, policy, model, limits=BatchLimits(8, 256), pool=BlockPool(1000, 4))
-    assert policy.correction.factor == pytest.approx(1.5)
-
-
 def test_a_worker_that_was_slow_promises_again_once_its_steps_are_fast() -> None:
     """Twenty times slower for a while: nothing can be promised then, so it is steps without promises that must show that."""
     usual = StepLatencyModel.linear(0.01, 1e-4, 0.0)

@@ -132,24 +132,6 @@ def test_what_was_promised_during_a_step_counts_for_the_next_promise_of_the_same
     assert "b" in ended
 
 
-def test_a_declined_request_leaves_nothing_behind() -> None:
-    core, _ = simulated_core(options(), VirtualClock())
-    core.add(*_declining("a", IMPOSSIBLE))
-    events = core.step()
-    assert [type(event) for _, event in events] == [Declined, EngineFinished]
-    finished = events[1][1]
-    assert isinstance(finished, EngineFinished)
-    assert finished.reason is FinishReason.DECLINED
-    assert finished.usage.output_tokens == 0
-    assert core.idle
-    assert core.steps == 0, "nothing was computed for it"
-
-
-def _declining(name: str, slo: Slo) -> tuple[GenerationRequest, list[int]]:
-    asked, prompt = request(name, 20, 40, slo)
-    return replace(asked, decline_unkept_slo=True), prompt
-
-
 def moved(source: EngineCore, target: EngineCore, asked: GenerationRequest) -> tuple[object, object]:
     """Move a decoding request with its KV; the target's first and, if it did not start, last event."""
     tokens = source.transfers.computed_tokens(asked.request_id)
