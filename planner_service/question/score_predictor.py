@@ -3,6 +3,10 @@
 Logistic regression with the scores as soft labels (score / 100), L2 penalty by cross-validation, then Platt scaling on the
 logits of prompts that were held out (Platt 1999), so that a predicted score of 30 means 30 on average. Predictions of the
 training prompts themselves are cross-fitted: a prompt's score is predicted by a model that has not seen the prompt.
+
+Isotonic regression instead of Platt scaling, cross-fitted on three models' answers to 5,989 prompts of LLMRouterBench: the
+calibration error falls from 2.3 to 3.5 points to 1.2 to 1.5, but squared error and log loss change by under 1 %. Of 500
+prompts the error is the same and log loss up to 7 % worse. So the two numbers of Platt scaling stay.
 """
 
 from collections.abc import Sequence
