@@ -85,6 +85,7 @@ class SloPolicy(BatchPolicy):
         table.may_end_s(took_s, {}, model, kv_tokens=64)
         table.snapshot(planned=True, end_s=took_s)
         table.commit(took_s)
+        table.advance("decode", 1, took_s)
         headroom([(1.0, 1)], 0, 0, model)
 
     def added(self, sequence: Sequence) -> None:
