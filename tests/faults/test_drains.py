@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock import AsyncClient, AsyncPlannerClient, InstanceChanged, Tokens
+from penstock import AsyncClient, AsyncPlannerClient
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.services.domain.instances import Role
 from penstock.services.state import PlanStore, connect
 from penstock.worker_service import servicer as worker_servicer
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh
+from tests.support.read_stream import ReadStream
 from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
@@ -31,22 +32,15 @@ ONE_ATTEMPT = {"grpc_port": 0, "http_port": 0, "max_attempts": 1}
 TIERS = [{"name": "only", "model": "sim", "workers": 2, "simulated": SLOW}]
 
 
-async def begun(client: AsyncClient, prompts: list[str]) -> list[asyncio.Task[str]]:
-    """Start a reply to each prompt; return once all have tokens."""
-    waiting, all_begun = set(prompts), asyncio.Event()
-
-    async def read(prompt: str) -> str:
-        text = ""
-        async for event in client.stream(prompt, temperature=0, max_tokens=TOKENS):
-            if isinstance(event, Tokens):
-                text += event.text
-                waiting.discard(prompt)
-                if not waiting:
-                    all_begun.set()
-        return text
-
-    replies = [asyncio.create_task(read(p)) for p in prompts]
-    await all_begun.wait()
+async def begun(client: AsyncClient, prompts: list[str], count: int) -> list[asyncio.Task[ReadStream]]:
+    """Start a reply to each prompt; return once so many of them have tokens."""
+    streams = [ReadStream(prompt) for prompt in prompts]
+    replies = [
+        asyncio.create_task(stream.read(client.stream(stream.prompt, temperature=0, max_tokens=TOKENS)))
+        for stream in streams
+    ]
+    while sum(stream.tokens > 0 for stream in streams) < count:
+        await asyncio.sleep(0.002)
     return replies
 
 
@@ -70,22 +64,11 @@ async def test_a_drain_restarts_no_reply_and_the_worker_gets_no_new_ones(strict_
     async with mesh.client() as client:
         prompts = [f"prompt {i}" for i in range(12)]
         expected = simulated_texts(dict.fromkeys(prompts, TOKENS))
-        started = asyncio.Event()
-
-        async def read(prompt: str) -> list[object]:
-            events: list[object] = []
-            async for event in client.stream(prompt, temperature=0, max_tokens=TOKENS):
-                events.append(event)
-                if isinstance(event, Tokens):
-                    started.set()
-            return events
-
-        running = [asyncio.create_task(read(p)) for p in prompts]
-        await started.wait()
+        running = await begun(client, prompts, 1)
         await mesh.stop("worker-only-0")
         replies = await asyncio.gather(*running)
-        assert ["".join(e.text for e in events if isinstance(e, Tokens)) for events in replies] == [*expected.values()]
-        assert {e.reason for events in replies for e in events if isinstance(e, InstanceChanged)} <= {"draining"}
+        assert {reply.prompt: reply.text for reply in replies} == expected
+        assert {change.reason for reply in replies for change in reply.changes} <= {"draining"}
         after = await asyncio.gather(*(client.generate(f"later {i}", max_tokens=TOKENS) for i in range(6)))
         assert {t.instance_id for r in after for t in r.tiers} == {"worker-only-1"}
 
@@ -120,11 +103,11 @@ async def test_a_drain_cut_short_hands_its_replies_to_another_worker(
     async with mesh.client() as client, aio.insecure_channel(mesh.parts["worker-only-0"].admin_address) as channel:
         prompts = [f"prompt {i}" for i in range(8)]
         expected = simulated_texts(dict.fromkeys(prompts, TOKENS))
-        running = await begun(client, prompts)
+        running = await begun(client, prompts, len(prompts))
         stub = worker_pb2_grpc.WorkerServiceStub(channel)
         answer = await stub.Drain(worker_pb2.DrainRequest(), timeout=DRAIN_S)
         assert answer.cut_off_count > 0
-        assert await asyncio.gather(*running) == [*expected.values()]
+        assert {reply.prompt: reply.text for reply in await asyncio.gather(*running)} == expected
 
 
 async def test_redis_lost_with_everything_in_it_is_filled_again(

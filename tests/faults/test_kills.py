@@ -1,7 +1,7 @@
 """Any one process is killed while requests run: nothing is lost, doubled or wrong. Real processes.
 
 The replies that lose their workers are the torch engine's; the tier before it, whose answers are judged, is simulated.
-What each death costs stands in docs/reference/faults.md; these tests hold the page to it.
+What each death costs stands in docs/reference/faults.md.
 """
 
 import asyncio
@@ -20,17 +20,14 @@ from penstock import (
     AsyncClient,
     AsyncPlannerClient,
     Escalated,
-    Event,
-    Finished,
     MeshStatus,
     RetryPolicy,
     StructuredOutput,
-    TierStarted,
-    Tokens,
 )
 from penstock.local import LocalMesh, MeshOptions
 from penstock.services.mesh_schema import MeshRouter
 from tests.conftest import FAMILY, write_mesh_file
+from tests.support.read_stream import ReadStream
 
 pytestmark = pytest.mark.slow
 
@@ -91,8 +88,8 @@ async def undisturbed(mesh: LocalMesh) -> Texts:
 async def undisturbed_long(mesh: LocalMesh) -> Texts:
     async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
         streams = await asyncio.gather(*(Stream(client, p, **OF_LARGE).run() for p in prompts()))
-    assert min(stream.offset for stream in streams) > MAX_TOKENS // 2
-    return {(stream.tier, stream.prompt): stream.text for stream in streams}
+    assert min(stream.tokens for stream in streams) > MAX_TOKENS // 2
+    return {(stream.finished.tier, stream.prompt): stream.text for stream in streams}
 
 
 def kill(mesh: LocalMesh, name: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -119,83 +116,57 @@ def whole(mesh: LocalMesh) -> Callable[[MeshStatus], bool]:
     return lambda status: is_whole(mesh, status)
 
 
-class Stream:
-    """One request, read to its end; checks that every token comes once."""
+class Stream(ReadStream):
+    """One greedy request, read to its end."""
 
     def __init__(self, client: AsyncClient, prompt: str, **options: Any) -> None:
-        self._client, self.prompt, self._options = client, prompt, options
-        self.events: list[Event] = []
-        self.text = self.tier = ""
-        self.offset = 0
-        self.instances: list[str] = []
+        super().__init__(prompt)
+        self._client, self._options = client, options
 
     async def run(self) -> "Stream":
-        async for event in self._client.stream(self.prompt, temperature=0, max_tokens=MAX_TOKENS, **self._options):
-            self.events.append(event)
-            if isinstance(event, TierStarted):
-                self.instances.append(event.instance_id)
-            if isinstance(event, Tokens):
-                assert event.offset == self.offset, "a token twice, or one missing"
-                self.offset += len(event.token_ids)
-                self.text += event.text
-        done = self.events[-1]
-        assert isinstance(done, Finished)
-        self.tier = done.tier
-        return self
+        return await self.read(self._client.stream(self.prompt, temperature=0, max_tokens=MAX_TOKENS, **self._options))
+
+    @property
+    def unjudged(self) -> bool:
+        return any(isinstance(e, Escalated) and e.reason == "judge_unavailable" for e in self.events)
 
 
 def assert_undisturbed(streams: Sequence[Stream], undisturbed: Texts) -> None:
-    assert [s.text for s in streams] == [undisturbed[s.tier, s.prompt] for s in streams]
+    assert [s.text for s in streams] == [undisturbed[s.finished.tier, s.prompt] for s in streams]
 
 
 async def kill_amid(streams: list[Stream], action: Callable[[Stream], None]) -> list[Stream]:
     """Start all streams; act on one that has tokens, once a third of them have; return them all, ended."""
     tasks_ = [asyncio.create_task(stream.run()) for stream in streams]
-    while sum(1 for stream in streams if stream.offset) < len(streams) // 3:
+    while sum(1 for stream in streams if stream.tokens) < len(streams) // 3:
         await asyncio.sleep(0.002)
-    action(min((stream for stream in streams if stream.offset), key=lambda stream: stream.offset))
+    action(min((stream for stream in streams if stream.tokens), key=lambda stream: stream.tokens))
     return list(await asyncio.gather(*tasks_))
 
 
-async def test_a_killed_worker_costs_no_token_of_its_streams(
-    mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=lambda fault: fault.name)
+async def test_a_worker_that_dies_or_is_stuck_costs_no_token_of_its_streams(
+    mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts, fault: signal.Signals
 ) -> None:
+    """One that is stopped holds its connections and says nothing: it is left for another."""
     before = (await client.status()).failovers
-    for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the kill
+    for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the fault
         await until(client, whole(mesh))
-        streams = await kill_amid(
-            [Stream(client, prompt, **OF_LARGE) for prompt in prompts()],
-            lambda stream: kill(mesh, process_of(mesh, stream.instances[-1])),
-        )
+        victim = list[str]()
+
+        def strike(stream: Stream, victim: list[str] = victim) -> None:
+            victim.append(process_of(mesh, stream.instances[-1]))
+            kill(mesh, victim[0], fault)
+
+        streams = await kill_amid([Stream(client, prompt, **OF_LARGE) for prompt in prompts()], strike)
+        if fault is signal.SIGSTOP:
+            kill(mesh, victim[0], signal.SIGCONT)
         assert_undisturbed(streams, undisturbed_long)
         if (await client.status()).failovers > before:
             break
     else:
-        pytest.fail("no kill came in the middle of a reply")
+        pytest.fail("no fault came in the middle of a reply")
     assert (await client.status()).failed == 0
-    await until(client, whole(mesh))
-
-
-async def test_a_stuck_worker_is_left_for_another(
-    mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts
-) -> None:
-    """It holds its connections and says nothing: SIGSTOP."""
-    before = (await client.status()).failovers
-    for _ in range(TRIES):  # where this process gets no CPU, the replies may end before the stop
-        await until(client, whole(mesh))
-        stopped = list[str]()
-
-        def stop(stream: Stream, stopped: list[str] = stopped) -> None:
-            stopped.append(process_of(mesh, stream.instances[-1]))
-            kill(mesh, stopped[0], signal.SIGSTOP)
-
-        streams = await kill_amid([Stream(client, prompt, **OF_LARGE) for prompt in prompts()[:6]], stop)
-        kill(mesh, stopped[0], signal.SIGCONT)
-        assert_undisturbed(streams, undisturbed_long)
-        if (await client.status()).failovers > before:
-            break
-    else:
-        pytest.fail("no stop came in the middle of a reply")
     await until(client, whole(mesh))
 
 
@@ -204,29 +175,23 @@ async def test_a_killed_judge_sends_answers_to_the_largest_tier(
 ) -> None:
     await until(client, whole(mesh))
     usual = await asyncio.gather(*(Stream(client, p).run() for p in prompts()[:6]))
-    assert not any(isinstance(e, Escalated) and e.reason == "judge_unavailable" for s in usual for e in s.events)
+    assert not any(stream.unjudged for stream in usual)
     for _ in range(TRIES):  # it is started again at once: where the streams get less CPU than it, it judges them
         await until(client, whole(mesh))
         await killed(mesh, "judge-0")
         streams = await asyncio.gather(*(Stream(client, p).run() for p in prompts()[:6]))
-        if "judge_unavailable" in {e.reason for s in streams for e in s.events if isinstance(e, Escalated)}:
+        if any(stream.unjudged for stream in streams):
             break
     else:
         pytest.fail("the judge was back before an answer was complete")
     assert_undisturbed(streams, undisturbed)
     for stream in streams:  # said openly: the summary has no score where none was given
-        done = stream.events[-1]
-        assert isinstance(done, Finished)
-        if any(isinstance(e, Escalated) and e.reason == "judge_unavailable" for e in stream.events):
-            assert done.tier == "large"
-            assert done.tiers[0].score is None
+        if stream.unjudged:
+            assert stream.finished.tier == "large"
+            assert stream.finished.tiers[0].score is None
     await until(client, whole(mesh))
     again = await asyncio.gather(*(Stream(client, p).run() for p in prompts()[:6]))
-    for one, other in zip(usual, again, strict=True):
-        first, second = one.events[-1], other.events[-1]
-        assert isinstance(first, Finished)
-        assert isinstance(second, Finished)
-        assert second.tier == first.tier
+    assert [stream.finished.tier for stream in again] == [stream.finished.tier for stream in usual]
 
 
 async def test_a_killed_planner_leaves_the_plan_in_force(mesh: LocalMesh, client: AsyncClient) -> None:
@@ -287,7 +252,7 @@ async def test_a_reply_waits_for_the_only_worker_of_its_tier_while_it_loads(tmp_
         path.write_text(path.read_text().replace("load_s: 0.5", f"load_s: {LOAD_S}"))  # from its next start on
         stream = Stream(client, "x", **OF_LARGE)
         reply = asyncio.create_task(stream.run())
-        while not stream.offset:
+        while not stream.tokens:
             await asyncio.sleep(0.002)
         began_s = time.monotonic()
         await killed(mesh, "worker-large-0")
@@ -298,10 +263,4 @@ async def test_a_reply_waits_for_the_only_worker_of_its_tier_while_it_loads(tmp_
         await until(client, far)
         await reply
     assert time.monotonic() - began_s > LOAD_S > MeshRouter().tier_wait_s
-    assert (stream.text, stream.offset) == (undisturbed.text, undisturbed.offset)
-
-
-def test_the_fault_page_names_every_process() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "faults.md").read_text().lower()
-    for part in ("worker", "router", "judge", "planner", "redis"):
-        assert f"## {part}" in page
+    assert (stream.text, stream.tokens) == (undisturbed.text, undisturbed.tokens)

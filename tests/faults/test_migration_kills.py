@@ -9,21 +9,20 @@ case moves its reply, or another one, until its victim has died.
 """
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
-from penstock import AsyncClient, InstanceChanged, InstanceStatus, MeshStatus, Move, RetryPolicy, TierStarted, Tokens
+from penstock import AsyncClient, InstanceChanged, InstanceStatus, MeshStatus, Move, RetryPolicy, TierStarted
 from penstock.client.errors import PenstockError
 from penstock.services.background import end
 from penstock.services.domain.instances import Role
-from tests.conftest import ROOT
+from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh
+from tests.support.mortal_processes import Mortals, mortals
+from tests.support.read_stream import ReadStream
 from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
@@ -54,105 +53,41 @@ def named(kind: str, points: tuple[str, ...]) -> dict[str, str]:
 SOURCES, TARGETS, ROUTERS = named("worker-source", SOURCE), named("worker-target", TARGET), named("router", ROUTER)
 
 
-class Victims:
-    """The processes that will die, and those that have."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.killed: set[str] = set()
-        self.ended: set[str] = set()
-        """Those that ended by themselves, which none should."""
-        self._reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            name, how = line.decode().split()
-            (self.killed if how == "killed" else self.ended).add(name)
-
-    def lives(self, name: str) -> bool:
-        assert name not in self.ended, f"{name} ended before it could be killed"
-        return name not in self.killed
-
-    async def end(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
-        await self._reading
-
-
 @pytest.fixture(scope="module")
 def module_mesh_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("moves") / "mesh.yaml"
-    tier = {
-        "name": "only",
-        "model": "sim",
-        "engine": "simulated",
-        "simulated": SIMULATED,
-        "workers": 1,
-        "max_running": 64,
-        "max_context_tokens": MAX_TOKENS + 192,
-        "kv_tokens": 262_144,
-    }
-    content = {
-        "name": "test-move-kills",
-        "tiers": [tier],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        # nearly all workers die at once: replies lose several, one after the other, before they get anywhere
-        "router": {
-            "grpc_port": 0,
-            "http_port": 0,
-            "max_attempts": 64,
-            "max_deaths": 64,
-            "worker_silence_s": LIMIT_S,
-            "write_timeout_s": LIMIT_S,
-        },
-    }
-    file.write_text(yaml.safe_dump(content))
-    return file
+    room = {"max_running": 64, "max_context_tokens": MAX_TOKENS + 192, "kv_tokens": 262_144}
+    # nearly all workers die at once: replies lose several, one after the other, before they get anywhere
+    lives = {"max_attempts": 64, "max_deaths": 64, "worker_silence_s": LIMIT_S, "write_timeout_s": LIMIT_S}
+    tier = {"name": "only", "model": "sim", "simulated": SIMULATED, **room}
+    router = {"grpc_port": 0, "http_port": 0, **lives}
+    return write_mesh_file(tmp_path_factory.mktemp("moves"), [tier], router=router)
 
 
 @pytest.fixture(scope="module")
-async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Victims]]:
+async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Mortals]]:
     running = TestMesh(module_mesh_file, redis.url)
     await running.start(Role.PLANNER, "planner-0", lease_s=LEASE_S)
     await running.start(Role.ROUTER, "router-0", lease_s=LEASE_S)
     await running.start(Role.WORKER, HOME, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
     await running.start(Role.WORKER, OTHER, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
-    mortals = SOURCES | TARGETS | ROUTERS
-    env = {
-        "PENSTOCK_MESH_FILE": str(module_mesh_file),
-        "PENSTOCK_REDIS_URL": redis.url,
-        "PENSTOCK_TIER": "only",
-        "PENSTOCK_LOG_LEVEL": "error",
-        "PENSTOCK_HTTP_PORT": "0",
-        "PENSTOCK_LEASE_S": str(LEASE_S),
-        "PENSTOCK_FRAME_INTERVAL_MS": str(FRAME_MS),
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.support.mortal", *(f"{name}={point}" for name, point in mortals.items())),
-        env=os.environ | env,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    victims = Victims(process)
+    points, settings = SOURCES | TARGETS | ROUTERS, {"lease_s": LEASE_S, "frame_interval_ms": FRAME_MS}
     try:
-        await running.until(
-            lambda s: {*mortals, HOME, OTHER} <= {i.instance_id for i in s.instances} and s.plan_revision > 0
-        )
-        yield running, victims
+        async with mortals(points, module_mesh_file, redis.url, http_port=0, **settings) as victims:
+            await running.until(
+                lambda s: {*points, HOME, OTHER} <= {i.instance_id for i in s.instances} and s.plan_revision > 0
+            )
+            yield running, victims
     finally:
-        await victims.end()
         await running.stop_all()
 
 
-class Reply:
-    """One reply, read as long as the context `reading` lasts; every token must come once."""
+class Reply(ReadStream):
+    """One reply, read as long as the context `reading` lasts."""
 
     def __init__(self, client: AsyncClient, name: str, move_by: AsyncClient | None = None) -> None:
+        super().__init__(f"the reply {name} that a process is to lose")
         self._client, self.name, self._move_by = client, name, move_by or client
-        self.prompt = f"the reply {name} that a process is to lose"
-        self.text, self.tokens, self.instance = "", 0, ""
+        self.instance = ""
         self._progress, self._over = asyncio.Condition(), False
         self._reading: asyncio.Task[None] | None = None
 
@@ -181,16 +116,13 @@ class Reply:
                 self.prompt, temperature=0, max_tokens=MAX_TOKENS, request_id=self.name, timeout_s=LIMIT_S
             )
             async for event in stream:
+                self.see(event)
                 match event:
                     case TierStarted():
                         self.instance = event.instance_id
                     case InstanceChanged():
                         assert event.offset == self.tokens
                         self.instance = event.to_instance_id
-                    case Tokens():
-                        assert event.offset == self.tokens, "a token twice, or one missing"
-                        self.tokens += len(event.token_ids)
-                        self.text += event.text
                 async with self._progress:
                     self._progress.notify_all()
         finally:
@@ -214,7 +146,7 @@ class Reply:
 NewReply = Callable[[int], AbstractAsyncContextManager[Reply]]
 
 
-async def kill_by_moves(victims: Victims, victim: str, new_reply: NewReply, places: tuple[str, str]) -> list[Reply]:
+async def kill_by_moves(victims: Mortals, victim: str, new_reply: NewReply, places: tuple[str, str]) -> list[Reply]:
     """Move replies from the first of two places to the second, and back, until the victim has died; return the replies."""
     origin, target = places
     replies: list[Reply] = []
@@ -235,7 +167,7 @@ def workers(status: MeshStatus) -> list[InstanceStatus]:
     return [i for i in status.instances if i.role == "worker"]
 
 
-async def all_idle(mesh: TestMesh, victims: Victims) -> None:
+async def all_idle(mesh: TestMesh, victims: Mortals) -> None:
     """Return once no worker that lives runs anything or holds a block: nothing runs twice, no room is kept for nothing."""
 
     def idle(worker: InstanceStatus) -> bool:
@@ -250,7 +182,7 @@ def check(replies: list[Reply]) -> None:
     assert {reply.prompt: reply.text for reply in replies if reply.tokens} == texts
 
 
-async def gathered(victims: Victims, cases: dict[str, "asyncio.Task[list[Reply]]"]) -> list[Reply]:
+async def gathered(victims: Mortals, cases: dict[str, "asyncio.Task[list[Reply]]"]) -> list[Reply]:
     """The replies of all cases once each victim has died."""
     _, pending = await asyncio.wait(cases.values(), timeout=LIMIT_S)
     await end(*pending)
@@ -258,7 +190,7 @@ async def gathered(victims: Victims, cases: dict[str, "asyncio.Task[list[Reply]]
     return [reply for case in cases.values() for reply in case.result()]
 
 
-async def test_a_worker_killed_at_any_message_of_a_move_costs_no_token(mesh: tuple[TestMesh, Victims]) -> None:
+async def test_a_worker_killed_at_any_message_of_a_move_costs_no_token(mesh: tuple[TestMesh, Mortals]) -> None:
     running, victims = mesh
     async with running.client(silence_s=LIMIT_S) as client:
 
@@ -273,7 +205,7 @@ async def test_a_worker_killed_at_any_message_of_a_move_costs_no_token(mesh: tup
     check(replies)
 
 
-async def test_a_router_killed_at_any_message_of_a_move_costs_no_token(mesh: tuple[TestMesh, Victims]) -> None:
+async def test_a_router_killed_at_any_message_of_a_move_costs_no_token(mesh: tuple[TestMesh, Mortals]) -> None:
     """Its client's next router goes on with the reply."""
     running, victims = mesh
     async with running.client() as client:

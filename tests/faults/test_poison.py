@@ -1,8 +1,6 @@
 """A request that kills what works on it: real processes, which die of its prompt, under streams of others."""
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,8 +11,9 @@ from benchmarks.fault_streams import StreamResult, grpc_stream
 from penstock import AsyncClient, MeshStatus
 from penstock.client.errors import PenstockError
 from penstock.services.domain.instances import Role
-from tests.conftest import ROOT, write_mesh_file
+from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh
+from tests.support.mortal_processes import Mortals, mortals
 from tests.support.services import RedisProcess
 
 pytestmark = pytest.mark.slow
@@ -25,32 +24,6 @@ BYSTANDERS, TOKENS = 12, 400
 SLOW = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
 
 
-class Mortals:
-    """Worker processes, each of which dies of the poison; the names of the dead."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.dead: list[str] = []
-        self._reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self.dead.append(line.decode().split()[0])
-
-    async def count(self, deaths: int) -> None:
-        """Return once so many are dead."""
-        async with asyncio.timeout(120):
-            while len(self.dead) < deaths:
-                await asyncio.sleep(0.01)
-
-    async def end(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
-        await self._reading
-
-
 @pytest.fixture
 async def mesh(tmp_path: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Mortals]]:
     file = write_mesh_file(tmp_path, [{"name": "only", "model": "sim", "simulated": SLOW, "max_running": 64}])
@@ -58,25 +31,18 @@ async def mesh(tmp_path: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestM
     await made.start(Role.PLANNER, "planner-0")
     await made.start(Role.ROUTER, "router-0")
     await made.start(Role.ROUTER, "router-1")
-    env = {
-        "PENSTOCK_MESH_FILE": str(file),
-        "PENSTOCK_REDIS_URL": redis.url,
-        "PENSTOCK_TIER": "only",
-        "PENSTOCK_LOG_LEVEL": "error",
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.support.mortal", *(f"{name}=prompt:{POISON}" for name in WORKERS)),
-        env=os.environ | env,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    mortals = Mortals(process)
     try:
-        await made.until(lambda s: set(WORKERS) <= {i.instance_id for i in s.instances} and s.plan_revision > 0)
-        yield made, mortals
+        async with mortals(dict.fromkeys(WORKERS, f"prompt:{POISON}"), file, redis.url) as workers:
+            await made.until(lambda s: set(WORKERS) <= {i.instance_id for i in s.instances} and s.plan_revision > 0)
+            yield made, workers
     finally:
-        await mortals.end()
         await made.stop_all()
+
+
+async def until_killed(workers: Mortals, count: int) -> None:
+    async with asyncio.timeout(120):
+        while len(workers.killed) < count:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[TestMesh, Mortals]) -> None:
@@ -84,7 +50,7 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
 
     Replies that ran on the instances that died go on at the others, to their ends.
     """
-    made, mortals = mesh
+    made, workers = mesh
     parts = [made.parts[name] for name in ("router-0", "router-1")]
     routers = [part.address for part in parts]
     async with AsyncClient(routers, timeout_s=60) as client:
@@ -96,10 +62,10 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
         with pytest.raises(PenstockError) as caught:
             await client.generate(f"drink {POISON}", max_tokens=8)
         assert caught.value.reason == "POISON_REQUEST"
-        await mortals.count(2)
+        await until_killed(workers, 2)
         await asyncio.gather(*tasks)
         assert [(b.tokens, b.doubled, b.error) for b in bystanders] == [(TOKENS, False, "")] * BYSTANDERS
-        assert len(mortals.dead) == 2
+        assert len(workers.killed) == 2
         statuses = [await one_status(part.admin_address) for part in parts]
         assert sum(status.failed for status in statuses) == 1, "one router met it, and the SDK did not try the other"
 
@@ -111,7 +77,7 @@ async def test_a_query_of_death_kills_two_instances_and_no_more(mesh: tuple[Test
             assert response.status == 422
             error = (await response.json())["error"]
             assert (error["code"], error["type"]) == ("poison_request", "invalid_request_error")
-        await mortals.count(4)
+        await until_killed(workers, 4)
 
 
 async def one_status(admin: str) -> MeshStatus:

@@ -5,28 +5,16 @@ Real processes, the simulated engine: its steps are those of the SLO policy, and
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from benchmarks.fault_streams import signal_process, until_whole
-from penstock import (
-    Accepted,
-    AsyncClient,
-    Finished,
-    InstanceChanged,
-    NotFoundError,
-    RetryPolicy,
-    Slo,
-    SloResult,
-    TierAdmitted,
-    TierStarted,
-    Tokens,
-)
+from penstock import AsyncClient, NotFoundError, RetryPolicy, Slo, SloResult, TierAdmitted
 from penstock.local import LocalMesh, MeshOptions
 from tests.conftest import write_mesh_file
 from tests.support.present import present
+from tests.support.read_stream import ReadStream
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
 pytestmark = pytest.mark.slow
@@ -58,37 +46,30 @@ async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
         yield made
 
 
-@dataclass
-class Stream:
-    """One request, read to its end; checks that every token comes once."""
-
-    prompt: str
-    text: str = ""
-    offset: int = 0
-    request_id: str = ""
-    instance_id: str = ""
-    classes: list[str | None] = field(default_factory=list)
-    changes: list[InstanceChanged] = field(default_factory=list)
-    result: SloResult | None = None
+class Stream(ReadStream):
+    """One greedy request with an SLO, read to its end."""
 
     async def run(self, client: AsyncClient, slo: Slo) -> "Stream":
-        async for event in client.stream(self.prompt, temperature=0, max_tokens=MAX_TOKENS, slo=slo):
-            match event:
-                case Accepted():
-                    self.request_id = event.request_id
-                case TierStarted():
-                    self.instance_id = event.instance_id
-                case TierAdmitted():
-                    self.classes.append(event.slo_class)
-                case InstanceChanged():
-                    self.changes.append(event)
-                case Tokens():
-                    assert event.offset == self.offset, "a token twice, or one missing"
-                    self.offset += len(event.token_ids)
-                    self.text += event.text
-                case Finished():
-                    self.result = event.slo
-        return self
+        return await self.read(client.stream(self.prompt, temperature=0, max_tokens=MAX_TOKENS, slo=slo))
+
+    @property
+    def classes(self) -> list[str | None]:
+        return [event.slo_class for event in self.events if isinstance(event, TierAdmitted)]
+
+    @property
+    def result(self) -> SloResult | None:
+        return self.finished.slo
+
+
+async def run_amid(client: AsyncClient, slo: Slo, fault: Callable[[], Awaitable[None]]) -> list[Stream]:
+    """All streams, ended, with a fault once one has tokens."""
+    streams = [Stream(prompt) for prompt in PROMPTS]
+    tasks = [asyncio.create_task(stream.run(client, slo)) for stream in streams]
+    while not any(stream.tokens for stream in streams):
+        await asyncio.sleep(0.002)
+    await fault()
+    await asyncio.gather(*tasks)
+    return streams
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +82,16 @@ async def test_a_worker_that_stalls_and_dies_breaks_promises_and_no_replies(
 ) -> None:
     """Every reply ends as it would have; each change of instance is followed by a class, and the counters agree with what
     the clients were told."""
-    for _ in range(ROUNDS):  # where this process gets no CPU, the replies may end before the kill
-        await until_whole(mesh)
-        before = (await client.status()).slo
-        streams = [Stream(prompt) for prompt in PROMPTS]
-        tasks = [asyncio.create_task(stream.run(client, PACED)) for stream in streams]
-        while not any(stream.offset for stream in streams):
-            await asyncio.sleep(0.002)
+
+    async def stall() -> None:
         signal_process(mesh, "worker-only-0", signal.SIGSTOP)
         await asyncio.sleep(STALL_S)
         signal_process(mesh, "worker-only-0", signal.SIGKILL)
-        await asyncio.gather(*tasks)
+
+    for _ in range(ROUNDS):  # where this process gets no CPU, the replies may end before the kill
+        await until_whole(mesh)
+        before = (await client.status()).slo
+        streams = await run_amid(client, PACED, stall)
         assert {stream.prompt: stream.text for stream in streams} == expected
         for stream in streams:
             assert len(stream.classes) == 1 + len(stream.changes), "a class behind each change of instance"
@@ -130,14 +110,13 @@ async def test_a_killed_worker_s_replies_keep_an_slo_that_leaves_time_for_it(
     mesh: LocalMesh, client: AsyncClient, expected: dict[str, str]
 ) -> None:
     """The remainder is enough: they are promised again elsewhere, and attained."""
+
+    async def kill() -> None:
+        signal_process(mesh, "worker-only-1", signal.SIGKILL)
+
     for _ in range(ROUNDS):
         await until_whole(mesh)
-        streams = [Stream(prompt) for prompt in PROMPTS]
-        tasks = [asyncio.create_task(stream.run(client, EASY)) for stream in streams]
-        while not any(stream.offset for stream in streams):
-            await asyncio.sleep(0.002)
-        signal_process(mesh, "worker-only-1", signal.SIGKILL)
-        await asyncio.gather(*tasks)
+        streams = await run_amid(client, EASY, kill)
         assert {stream.prompt: stream.text for stream in streams} == expected
         for stream in streams:
             assert stream.classes == ["standard"] * (1 + len(stream.changes))
@@ -155,10 +134,10 @@ async def test_a_reply_that_moves_keeps_its_class(
         await until_whole(mesh)
         stream = Stream(PROMPTS[0])
         task = asyncio.create_task(stream.run(client, EASY))
-        while not stream.offset:
+        while not stream.tokens:
             await asyncio.sleep(0.002)
         workers = [i for i in (await client.status()).instances if i.role == "worker" and i.state == "ready"]
-        targets = [worker.instance_id for worker in workers if worker.instance_id != stream.instance_id]
+        targets = [worker.instance_id for worker in workers if worker.instance_id != stream.instances[-1]]
         moved = None
         if targets and not task.done():
             try:

@@ -16,12 +16,12 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock import InstanceChanged, TierStarted, Tokens
 from penstock.services.domain.instances import Role
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh
 from tests.support.present import present
 from tests.support.proxy import TcpProxy
+from tests.support.read_stream import ReadStream
 from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS
 
@@ -61,17 +61,16 @@ async def mesh(
         await made.stop_all()
 
 
-class Stream:
-    """One reply, read to its end. `began` is set with its first token."""
+class Stream(ReadStream):
+    """One reply, read until `leave`."""
 
-    def __init__(self, mesh: TestMesh, **options: Any) -> None:
-        self._mesh, self._options = mesh, options
-        self.instance, self.offset, self.changes = "", 0, 0
-        self.began = asyncio.Event()
+    def __init__(self, mesh: TestMesh) -> None:
+        super().__init__("hello")
+        self._mesh = mesh
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Read until `leave`. A failure ends the group."""
+        """A failure ends the group."""
         self._task = tasks.create_task(self._run())
 
     def leave(self) -> None:
@@ -79,20 +78,13 @@ class Stream:
 
     async def grown(self, tokens: int) -> None:
         """Return once so many more tokens have come."""
-        due = self.offset + tokens
-        while self.offset < due:
+        due = self.tokens + tokens
+        while self.tokens < due:
             await asyncio.sleep(0.02)
 
     async def _run(self) -> None:
         async with self._mesh.client() as client:
-            async for event in client.stream("hello", model="large", temperature=0, **self._options):
-                if isinstance(event, Tokens):
-                    assert event.offset == self.offset, "a token twice, or one missing"
-                    self.offset += len(event.token_ids)
-                    self.began.set()
-                elif isinstance(event, TierStarted):
-                    self.instance = event.instance_id
-                self.changes += isinstance(event, InstanceChanged)
+            await self.read(client.stream(self.prompt, model="large", temperature=0, max_tokens=MAX_TOKENS))
         raise AssertionError("the reply ended by itself")
 
 
@@ -114,17 +106,17 @@ async def test_a_worker_that_loses_only_its_redis_link_keeps_its_streams_and_com
     """Its lease ends and channels are swept several times meanwhile; no stream fails over, none loses a token."""
     streams: list[Stream] = []
     async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
-        while {stream.instance for stream in streams} != set(WORKERS):
-            streams += (more := [Stream(mesh, max_tokens=MAX_TOKENS) for _ in range(4)])
+        while {stream.instances[0] for stream in streams} != set(WORKERS):
+            streams += (more := [Stream(mesh) for _ in range(4)])
             for stream in more:
                 stream.start(tasks)
-            await asyncio.gather(*(stream.began.wait() for stream in more))
+            await asyncio.gather(*(stream.grown(1) for stream in more))
         getattr(proxy, fault)()
         await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ejected")
         await asyncio.gather(*(stream.grown(MORE_TOKENS) for stream in streams))
         for stream in streams:
             stream.leave()
-    assert [stream.changes for stream in streams] == [0] * len(streams)
+    assert not any(stream.changes for stream in streams)
     async with mesh.client() as client:
         assert (await client.status()).failovers == 0
     proxy.restore()
@@ -174,14 +166,3 @@ async def test_a_worker_says_that_it_has_no_link_to_redis(mesh: TestMesh, proxy:
     async with asyncio.timeout(60):
         while await health_of(address, "penstock.state") != serving:
             await asyncio.sleep(0.02)
-
-
-async def test_an_instance_that_is_gone_is_forgotten_soon_after_its_lease(
-    mesh: TestMesh, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is listed as ejected while it may come back, and its id is not kept for ever."""
-    monkeypatch.setattr("penstock.router_service.routing.lease_probe.FORGET_AFTER_S", 0.2)
-    proxy.cut()
-    await mesh.until(lambda s: instance_state(s, WORKERS[0]) == "ejected")
-    await mesh.stop(WORKERS[0])  # its goodbye does not reach Redis
-    await mesh.until(lambda s: instance_state(s, WORKERS[0]) is None)

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from google.rpc import error_details_pb2
 from grpc import aio
-from grpc_status import rpc_status
 
+from penstock.client.errors import OverloadedError, from_rpc
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
@@ -32,21 +31,6 @@ async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[T
     router = {"grpc_port": 0, "http_port": 0, "max_active": MAX_ACTIVE, "max_waiting": MAX_WAITING}
     async with running_mesh(mesh_file([tier], router=router), redis.url) as running:
         yield running
-
-
-def hint_s(error: aio.AioRpcError) -> float:
-    """The time to wait.
-
-    Raises:
-        KeyError: There is none.
-    """
-    call: Any = error
-    status = rpc_status.from_call(call)
-    info = error_details_pb2.RetryInfo()
-    if status is None or not any(detail.Unpack(info) for detail in status.details):
-        raise KeyError("RetryInfo")
-    milliseconds: int = info.retry_delay.ToMilliseconds()
-    return milliseconds / 1000
 
 
 class Storm:
@@ -75,7 +59,9 @@ class Storm:
                 end = "finished" if event.HasField("finished") else "unfinished"
         except aio.AioRpcError as error:
             end = error.code().name
-            self.hints_s.append(hint_s(error))
+            refused = from_rpc(error)
+            assert isinstance(refused, OverloadedError)
+            self.hints_s.append(refused.retry_after_s)
         self.ends[end] += 1
         if self.ends.total() == STREAMS - MAX_ACTIVE - MAX_WAITING:
             self.refused_all.set()
