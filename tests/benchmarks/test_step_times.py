@@ -20,7 +20,6 @@ from benchmarks.step_times import (
 )
 from penstock.planner_service.files import engine_of_catalogue
 from penstock.services.domain.hardware import EngineSpec
-from penstock.services.domain.latency import EngineCpu
 
 HEADER = "gpu,tp,model,engine,num_prompts_all_at_once,prompt_set,output_tokens_per_s,inter_token_latency_ms\n"
 
@@ -74,10 +73,3 @@ def test_a_band_holds_what_it_says_of_further_rows() -> None:
     assert np.mean(inside) == pytest.approx(COVERED, abs=0.03)
     few, many = band([0.9, 1.0, 1.2, 1.3], 2), band([0.9, 1.0, 1.2, 1.3], 4)
     assert few[1] > many[1] > 1.3  # rows of one model are no news of others
-
-
-def test_an_engine_that_overlaps_is_at_least_as_fast() -> None:
-    row = Row("a100-80gb", 1, "mistral-7b", "vllm", 20, 1.0, 1.0)
-    waits = EngineSpec("one", EngineCpu(0.01, 1e-4))
-    overlaps = EngineSpec("one", EngineCpu(0.01, 1e-4, overlapped=True))
-    assert estimate(row, overlaps).tokens_per_s > estimate(row, waits).tokens_per_s

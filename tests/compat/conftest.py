@@ -7,9 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-import yaml
 
-from tests.conftest import FAMILY
+from tests.conftest import FAMILY, write_mesh_file
 from tests.support.mesh import running_mesh
 from tests.support.services import RedisProcess
 from tests.support.sglang import SglangServers, cpu_shape
@@ -31,14 +30,8 @@ async def mesh(
     folder = tmp_path_factory.mktemp("compat")
     with closing(SglangServers(folder)) as servers:
         tiers = [await _tier(request.param, name, servers) for name in (CompatMesh.chat, CompatMesh.tools)]
-        content = {
-            "name": "test-compat",
-            "tiers": [tiers[0] | {"threshold": 0}, tiers[1]],
-            "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-            "router": {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1},
-        }
-        path = folder / "mesh.yaml"
-        path.write_text(yaml.safe_dump(content))
+        router = {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1}
+        path = write_mesh_file(folder, [tiers[0] | {"threshold": 0}, tiers[1]], router=router)
         async with running_mesh(path, redis.url) as running:
             yield CompatMesh(f"{running.http}/v1")
 

@@ -34,6 +34,7 @@ async def client(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) 
     ("question", "used", "answer"),
     [
         ("What is 766 times 674?", ["calculator"], "516284"),
+        ("Price of hats?", ["lookup"], "31"),
         ("What is the price of 19 apples and 26 cups?", ["lookup", "lookup", "calculator"], "369"),
     ],
 )

@@ -40,7 +40,7 @@ CALLED: dict[str, Callable[[dict[str, str]], str]] = {
 }
 
 
-async def work(client: openai.AsyncOpenAI, question: str, model: str = "cascade") -> tuple[list[str], str, str]:
+async def work(client: openai.AsyncOpenAI, question: str) -> tuple[list[str], str, str]:
     """Whether to call, which tool, and with what is the model's choice; so is when to answer.
 
     Returns the names of the tools that were called, why the last reply ended, and the answer.
@@ -48,7 +48,7 @@ async def work(client: openai.AsyncOpenAI, question: str, model: str = "cascade"
     messages: list[Any] = [{"role": "user", "content": question}]
     used = list[str]()
     for _ in range(MOST_TURNS):
-        reply = await client.chat.completions.create(model=model, messages=messages, tools=TOOLS, temperature=0)
+        reply = await client.chat.completions.create(model="cascade", messages=messages, tools=TOOLS, temperature=0)
         (choice,) = reply.choices
         said = choice.message
         if not said.tool_calls:
