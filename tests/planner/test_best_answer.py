@@ -36,7 +36,9 @@ from penstock.types.planning import Objective
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold
 from tests.conftest import ROOT
+from tests.planner.test_grading import planned_strategies, site_of
 from tests.support.cli import penstock
+from tests.support.hard_prompts import demand_at
 from tests.support.judged_samples import judged_sample
 from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present
@@ -81,6 +83,7 @@ def test_a_plan_needs_fewer_escalations_for_the_same_quality(objective: Objectiv
         assert plan.tiers[1].share_processed < 0.9 * plain.tiers[1].share_processed
     most = plan_cascade(site, demand, max_latency_s=60, objective=objective, goal=None, best_answer=True)
     assert most.rules.best_answer
+    assert (most.solution.proof, most.solution.gap) == (Proof.SEARCHED, None), "nothing is proved of the better kind"
     assert most.quality > demand.judged.best + 5  # the most without it is about the better tier's
 
 
@@ -93,12 +96,6 @@ def test_what_cannot_be_had_is_told_of_the_plan_that_comes_nearer() -> None:
     with pytest.raises(Unreachable, match="max latency") as unreachable:  # the quality can be had, with best answers
         plan_cascade(site, demand, min_quality=most - 0.5, max_latency_s=0.01, best_answer=True)
     assert unreachable.value.binds is Binds.MAX_LATENCY
-
-
-def test_nothing_is_proved_of_the_better_kind() -> None:
-    site, demand = last_answers_are_often_worse(2)
-    plan = plan_cascade(site, demand, min_quality=50, objective=Objective.LARGEST_TIER, best_answer=True)
-    assert (plan.solution.proof, plan.solution.gap) == (Proof.SEARCHED, None)
 
 
 def test_scores_that_err_may_make_the_best_answer_worse() -> None:
@@ -132,12 +129,10 @@ def test_a_ladder_is_computed_with_best_answers() -> None:
     """Step 0 is the plan; every step's quality is the expected one of its replies."""
     site, demand = last_answers_are_often_worse(6)
     plan = plan_cascade(site, demand.under(BEST), min_quality=61, objective=Objective.END_TO_END, burst_floor=50)
-    assert plan.burst is not None
-    judged = demand.under(BEST).judged
-    assert [step.quality for step in plan.burst.steps] == pytest.approx(
-        [expected(judged, step.thresholds)[1] for step in plan.burst.steps]
-    )
-    assert plan.burst.steps[0].quality == pytest.approx(plan.quality)
+    judged, steps = demand.under(BEST).judged, present(plan.burst).steps
+    qualities = [expected(judged, step.thresholds)[1] for step in steps]
+    assert [step.quality for step in steps] == pytest.approx(qualities)
+    assert steps[0].quality == pytest.approx(plan.quality)
 
 
 def test_the_choice_of_rules_counts_the_wait_for_the_best_answer() -> None:
@@ -193,8 +188,6 @@ def test_who_escalates_waits_for_the_judge_twice_and_sees_the_reply_whole() -> N
 
 def test_answers_of_the_last_tier_are_grading_requests_too(tmp_path: Path) -> None:
     """Where the last tier grades, it is sent its own answers, if there is another to compare them with."""
-    from tests.planner.test_grading import demand_at, planned_strategies, site_of
-
     site = site_of(tmp_path, {"tier": "large"})
     demand = demand_at(1.0, 100)
     strategies, best = planned_strategies(site, demand), demand.under(BEST)

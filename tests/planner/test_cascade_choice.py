@@ -214,8 +214,8 @@ def test_what_users_feel_is_the_best_of_all_cascades_planned_one_by_one(goal: Go
     best, second, *_ = sorted(ranks.values())
     chosen = plan_cascade(site, demand, dataclasses.replace(options, max_tiers=2))
     assert chosen.rank(goal) == best
-    assert chosen.choice is not None
-    other = present(chosen.choice.runner_up)
+    choice = present(chosen.choice)
+    other = present(choice.runner_up)
     figures = {
         Goal.LATENCY: other.latency_p95_s,
         Goal.COST: other.cost.gpus,
@@ -223,7 +223,7 @@ def test_what_users_feel_is_the_best_of_all_cascades_planned_one_by_one(goal: Go
         Goal.RATE: -(other.rate_per_s or 0.0),
     }
     assert figures[goal] == second[0]
-    assert chosen.choice.planned + sum(chosen.choice.left_out.values()) == chosen.choice.cascades == 10
+    assert choice.planned + sum(choice.left_out.values()) == choice.cascades == 10
 
 
 def graded(columns: list[list[float]], rate_per_s: float = 10.0, speeds: tuple[float, ...] = (0.3, 1.0, 3.0)) -> Any:
@@ -244,10 +244,10 @@ def test_a_useless_middle_model_is_not_chosen() -> None:
     for objective in (Objective.LARGEST_TIER, Objective.END_TO_END):
         plan = planned(site, demand, min_quality=85, max_latency_s=4.0, objective=objective)
         assert names_of(plan) == ("a", "c")
-        assert plan.choice is not None
-        assert plan.choice.cascades == 7
+        choice = present(plan.choice)
+        assert choice.cascades == 7
         assert "a + c of 3 candidates" in verdict(chosen_of(plan, site, demand)[0], plan)
-        assert present(plan.choice.runner_up).tiers == (("b", "c") if objective is Objective.LARGEST_TIER else ("c",))
+        assert present(choice.runner_up).tiers == (("b", "c") if objective is Objective.LARGEST_TIER else ("c",))
 
 
 def test_one_model_alone_may_be_best() -> None:
@@ -256,8 +256,8 @@ def test_one_model_alone_may_be_best() -> None:
     plan = planned(site, demand, min_quality=95)
     assert names_of(plan) == ("b",)
     assert plan.thresholds == ()
-    assert plan.choice is not None
-    assert (plan.choice.min_tiers, plan.choice.max_tiers) == (1, 3)
+    choice = present(plan.choice)
+    assert (choice.min_tiers, choice.max_tiers) == (1, 3)
     pair = planned(site, demand, min_quality=95, max_tiers=2, min_tiers=2)
     assert len(pair.tiers) == 2
     assert [tier.name for tier in pair.tiers if tier.strategy.used] == ["b"]
@@ -309,15 +309,13 @@ def test_what_the_searches_of_cascades_leave_open_is_in_the_gap(monkeypatch: pyt
     for seed in range(16):
         site, demand = pool(seed)
         plan = planned(site, demand, min_quality=wanted(demand))
-        exact, gap = BruteForce(site, demand).latency(wanted(demand)), plan.solution.gap
-        assert gap is not None
+        exact, gap = BruteForce(site, demand).latency(wanted(demand)), present(plan.solution.gap)
         assert plan.latency_p95_s * (1 - gap) - 1e-9 <= exact <= plan.latency_p95_s + 1e-9
         assert (gap == 0) is (plan.solution.proof is Proof.BOUNDED)
         alone = plan_cascade(*chosen_of(plan, site, demand), min_quality=wanted(demand)).solution
-        assert alone.gap is not None
-        proofs.append((alone.gap == 0, gap == 0, gap > alone.gap))
-    assert any(alone and not whole for alone, whole, _ in proofs), "a proof for one cascade is none over all"
-    assert any(whole for _, whole, _ in proofs)
+        proofs.append((present(alone.gap) == 0, gap == 0))
+    assert any(alone and not whole for alone, whole in proofs), "a proof for one cascade is none over all"
+    assert any(whole for _, whole in proofs)
 
 
 def test_targets_that_no_cascade_meets_say_which_binds_and_the_nearest() -> None:
@@ -408,9 +406,8 @@ def test_cascades_without_the_tier_that_grades_are_left_out(tmp_path: Path) -> N
     assert site.only([3]).grading is None
     with pytest.raises(InvalidRequest, match="'c' is none of the tiers: a, b"):
         site.only([0, 1])
-    by_model = small_files(tmp_path, QWEN, judge={"model": "judge", "token_s": 1e-5}).only([1, 3])
-    assert by_model.grading is not None
-    assert (by_model.grading.tier, by_model.grading.by_tier) == (2, False)
+    by_model = present(small_files(tmp_path, QWEN, judge={"model": "judge", "token_s": 1e-5}).only([1, 3]).grading)
+    assert (by_model.tier, by_model.by_tier) == (2, False)
 
 
 @pytest.mark.parametrize("min_quality", [68, 72, 76, 80])
@@ -459,9 +456,8 @@ def test_prices_decide_between_gpus_and_an_api(tmp_path: Path) -> None:
         site = small_files(tmp_path, tiers)
         plan = planned(site, demand_at(4.0, 3), min_quality=70, max_latency_s=20.0, max_utilisation=0.75)
         assert ("c" in names_of(plan)) is api
-        assert plan.choice is not None
-        assert plan.choice.runner_up is not None
-        assert present(plan.dollars_per_hour) <= present(plan.choice.runner_up.cost.dollars_per_hour)
+        runner_up = present(present(plan.choice).runner_up)
+        assert present(plan.dollars_per_hour) <= present(runner_up.cost.dollars_per_hour)
         assert (chosen_of(plan, site, demand_at(4.0, 3))[0].remotes != ()) is api
         with pytest.raises(InvalidRequest, match="exact is for a cluster of one type"):
             planned(site, demand_at(4.0, 3), min_quality=84, budget=GpuBudget.EXACT)
@@ -490,10 +486,9 @@ def test_skip_rule_guarantee_ladder_and_exact_budget_go_with_the_choice(tmp_path
     skipping = planned(site, demand, min_quality=80, max_tiers=2, min_tiers=2, skip=True)
     assert skipping.cost <= planned(site, demand, min_quality=80, max_tiers=2, min_tiers=2).cost
     assert skipping.solution.gap is None
-    sure = planned(site, demand, min_quality=70, max_tiers=2, confidence=0.9)
-    assert sure.promise is not None
-    assert sure.promise.confidence == 0.9
-    assert sure.promise.least_quality >= 70
+    promise = present(planned(site, demand, min_quality=70, max_tiers=2, confidence=0.9).promise)
+    assert promise.confidence == 0.9
+    assert promise.least_quality >= 70
     most = demand.judged.best
     planned(site, demand, min_quality=most, max_tiers=2)
     with pytest.raises(Unreachable, match="on new prompts, with a confidence of 90%"):

@@ -259,9 +259,7 @@ def test_all_gpus_can_be_given_away() -> None:
     for seed in range(12):
         deployer, sample = instance(seed, count=8)
         thresholds = least_latency(deployer, wanted_quality(sample)).thresholds
-        lean, whole = deployer.deploy(thresholds), deployer.spread(thresholds)
-        assert lean is not None
-        assert whole is not None
+        lean, whole = present(deployer.deploy(thresholds)), present(deployer.spread(thresholds))
         assert sum(whole.gpus) == deployer.gpus
         assert whole.latency_s == pytest.approx(lean.latency_s)
         assert all(a.latency_s <= b.latency_s + 1e-12 for a, b in zip(whole.strategies, lean.strategies, strict=True))
@@ -303,8 +301,7 @@ def test_the_search_finds_the_best_of_all_mixes() -> None:
         three = [*kinds(1.0), Replica(ReplicaShape(4, 1), StepLatencyModel.linear(0.008, 4e-5, 1e-6), 8192, LIMITS)]
         table = LatencyTable(work, three, Dispatch.CAPACITY, 95.0)
         for gpus in (3, 7, 8):
-            best, exact = table.best(gpus), exhaustive_latency(work, three, gpus, Dispatch.CAPACITY, 95.0)
-            assert best is not None
+            best, exact = present(table.best(gpus)), exhaustive_latency(work, three, gpus, Dispatch.CAPACITY, 95.0)
             assert best.latency_s == pytest.approx(present(exact).latency_s)
             of_three += len(best.replicas) == 3
     assert of_three > 0

@@ -18,7 +18,6 @@ from penstock.judge_service.scoring.questions import REPLY_TOKENS as JUDGES_REPL
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files import FileError, read_site
 from penstock.planner_service.planning.deployers import deployer_for
-from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
@@ -36,12 +35,11 @@ from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.prompts import TextPrompt
 from penstock.types.rules import AcceptanceRules
+from tests.support.hard_prompts import TIERS, demand_at, plan_arguments
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked
-from tests.support.tables import write_judged, write_trace
 
-TIERS = ("small", "large")
 BY_LARGE = {"tier": "large"}
 THRESHOLDS = (65.0,)
 LIMIT_S = 12.0
@@ -63,16 +61,6 @@ def site_of(folder: Path, judge: dict[str, Any] | None = None, **more: Any) -> S
     return read_site(folder / "cluster.yaml", folder / "models.yaml")
 
 
-def demand_at(rate_per_s: float, count: int = 400) -> Demand:
-    rng = np.random.default_rng(3)
-    hard, prompts = rng.normal(0, 20, 200), 200
-    scores = np.clip(np.stack([65 - hard, 90 - hard], 1), 0, 100).round()
-    judged = JudgedSample(
-        TIERS, rng.integers(100, 1500, prompts), rng.integers(50, 300, (prompts, 2)), scores, scores - 5
-    )
-    return draw_demand(judged, np.cumsum(rng.exponential(1 / rate_per_s, count)), 1)
-
-
 def lowest_rejected(demand: Demand) -> tuple[float]:
     """The threshold that rejects the fewest answers of the small tier, but some."""
     return (float(demand.requests.scores[:, 0].min()) + 1e-6,)
@@ -91,12 +79,8 @@ def test_a_tier_that_grades_needs_more(tmp_path: Path) -> None:
     without, with_grades = planned_strategies(plain, demand), planned_strategies(grading, demand)
     assert with_grades[0].gpus == without[0].gpus
     assert with_grades[1].gpus > without[1].gpus
-    loads = [
-        sustained_load(demand.requests, demand.arrival_s, THRESHOLDS, without, Dispatch.CAPACITY, site.grading)
-        for site in (plain, grading)
-    ]
-    assert loads[0] is not None
-    assert loads[1] is not None
+    how = (demand.requests, demand.arrival_s, THRESHOLDS, without, Dispatch.CAPACITY)
+    loads = [present(sustained_load(*how, site.grading)) for site in (plain, grading)]
     assert loads[1].utilisation[0] == loads[0].utilisation[0]
     assert loads[1].utilisation[1] > 1.3 * loads[0].utilisation[1], "more than half of the answers are graded besides"
     assert loads[1].sustained_per_s < loads[0].sustained_per_s
@@ -114,12 +98,11 @@ def test_what_is_graded_follows_from_thresholds_and_skipping(tmp_path: Path) -> 
     strategies = planned_strategies(site, demand)
     skipping = demand.under(AcceptanceRules(skip_below=(50.0,)))
     for case, thresholds in ((demand, THRESHOLDS), (demand, (0.0,)), (demand, (101.0,)), (skipping, THRESHOLDS)):
-        run = run_cascade(site, case, thresholds, strategies, Dispatch.CAPACITY)
-        assert run.grading is not None
+        grading = present(run_cascade(site, case, thresholds, strategies, Dispatch.CAPACITY).grading)
         expected = 0 if thresholds == (0.0,) else int(route(case.requests, thresholds).processed[:-1].sum())
-        assert run.grading.requests == expected
-        assert run.grading.requests_per_s == pytest.approx((demand.rate_per_s or 0.0) * expected / len(demand.requests))
-        assert (run.grading.wait_s.p50 > 0) == (expected > 0)
+        assert grading.requests == expected
+        assert grading.requests_per_s == pytest.approx((demand.rate_per_s or 0.0) * expected / len(demand.requests))
+        assert (grading.wait_s.p50 > 0) == (expected > 0)
     assert route(skipping.requests, THRESHOLDS).processed[0].sum() < len(demand.requests)
 
 
@@ -144,8 +127,7 @@ def test_without_load_a_grade_takes_what_it_takes_alone(tmp_path: Path, judge: d
     strategies = planned_strategies(site_of(tmp_path, BY_LARGE), demand)
     thresholds = lowest_rejected(demand)
     run = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
-    requests, grading = demand.requests, site.grading
-    assert grading is not None
+    requests, grading = demand.requests, present(site.grading)
     replica = grading.replicas[0] if grading.replicas else strategies[1].replicas[0][0]
     answers = tier_load(
         requests,
@@ -323,15 +305,10 @@ def test_a_long_grading_request_needs_room() -> None:
 
 def test_plans_show_what_judging_amounts_to(tmp_path: Path) -> None:
     """In the table, in the JSON, in the message and in the SDK; and a plan file is replayed with it."""
-    demand = demand_at(10.0)
-    write_judged(tmp_path / "quality.csv", demand.judged)
-    write_trace(tmp_path / "trace.csv", ((at, 100, 100) for at in demand.arrival_s))
     site_of(tmp_path, by_model(1))
-    names = ("cluster", "cluster.yaml", "models", "models.yaml", "trace", "trace.csv", "quality", "quality.csv")
-    files = [f"--{a}" if i % 2 == 0 else str(tmp_path / a) for i, a in enumerate(names)]
     options = ("--min-quality", "76", "--max-latency", "12", *asked(requests=200, runs=1))
     out = tmp_path / "plan.json"
-    done = CliRunner().invoke(app, ["plan", *files, *options, "--out", str(out)])
+    done = CliRunner().invoke(app, ["plan", *plan_arguments(tmp_path, demand_at(10.0)), *options, "--out", str(out)])
     assert done.exit_code == 0, done.output
     told = json.loads(out.read_text())["grading"]
     assert told["by"] == "judge"

@@ -39,9 +39,6 @@ def test_what_a_guard_has_refused_is_no_long_answer() -> None:
     )
     assert not present(with_reasons.long_enough)[refused].any()
     assert present(with_reasons.long_enough)[:, :2][~refused[:, :2]].all()
-    rows = np.array([0, 5, 7])
-    np.testing.assert_array_equal(with_reasons.subset(rows).refused, refused[rows])
-    np.testing.assert_array_equal(with_reasons.only((0, 2)).refused, refused[:, [0, 2]])
 
 
 def test_refusals_come_from_files_and_messages(tmp_path: Path) -> None:

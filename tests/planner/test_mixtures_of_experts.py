@@ -128,8 +128,7 @@ def test_attention_groups_hold_no_copies_of_kv() -> None:
 def test_the_longest_request_fits_one_attention_group() -> None:
     site = Site(cluster("h200", 2), ("only",), (R1,))
     for shape in (ATTENTION, ReplicaShape(8, 2, attn_dp=8)):
-        replica, _ = site.replica(0, shape, 1)
-        assert replica is not None
+        replica = present(site.replica(0, shape, 1)[0])
         longest = replica.request_tokens
         assert longest == pytest.approx(replica.kv_tokens / 8 / shape.pp, abs=16)
         assert site.replica(0, shape, longest)[0] == replica

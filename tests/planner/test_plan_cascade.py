@@ -23,6 +23,7 @@ from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from tests.conftest import ROOT
 from tests.support.cli import penstock as run
 from tests.support.plain_plans import plan_cascade
+from tests.support.present import present
 from tests.support.questions import asked
 from tests.support.tables import judged_header, write_table, write_trace
 
@@ -61,9 +62,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return trace, quality
 
 
+def inputs(data: tuple[Path, Path]) -> tuple[object, ...]:
+    return ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1])
+
+
 def planned(data: tuple[Path, Path], out: Path, *more: object, **fields: Any) -> Any:
-    files = ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1])
-    return run("plan", *files, *asked(requests=150, runs=2, **fields), "--out", out, *more)
+    return run("plan", *inputs(data), *asked(requests=150, runs=2, **fields), "--out", out, *more)
 
 
 LARGEST_TIER = {"objective": "largest-tier"}
@@ -139,7 +143,7 @@ def test_every_latency_is_planned_and_replayed_as_it_is_named(data: tuple[Path, 
     """Each plan has the least of the latency that it was made for; a target that is missed is named as that latency."""
     kinds = {"first-token": "first_token", "pace": "pace"}
     plans = {}
-    common = ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1], "--min-quality", 84)
+    common = (*inputs(data), "--min-quality", 84)
     drawn = {"requests": 100, "runs": 1, "percentile": 99}
     for objective in ("end-to-end", *kinds):
         out = tmp_path / f"{objective}.json"
@@ -254,8 +258,7 @@ def test_bad_scores_and_files_are_named(tmp_path: Path) -> None:
 
 def test_measured_replicas_take_the_place_of_the_roofline(data: tuple[Path, Path], tmp_path: Path, site: Site) -> None:
     """A tier with a profile is planned with it: ten times the roofline's step time shows in the plan."""
-    plain, _ = site.replica(2, ReplicaShape(8, 1), 2000)
-    assert plain is not None
+    plain = present(site.replica(2, ReplicaShape(8, 1), 2000)[0])
     slow = StepLatencyModel(plain.latency.knot_tokens, tuple(10 * s for s in plain.latency.knot_s))
     replica = dataclasses.replace(plain, latency=slow)
     write_profile(tmp_path / "large.json", Profile("large", "torch", "here", replica, ((StepLoad(1, 1), 0.1),), 0.0))
@@ -278,10 +281,9 @@ def test_measured_replicas_take_the_place_of_the_roofline(data: tuple[Path, Path
 
 @pytest.mark.slow
 def test_a_sweep_of_gpus(data: tuple[Path, Path], tmp_path: Path) -> None:
-    files = ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1])
-    small = (*asked(requests=100, runs=0, **LARGEST_TIER), "--min-quality", 70)
+    small = (*inputs(data), *asked(requests=100, runs=0, **LARGEST_TIER), "--min-quality", 70)
     out = tmp_path / "sweep.json"
-    done = run("plan", *files, *small, "--sweep", "gpus=2,16", "--out", out, "--plot")
+    done = run("plan", *small, "--sweep", "gpus=2,16", "--out", out, "--plot")
     assert done.returncode == 0, done.output
     points = json.loads(out.read_text())["points"]
     assert [point["value"] for point in points] == [2, 16]
@@ -289,12 +291,11 @@ def test_a_sweep_of_gpus(data: tuple[Path, Path], tmp_path: Path) -> None:
     assert points[1]["cost"]["gpus"] <= 16
     assert out.with_suffix(".png").stat().st_size > 10_000
     for text, problem in (("colour", "--sweep must be"), ("rate=a", "must be numbers"), ("gpus=0", "at least 1")):
-        assert problem in run("plan", *files, *small, "--sweep", text).output
+        assert problem in run("plan", *small, "--sweep", text).output
 
 
-def test_a_target_that_cannot_be_met_is_json_too(data: tuple[Path, Path], tmp_path: Path) -> None:
-    files = ("--cluster", CLUSTER, "--models", MODELS, "--trace", data[0], "--quality", data[1])
-    how = (*files, *asked(requests=100, runs=0, **LARGEST_TIER))
+def test_a_target_that_cannot_be_met_is_json_too(data: tuple[Path, Path]) -> None:
+    how = (*inputs(data), *asked(requests=100, runs=0, **LARGEST_TIER))
     done = run("plan", *how, "--min-quality", 99, "--json")
     assert done.returncode == 3
     said = json.loads(done.stdout)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.types.planning import EngineBatch, MeasuredReplica, Trace
 from penstock.types.plans import QoeModel
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.mesh import COMPOSE
+from tests.support.present import present
 from tests.support.questions import replan_question
 from tests.support.services import RedisProcess, serving
 
@@ -37,6 +39,12 @@ class Planner:
     async def __aexit__(self, *_: object) -> None:
         await self._client.__aexit__(None, None, None)
         await self._context.__aexit__(None, None, None)
+
+
+@pytest.fixture
+async def planner(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[AsyncPlannerClient]:
+    async with Planner(mesh_file(), redis.url) as client:
+        yield client
 
 
 def with_tier(plan: Plan, at: int, **fields: Any) -> Plan:
@@ -100,152 +108,136 @@ async def test_a_plan_with_more_instances_than_may_be_is_refused(redis: RedisPro
             await planner.set_plan(with_tier(plan, 0, instances=65))
 
 
-async def test_a_plan_of_too_many_tiers_or_stages_is_refused_by_their_number(
-    redis: RedisProcess, mesh_file: MeshFileMaker
-) -> None:
+async def test_a_plan_of_too_many_tiers_or_stages_is_refused_by_their_number(planner: AsyncPlannerClient) -> None:
     """Before any of them is looked at: a report of what is wrong with each would name thousands."""
-    async with Planner(mesh_file(), redis.url) as planner:
-        with pytest.raises(InvalidRequestError, match=r"plan\.tiers: at most 64 tiers, not 20000"):
-            await planner.set_plan(Plan(tiers=(TierPlan("", "", 0.0, 0),) * 20_000))
-        crowded = TierPlan("small", "sim-small", 50.0, 1, stages=(Stage(0, 0, 0),) * 1_025)
-        with pytest.raises(InvalidRequestError, match=r"plan.tiers\[0\].stages: at most 1024 stages, not 1025"):
-            await planner.set_plan(Plan(tiers=(crowded,)))
+    with pytest.raises(InvalidRequestError, match=r"plan\.tiers: at most 64 tiers, not 20000"):
+        await planner.set_plan(Plan(tiers=(TierPlan("", "", 0.0, 0),) * 20_000))
+    crowded = TierPlan("small", "sim-small", 50.0, 1, stages=(Stage(0, 0, 0),) * 1_025)
+    with pytest.raises(InvalidRequestError, match=r"plan.tiers\[0\].stages: at most 1024 stages, not 1025"):
+        await planner.set_plan(Plan(tiers=(crowded,)))
 
 
-async def test_a_plan_without_any_instance_is_refused(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_a_plan_without_any_instance_is_refused(planner: AsyncPlannerClient) -> None:
     """Nobody could answer; one tier that has some is enough."""
-    async with Planner(mesh_file(), redis.url) as planner:
-        plan = await planner.get_plan()
-        one = with_tier(plan, 0, instances=0)
-        with pytest.raises(InvalidRequestError, match=r"plan\.tiers: no tier has an instance"):
-            await planner.set_plan(with_tier(one, 1, instances=0))
-        kept = await planner.set_plan(one)
-        assert [tier.instances for tier in kept.tiers] == [0, plan.tiers[1].instances]
+    plan = await planner.get_plan()
+    one = with_tier(plan, 0, instances=0)
+    with pytest.raises(InvalidRequestError, match=r"plan\.tiers: no tier has an instance"):
+        await planner.set_plan(with_tier(one, 1, instances=0))
+    kept = await planner.set_plan(one)
+    assert [tier.instances for tier in kept.tiers] == [0, plan.tiers[1].instances]
 
 
-async def test_watchers_see_every_plan_in_order(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    async with Planner(mesh_file(), redis.url) as planner:
-        plan = await planner.get_plan()
-        seen: list[int] = []
+async def test_watchers_see_every_plan_in_order(planner: AsyncPlannerClient) -> None:
+    plan = await planner.get_plan()
+    seen: list[int] = []
 
-        async def watch() -> None:
-            async for found in planner.watch_plan():
-                seen.append(found.revision)
-                if found.revision == 6:
-                    return
+    async def watch() -> None:
+        async for found in planner.watch_plan():
+            seen.append(found.revision)
+            if found.revision == 6:
+                return
 
-        watching = asyncio.create_task(watch())
-        while not seen:
+    watching = asyncio.create_task(watch())
+    while not seen:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        made = await planner.set_plan(plan)
+        while seen[-1] < made.revision:
             await asyncio.sleep(0)
-        for _ in range(5):
-            made = await planner.set_plan(plan)
-            while seen[-1] < made.revision:
-                await asyncio.sleep(0)
-        await watching
-        assert seen == [1, 2, 3, 4, 5, 6]
+    await watching
+    assert seen == [1, 2, 3, 4, 5, 6]
 
 
 async def test_a_tiers_stages_go_through_plan_and_redis_and_must_hold_its_instances(
-    redis: RedisProcess, mesh_file: MeshFileMaker
+    planner: AsyncPlannerClient,
 ) -> None:
-    async with Planner(mesh_file(), redis.url) as planner:
-        plan = await planner.get_plan()
-        stages, qoe = (Stage(0, 512, 2), Stage(512, 4096, 1)), QoeModel(1e-3, 1e-4, 0.0, 0.0, 1e-6)
-        tier = TierPlan("small", "sim-small", 50.0, 3, stages, qoe)
-        await planner.set_plan(Plan(tiers=(tier, plan.tiers[1])))
-        whole = dataclasses.replace(tier, replicas=(ReplicaGroup(1, 1, 3),))
-        assert (await planner.get_plan()).tiers[0] == whole
-        for unsound, field in (
-            (dataclasses.replace(tier, instances=4), r"tiers\[0\]\.stages"),
-            (dataclasses.replace(tier, stages=(Stage(8, 512, 3),)), r"stages\[0\]\.from_tokens"),
-            (dataclasses.replace(tier, qoe=None), r"tiers\[0\]\.qoe"),
-            (dataclasses.replace(tier, qoe=QoeModel(-1.0, 0.0, 0.0, 0.0, 0.0)), "qoe.batch_s"),
-        ):
-            with pytest.raises(InvalidRequestError, match=field):
-                await planner.set_plan(Plan(tiers=(unsound, plan.tiers[1])))
+    plan = await planner.get_plan()
+    stages, qoe = (Stage(0, 512, 2), Stage(512, 4096, 1)), QoeModel(1e-3, 1e-4, 0.0, 0.0, 1e-6)
+    tier = TierPlan("small", "sim-small", 50.0, 3, stages, qoe)
+    await planner.set_plan(Plan(tiers=(tier, plan.tiers[1])))
+    whole = dataclasses.replace(tier, replicas=(ReplicaGroup(1, 1, 3),))
+    assert (await planner.get_plan()).tiers[0] == whole
+    for unsound, field in (
+        (dataclasses.replace(tier, instances=4), r"tiers\[0\]\.stages"),
+        (dataclasses.replace(tier, stages=(Stage(8, 512, 3),)), r"stages\[0\]\.from_tokens"),
+        (dataclasses.replace(tier, qoe=None), r"tiers\[0\]\.qoe"),
+        (dataclasses.replace(tier, qoe=QoeModel(-1.0, 0.0, 0.0, 0.0, 0.0)), "qoe.batch_s"),
+    ):
+        with pytest.raises(InvalidRequestError, match=field):
+            await planner.set_plan(Plan(tiers=(unsound, plan.tiers[1])))
 
 
 @pytest.mark.slow
-async def test_stages_are_planned_and_published_in_a_plan(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    async with Planner(mesh_file(), redis.url) as planner:
-        plan = await planner.get_plan()
-        tiers = (dataclasses.replace(plan.tiers[0], instances=6), plan.tiers[1])
-        await planner.set_plan(Plan(tiers=tiers))
-        lengths = [SequenceInFlight(int(8 * 1.045**i), int(10 * 1.045**i), 10 * i) for i in range(1, 150)]
-        given: dict[str, Any] = {
-            "qoe": (1e-3, 1e-4, 0.0, 0.0, 1e-5),
-            "sequences": lengths,
-            "kv_bytes_per_token": 1e5,
-            "bandwidth_bytes_per_s": 1e10,
-            "max_tokens": 8192,
-        }
-        found = await planner.plan_stages("small", **given)
-        assert (found.gap, found.plan) == (0.0, None)
-        assert sum(stage.instances for stage in found.stages) == 6
-        assert found.quality < found.one_stage_quality
-        assert (await planner.get_plan()).tiers[0].stages == ()
-        assert found.verdict is None
-        for changed, field in (
-            ({"sequences": ()}, "sequences: missing"),
-            ({"max_tokens": 100}, "max_tokens"),
-            ({"max_tokens": None}, "max_tokens: missing"),
-            ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_second"),
-            ({"sequences": [SequenceInFlight(5, 3)]}, "sequences"),
-            ({"publish": True}, "trace: missing: only a layout that a replay favours is published"),
-            ({"trace": Trace.of([(0.0, 10, 10)])}, "replica: missing"),
-        ):
-            with pytest.raises(InvalidRequestError, match=field):
-                await planner.plan_stages("small", **given | changed)
-        with pytest.raises(InvalidRequestError, match="tier: must be small or large"):
-            await planner.plan_stages("huge", **given)
-        with pytest.raises(InvalidRequestError, match="qoe: missing"):
-            await planner.plan_stages("large", **given | {"qoe": ()})
+async def test_stages_are_planned_and_published_in_a_plan(planner: AsyncPlannerClient) -> None:
+    plan = await planner.get_plan()
+    tiers = (dataclasses.replace(plan.tiers[0], instances=6), plan.tiers[1])
+    await planner.set_plan(Plan(tiers=tiers))
+    lengths = [SequenceInFlight(int(8 * 1.045**i), int(10 * 1.045**i), 10 * i) for i in range(1, 150)]
+    given: dict[str, Any] = {
+        "qoe": (1e-3, 1e-4, 0.0, 0.0, 1e-5),
+        "sequences": lengths,
+        "kv_bytes_per_token": 1e5,
+        "bandwidth_bytes_per_s": 1e10,
+        "max_tokens": 8192,
+    }
+    found = await planner.plan_stages("small", **given)
+    assert (found.gap, found.plan) == (0.0, None)
+    assert sum(stage.instances for stage in found.stages) == 6
+    assert found.quality < found.one_stage_quality
+    assert (await planner.get_plan()).tiers[0].stages == ()
+    assert found.verdict is None
+    for changed, field in (
+        ({"sequences": ()}, "sequences: missing"),
+        ({"max_tokens": None}, "max_tokens: missing"),
+        ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_second"),
+        ({"sequences": [SequenceInFlight(5, 3)]}, "sequences"),
+    ):
+        with pytest.raises(InvalidRequestError, match=field):
+            await planner.plan_stages("small", **given | changed)
+    with pytest.raises(InvalidRequestError, match="tier: must be small or large"):
+        await planner.plan_stages("huge", **given)
+    with pytest.raises(InvalidRequestError, match="qoe: missing"):
+        await planner.plan_stages("large", **given | {"qoe": ()})
 
 
 @pytest.mark.slow
-async def test_what_the_replay_favours_is_published_and_nothing_else(
-    redis: RedisProcess, mesh_file: MeshFileMaker
-) -> None:
+async def test_what_the_replay_favours_is_published_and_nothing_else(planner: AsyncPlannerClient) -> None:
     """Short requests of one length, on instances that serve four at once: all of them on one of six are too many."""
-    async with Planner(mesh_file(), redis.url) as planner:
-        plan = await planner.get_plan()
-        crowded, qoe = (Stage(0, 100, 1), Stage(100, 8192, 5)), (1e-3, 1e-4, 0.0, 0.0, 1e-5)
-        tiers = (dataclasses.replace(plan.tiers[0], instances=6, stages=crowded, qoe=QoeModel(*qoe)), plan.tiers[1])
-        before = await planner.set_plan(Plan(tiers=tiers))
-        given: dict[str, Any] = {
-            "kv_bytes_per_token": 1e5,
-            "bandwidth_bytes_per_s": 1e10,
-            "max_tokens": 8192,
-            "trace": Trace.of((i / 2000, 20, 4) for i in range(600)),
-            "replica": MeasuredReplica((0.0, 1.0), (1e-3, 1.001e-3), 1, 1, 50_000, EngineBatch(4)),
-        }
-        kept = await planner.plan_stages("small", **given, publish=True)
-        assert kept.verdict is not None
-        assert (kept.verdict.use_stages, kept.plan, len(kept.stages)) == (False, None, 1)
-        assert kept.verdict.sentence.startswith("Keep one stage")
-        assert (await planner.get_plan()).revision == before.revision
-        found = await planner.plan_stages("small", **given, against=crowded, publish=True)
-        assert found.verdict is not None
-        assert (found.verdict.favoured, found.verdict.use_stages) == (True, False)
-        assert found.verdict.ttft_p95_change < 0
-        assert found.plan is not None
-        assert found.plan == await planner.get_plan()
-        assert (found.plan.source, found.plan.tiers[0].stages) == ("stages", ())
-        assert found.verdict.sentence in found.plan.note
-        with pytest.raises(InvalidRequestError, match="instance_count: must be the tier's, 6"):
-            await planner.plan_stages("small", **given, instances=5, publish=True)
-        with pytest.raises(InvalidRequestError, match="against: has 5 instances"):
-            await planner.plan_stages("small", **given, against=(Stage(0, 8192, 5),))
+    plan = await planner.get_plan()
+    crowded, qoe = (Stage(0, 100, 1), Stage(100, 8192, 5)), (1e-3, 1e-4, 0.0, 0.0, 1e-5)
+    tiers = (dataclasses.replace(plan.tiers[0], instances=6, stages=crowded, qoe=QoeModel(*qoe)), plan.tiers[1])
+    before = await planner.set_plan(Plan(tiers=tiers))
+    given: dict[str, Any] = {
+        "kv_bytes_per_token": 1e5,
+        "bandwidth_bytes_per_s": 1e10,
+        "max_tokens": 8192,
+        "trace": Trace.of((i / 2000, 20, 4) for i in range(600)),
+        "replica": MeasuredReplica((0.0, 1.0), (1e-3, 1.001e-3), 1, 1, 50_000, EngineBatch(4)),
+    }
+    kept = await planner.plan_stages("small", **given, publish=True)
+    assert (present(kept.verdict).use_stages, kept.plan, len(kept.stages)) == (False, None, 1)
+    assert present(kept.verdict).sentence.startswith("Keep one stage")
+    assert (await planner.get_plan()).revision == before.revision
+    found = await planner.plan_stages("small", **given, against=crowded, publish=True)
+    verdict, plan = present(found.verdict), present(found.plan)
+    assert (verdict.favoured, verdict.use_stages) == (True, False)
+    assert verdict.ttft_p95_change < 0
+    assert plan == await planner.get_plan()
+    assert (plan.source, plan.tiers[0].stages) == ("stages", ())
+    assert verdict.sentence in plan.note
+    with pytest.raises(InvalidRequestError, match="instance_count: must be the tier's, 6"):
+        await planner.plan_stages("small", **given, instances=5, publish=True)
+    with pytest.raises(InvalidRequestError, match="against: has 5 instances"):
+        await planner.plan_stages("small", **given, against=(Stage(0, 8192, 5),))
 
 
-async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_a_plan_names_a_scorer_that_the_judge_has_or_none(planner: AsyncPlannerClient) -> None:
     """Else no answer could be judged, and every request would go to the largest tier."""
-    async with Planner(mesh_file(), redis.url) as planner:
-        plan = await planner.get_plan()
-        with pytest.raises(InvalidRequestError, match=r"plan\.scorer.*confidence, not 'no-such-scorer'"):
-            await planner.set_plan(Plan(tiers=plan.tiers, scorer="no-such-scorer"))
-        assert (await planner.get_plan()).revision == plan.revision
-        assert (await planner.set_plan(Plan(tiers=plan.tiers, scorer="confidence"))).scorer == "confidence"
+    plan = await planner.get_plan()
+    with pytest.raises(InvalidRequestError, match=r"plan\.scorer.*confidence, not 'no-such-scorer'"):
+        await planner.set_plan(Plan(tiers=plan.tiers, scorer="no-such-scorer"))
+    assert (await planner.get_plan()).revision == plan.revision
+    assert (await planner.set_plan(Plan(tiers=plan.tiers, scorer="confidence"))).scorer == "confidence"
 
 
 async def test_no_plan_changes_the_model_of_a_tier(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:

@@ -19,6 +19,7 @@ from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.conftest import ROOT
 from tests.support.plain_plans import plain_options, plan_cascade
+from tests.support.present import present
 
 EXAMPLES = ROOT / "examples"
 GPUS, RATE, QUALITY = 16, 4.0, 75.0
@@ -41,10 +42,8 @@ def test_with_a_quality_alone_the_cheapest_plan_is_as_fast_as_the_largest_model(
     plan says of the best of other tiers costs more."""
     site, demand = inputs[0], drawn(inputs)
     plan = plan_cascade(site, demand, Options(min_quality=QUALITY))
-    alone = plan.largest_alone
-    assert alone is not None
+    alone, choice = present(plan.largest_alone), present(plan.choice)
     assert plan.load is not None
-    assert plan.choice is not None
     assert plan.goal is Goal.COST
     assert alone.limit_s == pytest.approx(1.2 * alone.latency_s)
     assert plan.felt_s <= alone.limit_s
@@ -57,7 +56,7 @@ def test_with_a_quality_alone_the_cheapest_plan_is_as_fast_as_the_largest_model(
     with pytest.raises(Unreachable):
         plan_cascade(last, large, how, gpus=alone.cost.gpus - 1)
     assert [tier.name for tier in plan.tiers] == list(site.tiers)
-    assert plan.choice.runner_up is None or plan.choice.runner_up.cost.gpus >= plan.gpus
+    assert choice.runner_up is None or choice.runner_up.cost.gpus >= plan.gpus
     sentence = verdict(site, plan)
     assert f"than large alone, which takes {alone.cost.gpus} GPUs" in sentence
     assert "warning" not in sentence
@@ -70,10 +69,10 @@ def test_a_larger_cluster_is_assumed_for_the_largest_model_where_there_is_too_li
     base, demand = inputs[0], drawn(inputs)
     site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=1, gpus_per_node=4))
     plan = plan_cascade(site, demand, Options(min_quality=0.0))
-    assert plan.largest_alone is not None
-    assert plan.largest_alone.assumed
-    assert plan.largest_alone.tier == "large"
-    assert plan.gpus <= site.gpus < plan.largest_alone.cost.gpus
+    alone = present(plan.largest_alone)
+    assert alone.assumed
+    assert alone.tier == "large"
+    assert plan.gpus <= site.gpus < alone.cost.gpus
     assert "more than there are" in verdict(site, plan)
 
 
@@ -85,9 +84,9 @@ def test_a_latency_target_holds_on_other_stretches(inputs: Inputs) -> None:
     alone = plan_cascade(site, demand, targets)
     plan = plan_cascade(site, demand, targets, runs=runs)
     assert alone.latency_interval is None
-    assert plan.latency_interval is not None
-    assert plan.latency_interval.runs == 3
-    assert plan.latency_interval.low <= plan.latency_interval.mean <= 14.0
+    interval = present(plan.latency_interval)
+    assert interval.runs == 3
+    assert interval.low <= interval.mean <= 14.0
     assert plan.gpus >= alone.gpus
 
 

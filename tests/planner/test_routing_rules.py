@@ -1,5 +1,6 @@
 """Routing under acceptance rules: the arrays of plans against routers, which decide on one request after another."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -74,12 +75,19 @@ def test_replies_are_what_routers_deliver(seed: int, tiers: int) -> None:
         assert judged.most == pytest.approx(max(judged.best, judged.quality_over(range(tiers)).mean()))
 
 
-def test_parts_of_a_sample_keep_their_rules() -> None:
-    rules = AcceptanceRules(long_answers=(LongAnswers(40, 20.0), LongAnswers(60, 0.0)), best_answer=True)
-    judged, rows = judged_sample(4).under(rules), np.array([3, 1, 50])
+def test_parts_of_a_sample_keep_all_that_is_known_of_their_answers_and_their_rules() -> None:
+    rules = AcceptanceRules(
+        skip_below=(20.0, None), long_answers=(LongAnswers(40, 20.0), LongAnswers(60, 0.0)), best_answer=True
+    )
+    sample = judged_sample(4, known=True)
+    sample = dataclasses.replace(sample, refused=sample.scores < 10, cached_tokens=sample.input_tokens // 2)
+    judged, rows = sample.under(rules), np.array([3, 1, 50])
     for part, expected in ((judged.subset(rows), (rows,)), (judged.only((0, 2)), (slice(None), [0, 2]))):
         assert part.highest_delivered
-        np.testing.assert_array_equal(part.long_enough, present(judged.long_enough)[expected])
+        for name in ("output_tokens", "scores", "predicted", "passed_over", "known_quality", "long_enough", "refused"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(judged, name)[expected], name)
+        for name in ("input_tokens", "cached_tokens"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(judged, name)[expected[0]], name)
     assert judged.under(AcceptanceRules()).highest_delivered  # of a plan for requests that have it already
     assert judged.under(AcceptanceRules(long_answers=(None, None))).long_enough is None
 

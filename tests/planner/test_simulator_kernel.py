@@ -1,6 +1,6 @@
 """The compiled scheduler takes the same steps as the one that serves, over random workloads, to the last token."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -41,47 +41,38 @@ LATENCIES = [
 ]
 
 
-def replayed(
-    work: Workload,
-    latency: StepLatencyModel,
-    stages: int,
-    blocks: int,
-    block_tokens: int,
-    limits: BatchLimits,
-    policy: BatchPolicy = BatchPolicy.DECODE_FIRST,
-) -> Replayed:
+@dataclass(frozen=True)
+class Setting:
+    """A replica. blocks: of each stage's KV."""
+
+    latency: StepLatencyModel
+    stages: int
+    blocks: int
+    block_tokens: int
+    limits: BatchLimits
+    policy: BatchPolicy = BatchPolicy.DECODE_FIRST
+
+    @property
+    def engine(self) -> Engine:
+        batch = EngineLimits(self.limits.max_running, self.limits.max_step_tokens, self.block_tokens)
+        kv_tokens = self.blocks * self.block_tokens * self.stages
+        return Replica(ReplicaShape(1, self.stages), self.latency, kv_tokens, batch).engine(self.policy.number)
+
+
+def replayed(work: Workload, at: Setting) -> Replayed:
     """By the worker's own scheduler, a lane per stage."""
-    pools = [BlockPool(blocks, block_tokens, reuse=False) for _ in range(stages)]
+    pools = [BlockPool(at.blocks, at.block_tokens, reuse=False) for _ in range(at.stages)]
     cached = work.cached_tokens.tolist()
-    return replay(work, latency, [KnowsPrefixes(limits, pool, cached, POLICIES[policy]()) for pool in pools])
+    return replay(work, at.latency, [KnowsPrefixes(at.limits, pool, cached, POLICIES[at.policy]()) for pool in pools])
 
 
-def compiled(
-    work: Workload,
-    latency: StepLatencyModel,
-    stages: int,
-    blocks: int,
-    block_tokens: int,
-    limits: BatchLimits,
-    policy: BatchPolicy = BatchPolicy.DECODE_FIRST,
-    *,
-    quiet: bool = True,
-) -> Replayed:
+def compiled(work: Workload, at: Setting, *, quiet: bool = True) -> Replayed:
     count = len(work)
-    out, engine = new_outcome(count), engine_of(latency, stages, blocks, block_tokens, limits, policy)
-    never_late = Lateness(np.full(count, np.inf), count, LATENCY)
-    kernel.simulate_replica(work.arrivals, engine, quiet, never_late, out)
+    out, never_late = new_outcome(count), Lateness(np.full(count, np.inf), count, LATENCY)
+    kernel.simulate_replica(work.arrivals, at.engine, quiet, never_late, out)
     steps, preemptions, tokens = (int(out.counters[i]) for i in (STEPS, PREEMPTIONS, TOKENS))
     cached = work.cached_tokens.tolist()
     return Replayed(out.first_s.tolist(), out.finish_s.tolist(), cached, steps, preemptions, tokens)
-
-
-def engine_of(
-    latency: StepLatencyModel, stages: int, blocks: int, block_tokens: int, limits: BatchLimits, policy: BatchPolicy
-) -> Engine:
-    batch = EngineLimits(limits.max_running, limits.max_step_tokens, block_tokens)
-    replica = Replica(ReplicaShape(1, stages), latency, blocks * block_tokens * stages, batch)
-    return replica.engine(policy.number)
 
 
 def new_outcome(count: int) -> Outcome:
@@ -106,68 +97,45 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(np.cumsum(gaps) * np.pi / 3, prompts, outputs, priorities, cached)
 
 
+@st.composite
+def settings_of(draw: st.DrawFn, work: Workload, most_spare_blocks: int) -> Setting:
+    """KV for the longest request of the workload, and not much more."""
+    block_tokens, max_running = draw(st.sampled_from([1, 4, 16])), draw(st.integers(1, 6))
+    needed = int((-(-(work.input_tokens + work.output_tokens) // block_tokens)).max())
+    spare = draw(st.integers(0, most_spare_blocks)) // block_tokens
+    limits = BatchLimits(max_running, draw(st.sampled_from([1, 7, 32, 512])))
+    latency, stages = draw(st.sampled_from(LATENCIES)), draw(st.integers(1, 3))
+    return Setting(latency, stages, needed + spare, block_tokens, limits, draw(st.sampled_from(BatchPolicy)))
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
-@given(
-    workloads(),
-    st.sampled_from(LATENCIES),
-    st.integers(1, 3),
-    st.sampled_from([1, 4, 16]),
-    st.integers(0, 40),
-    st.integers(1, 6),
-    st.sampled_from([1, 7, 32, 512]),
-    st.sampled_from(BatchPolicy),
-)
-def test_the_twin_takes_the_same_steps(
-    work: Workload,
-    latency: StepLatencyModel,
-    stages: int,
-    block_tokens: int,
-    spare_blocks: int,
-    max_running: int,
-    max_step_tokens: int,
-    policy: BatchPolicy,
-) -> None:
-    needed = int((-(-(work.input_tokens + work.output_tokens) // block_tokens)).max())
-    limits = BatchLimits(max_running, max_step_tokens)
-    setting = (stages, needed + spare_blocks // block_tokens, block_tokens, limits, policy)
-    served, twin = replayed(work, latency, *setting), compiled(work, latency, *setting)
+@given(workloads(), st.data())
+def test_the_twin_takes_the_same_steps(work: Workload, data: st.DataObject) -> None:
+    at = data.draw(settings_of(work, 40))
+    served, twin = replayed(work, at), compiled(work, at)
     assert twin.first == pytest.approx(served.first, rel=1e-12)
     assert twin.finish == pytest.approx(served.finish, rel=1e-12)
     assert (twin.steps, twin.preemptions, twin.tokens) == (served.steps, served.preemptions, served.tokens)
-    stepwise = compiled(work, latency, *setting, quiet=False)  # a jump over quiet steps changes nothing
+    stepwise = compiled(work, at, quiet=False)  # a jump over quiet steps changes nothing
     assert twin.finish == pytest.approx(stepwise.finish, rel=1e-12)
 
 
 @settings(deadline=None, max_examples=80)
 @given(
     workloads(),
-    st.sampled_from(LATENCIES),
-    st.integers(1, 3),
-    st.sampled_from([1, 4, 16]),
-    st.integers(0, 200),
-    st.integers(1, 6),
-    st.sampled_from([1, 7, 32, 512]),
+    st.data(),
     st.tuples(st.sampled_from([LATENCY, FIRST_TOKEN, PACE]), st.sampled_from([0.2, 2.0, np.inf]), st.integers(0, 14)),
 )
 def test_requests_in_order_are_served_as_any_to_the_last_bit(
-    work: Workload,
-    latency: StepLatencyModel,
-    stages: int,
-    block_tokens: int,
-    spare_blocks: int,
-    max_running: int,
-    more_step_tokens: int,
-    lateness: tuple[int, float, int],
+    work: Workload, data: st.DataObject, lateness: tuple[int, float, int]
 ) -> None:
     """Sums over a batch that are updated give what walking through it gives; a preemption is left to the other kernel."""
     measured, due_after_s, late_allowed = lateness
-    count = len(work)
+    count, drawn = len(work), data.draw(settings_of(work, 200))
     requests = replace(work, priority=np.zeros(count, np.int64)).arrivals
-    needed = int((-(-(requests.prompt + requests.output) // block_tokens)).max())
-    limits = BatchLimits(max_running, max_running + more_step_tokens)
-    blocks = needed + spare_blocks // block_tokens
-    engine = engine_of(latency, stages, blocks, block_tokens, limits, BatchPolicy.DECODE_FIRST)
+    decodes_fit = replace(drawn.limits, max_step_tokens=drawn.limits.max_running + drawn.limits.max_step_tokens)
+    engine = replace(drawn, limits=decodes_fit, policy=BatchPolicy.DECODE_FIRST).engine
     due_s = np.full(count, due_after_s / 10) if measured == PACE else requests.arrival_s + due_after_s
     outputs_of_any, outputs_of_in_order = new_outcome(count), new_outcome(count)
     given_up = Lateness(due_s, late_allowed, measured)
@@ -186,14 +154,14 @@ def test_the_cases_that_matter_are_reached() -> None:
     """Preemption, waiting for room, chunked prompts and quiet steps all happen; and with prompts first, decodes wait."""
     lengths = np.array([30, 40, 50, 20, 100]), np.array([60, 50, 40, 30, 5])
     work = Workload(np.array([0.0, 0.0, 0.0, 0.1, 0.2]), *lengths)
-    setting = (1, 11, 16, BatchLimits(4, 32))
-    found = compiled(work, LATENCIES[1], *setting)
+    at = Setting(LATENCIES[1], 1, 11, 16, BatchLimits(4, 32))
+    found = compiled(work, at)
     assert found.preemptions > 0
     assert found.steps > 90
-    assert found.finish == pytest.approx(compiled(work, LATENCIES[1], *setting, quiet=False).finish, rel=1e-12)
-    served = replayed(work, LATENCIES[1], *setting)
+    assert found.finish == pytest.approx(compiled(work, at, quiet=False).finish, rel=1e-12)
+    served = replayed(work, at)
     assert found.finish == pytest.approx(served.finish, rel=1e-12)
-    prompts_first = compiled(work, LATENCIES[1], *setting, BatchPolicy.PREFILL_FIRST)
+    prompts_first = compiled(work, replace(at, policy=BatchPolicy.PREFILL_FIRST))
     assert prompts_first.preemptions > 0
     assert prompts_first.first[1] < found.first[1]
 
@@ -214,9 +182,10 @@ def test_what_the_workers_cache_finds_is_what_the_kernel_saves() -> None:
     served = replay(work, latency, [scheduler], prompts.__getitem__)
     cached = np.array(served.cached)
     assert np.mean(cached > 0) > 0.7
-    found = compiled(replace(work, cached_tokens=cached), latency, 1, 4000, block_tokens, limits)
+    at = Setting(latency, 1, 4000, block_tokens, limits)
+    found = compiled(replace(work, cached_tokens=cached), at)
     assert found.finish == pytest.approx(served.finish, rel=1e-12)
-    whole = compiled(work, latency, 1, 4000, block_tokens, limits)
+    whole = compiled(work, at)
     assert sum(whole.finish) > sum(served.finish)
 
 

@@ -31,6 +31,7 @@ from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from tests.planner.test_gpu_types import TYPES, typed_kinds
+from tests.support.present import present
 
 LIMIT = 0.75
 LONG_S = 1e6  # a latency that every plan is within
@@ -64,9 +65,7 @@ def verdict(deployer: Deployer, solution: Solution) -> SustainedLoad:
     """The load by which a plan is told."""
     processed, strategies = route(deployer.sample, solution.thresholds).processed, solution.deployment.strategies
     how = (deployer.dispatch, deployer.grading)
-    load = load_of(deployer.sample, deployer._traffic.arrival_s, processed, strategies, *how)
-    assert load is not None
-    return load
+    return present(load_of(deployer.sample, deployer._traffic.arrival_s, processed, strategies, *how))
 
 
 def within(load: SustainedLoad) -> bool:
