@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos, new_judgement
+from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
 from penstock.planner_service.simulator.drafts import drafts_of
-from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetOutcome, FleetRequests, new_outcome
+from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, new_outcome
 from penstock.planner_service.simulator.judged import NEVER_LATER
 from penstock.planner_service.simulator.slo_fleet import ADMITTED, DECLINED, serve_fleet
 from penstock.planner_service.simulator.speculation import SimulatedDrafter
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.slo.compiled.layout import F, N, StepModel, step_model
+from penstock.services.domain.slo.compiled.layout import step_model
 
 LATENCIES = (
     StepLatencyModel.linear(0.005, 1e-4, 1e-7),
@@ -54,17 +54,6 @@ KINDS = {
 }
 
 
-def by_one_instance(
-    arrival_s: F, prompt: N, output: N, due_s: F, tpot_s: F, model: StepModel, limits: FleetLimits
-) -> tuple[Judgement, FleetOutcome]:
-    n = len(arrival_s)
-    judgement, out = new_judgement(n), new_outcome(n, 1)
-    requests = FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n))
-    slos = Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER))
-    serve_fleet(requests, slos, PACES_S, model, 1, limits, judgement, out)
-    return judgement, out
-
-
 def serve(seed: int, kind: Kind) -> tuple[int, int, int]:
     """Serve a random workload; how many requests ask, are admitted, and are best effort in the end."""
     rng = np.random.default_rng(seed)
@@ -83,8 +72,17 @@ def serve(seed: int, kind: Kind) -> tuple[int, int, int]:
     took = rng.uniform(rng.choice([0.3, 0.7, 0.9]), 1.0, 1000) if kind.faster else np.ones(1)
     drafter = SimulatedDrafter(StepLatencyModel.linear(0.0005, 1e-5, 0.0), ACCEPTANCES[seed % len(ACCEPTANCES)])
     drafts = drafts_of(drafter if kind.drafted else None)
-    limits = FleetLimits(kv, 0, 0.001, declines, bool(seed % 2), n, drafts, took)
-    judgement, out = by_one_instance(arrival_s, prompt, output, due_s, tpot_s, model, limits)
+    judgement, out = new_judgement(n), new_outcome(n, 1)
+    serve_fleet(
+        FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n)),
+        Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
+        PACES_S,
+        model,
+        1,
+        FleetLimits(kv, 0, 0.001, declines, bool(seed % 2), n, drafts, took),
+        judgement,
+        out,
+    )
     admitted = out.outcome == ADMITTED
     assert not (admitted & (out.first_s > due_s + 1e-6)).any(), f"a first token is late, seed {seed}"
     assert not judgement.misses[admitted].any(), f"a pace is broken, seed {seed}"
@@ -116,8 +114,10 @@ def test_a_burst_gets_the_places_that_others_give_back_in_time(tpot_s: float) ->
     """Forty equal requests at once, eight places, first tokens due in 4 s: all come in 3 s, and so are promised."""
     n, model = 40, step_model(StepLatencyModel.linear(0.02, 1e-4, 1e-7), 512, places=8)
     arrival_s, output, paces_s = np.zeros(n), np.full(n, 20), np.full(n, tpot_s)
-    limits = FleetLimits(100_000, 0, 0.0, False, True, n)
-    judgement, out = by_one_instance(arrival_s, np.full(n, 100), output, arrival_s + 4.0, paces_s, model, limits)
+    requests = FleetRequests(arrival_s, np.full(n, 100), output, output, paces_s, np.ones(n))
+    slos = Slos(arrival_s + 4.0, paces_s, paces_s, np.full(n, NEVER_LATER))
+    judgement, out = new_judgement(n), new_outcome(n, 1)
+    serve_fleet(requests, slos, PACES_S, model, 1, FleetLimits(100_000, 0, 0.0, False, True, n), judgement, out)
     admitted = out.outcome == ADMITTED
     assert admitted.sum() >= 30
     assert not judgement.misses[admitted].any()
@@ -135,8 +135,13 @@ def test_best_effort_has_its_reserve() -> None:
     due_s = np.where(asks, arrival_s + 3 * (0.02 + 1e-4 * prompt), np.inf)
     tpot_s = np.where(asks, 0.1, np.inf)
     for reserve in (0.0, 0.2):
-        model, limits = step_model(latency, 4096, reserve, places=256), FleetLimits(57_000, 0, 0.001, True, True, n)
-        judgement, out = by_one_instance(arrival_s, prompt, output, due_s, tpot_s, model, limits)
+        requests = FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n))
+        judgement, out = new_judgement(n), new_outcome(n, 1)
+        slos, limits = (
+            Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
+            FleetLimits(57_000, 0, 0.001, True, True, n),
+        )
+        serve_fleet(requests, slos, PACES_S, step_model(latency, 4096, reserve, places=256), 1, limits, judgement, out)
         assert not judgement.misses[out.outcome == ADMITTED].any()
         ends_s.append(float((out.first_s - arrival_s)[~asks].mean()))
     assert ends_s[1] < ends_s[0]
