@@ -5,7 +5,8 @@ import gc
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from tests.support import cpu_limit
 from tests.support.services import RedisProcess, redis_server
 
 if TYPE_CHECKING:
+    from tests.support.mesh import TestMesh
     from tests.support.sglang import SglangServers
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -145,7 +147,7 @@ FAST = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tok
 
 
 def write_mesh_file(folder: Path, tiers: list[dict[str, Any]] | None = None, **parts: Any) -> Path:
-    """A mesh file: simulated tiers unless told otherwise, under a name that no other test has."""
+    """A mesh file: simulated tiers unless told otherwise, under a name that no other test has, and with free ports."""
     usual: list[dict[str, Any]] = [
         {"name": "small", "model": "sim-small", "threshold": 50},
         {"name": "large", "model": "sim-large"},
@@ -156,8 +158,9 @@ def write_mesh_file(folder: Path, tiers: list[dict[str, Any]] | None = None, **p
             ({} if "engine" in tier else {"engine": "simulated", "simulated": FAST}) | tier for tier in (tiers or usual)
         ],
         "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"},
-        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
+        "router": {"trace_share": 1.0},
     } | parts
+    content["router"] = {"grpc_port": 0, "http_port": 0} | content["router"]
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -170,6 +173,34 @@ MeshFileMaker = Callable[..., Path]
 def mesh_file(tmp_path: Path) -> MeshFileMaker:
     """Writes mesh files, as `write_mesh_file` does."""
     return functools.partial(write_mesh_file, tmp_path)
+
+
+MeshRunner = Callable[..., AbstractAsyncContextManager["TestMesh"]]
+
+
+@pytest.fixture
+def run_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> MeshRunner:
+    """Runs meshes of such files, with so many `routers`."""
+    from tests.support.mesh import running_mesh  # it loads every service
+
+    def run(
+        tiers: list[dict[str, Any]] | None = None, *, routers: int = 1, **parts: Any
+    ) -> AbstractAsyncContextManager["TestMesh"]:
+        return running_mesh(mesh_file(tiers, **parts), redis.url, routers=routers)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+async def mesh(
+    request: pytest.FixtureRequest, redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator["TestMesh"]:
+    """One mesh for all tests of a module: its MESH, the arguments of `write_mesh_file`, with so many ROUTERS."""
+    from tests.support.mesh import running_mesh
+
+    path = write_mesh_file(tmp_path_factory.mktemp("mesh"), **getattr(request.module, "MESH", {}))
+    async with running_mesh(path, redis.url, routers=getattr(request.module, "ROUTERS", 1)) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

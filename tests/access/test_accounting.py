@@ -1,6 +1,5 @@
 """What a refused request took is given back, what was used is counted once, and only our certificates name roles."""
 
-import asyncio
 import fcntl
 import os
 import threading
@@ -31,6 +30,7 @@ from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, Usage
 from penstock.types.sampling import SamplingParams
 from tests.support.services import RedisProcess
+from tests.support.waiting import until, until_answered
 
 
 class CountedStore(UsageStore):
@@ -86,14 +86,9 @@ async def test_usage_while_redis_is_away_is_counted_once_when_it_is_back(
             used = Usage(7, 0, 5)
             tier = TierSummary("small", "m", "worker-0", None, None, accepted=True, usage=used, time_s=0.1)
             admission.finished(Finished(FinishReason.STOP, "small", used, (tier,), 0.1, 0.2, ""))
-        async with asyncio.timeout(300):
-            while store.attempts < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: store.attempts >= 3)
         own_redis.start()
-        async with asyncio.timeout(300):
-            while not (usage := await store.read(1, time.time())):
-                await asyncio.sleep(0.01)
-        (measures,) = usage.values()
+        (measures,) = (await until_answered(lambda: store.read(1, time.time()))).values()
         assert (measures["prompt_tokens"], measures["output_tokens"]) == (7, 5)
         attempts = store.attempts
     assert store.attempts == attempts, "nothing is left to tell"

@@ -3,12 +3,12 @@
 import hmac
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import app
-from penstock.services.access.api_keys import ApiKey, KeyFile, KeyFileError, KeyRing, bearer, new_key
+from penstock.services.access.api_keys import KeyFile, KeyFileError, KeyRing, bearer, new_key
 from penstock.services.domain.errors import NotFound, Unauthenticated
 from tests.support.cli import penstock
 
@@ -45,15 +45,9 @@ def test_what_is_not_the_key_is_refused(change: str) -> None:
 def test_expired_and_revoked_keys_are_refused() -> None:
     key, text = new_key("a", NOW, expires_at=NOW + 10)
     assert KeyRing([key]).recognise(text, NOW + 9.9) == key
-    for ring, now in ((KeyRing([key]), NOW + 10), (KeyRing([_revoked(key)]), NOW)):
+    for ring, now in ((KeyRing([key]), NOW + 10), (KeyRing([replace(key, revoked_at=NOW)]), NOW)):
         with pytest.raises(Unauthenticated):
             ring.recognise(text, now)
-
-
-def _revoked(key: ApiKey) -> ApiKey:
-    import dataclasses
-
-    return dataclasses.replace(key, revoked_at=NOW)
 
 
 def test_hashes_are_compared_in_constant_time_also_for_unknown_ids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +104,6 @@ def test_what_is_no_key_file_is_an_error_with_its_name(tmp_path: Path, content: 
 
 
 def test_the_commands_create_list_and_revoke_keys(tmp_path: Path) -> None:
-    assert app is not None
     mesh = tmp_path / "mesh.yaml"
     tiers = "tiers: [{name: only, engine: simulated}]"
     mesh.write_text(f"{tiers}\naccess: {{keys: keys.json, tenants: [{{name: acme}}]}}\n")

@@ -1,7 +1,5 @@
 """Which role may call which RPC: the table, cell by cell, and what each listener of a running service refuses."""
 
-from collections.abc import AsyncIterator
-
 import grpc
 import pytest
 from google.protobuf.descriptor import FileDescriptor
@@ -20,12 +18,12 @@ from penstock.services.access.roles import (
     listening_host,
     may_call,
 )
-from tests.conftest import MeshFileMaker, write_mesh_file
+from tests.conftest import MeshFileMaker
 from tests.support.empty_calls import status_of_empty_call
-from tests.support.mesh import TestMesh, running_mesh
+from tests.support.mesh import TestMesh
 from tests.support.services import RedisProcess
 
-ROUTER, MESH = "/penstock.router.v1.RouterService/", "/penstock.router.v1.MeshService/"
+ROUTER, STATUS = "/penstock.router.v1.RouterService/", "/penstock.router.v1.MeshService/"
 WORKER, JUDGE = "/penstock.worker.v1.WorkerService/", "/penstock.judge.v1.JudgeService/"
 PLANNER = "/penstock.planner.v1.PlannerService/"
 
@@ -33,13 +31,13 @@ PLANNER = "/penstock.planner.v1.PlannerService/"
 TABLE: dict[str, str] = {
     ROUTER + "Generate": "client",
     ROUTER + "ListModels": "client",
-    MESH + "GetStatus": "admin",
-    MESH + "WatchStatus": "admin",
-    MESH + "ListTraces": "admin",
-    MESH + "GetUsage": "admin",
-    MESH + "ListServedRequests": "admin",
-    MESH + "ListSampledPrompts": "admin",
-    MESH + "MoveReply": "admin",
+    STATUS + "GetStatus": "admin",
+    STATUS + "WatchStatus": "admin",
+    STATUS + "ListTraces": "admin",
+    STATUS + "GetUsage": "admin",
+    STATUS + "ListServedRequests": "admin",
+    STATUS + "ListSampledPrompts": "admin",
+    STATUS + "MoveReply": "admin",
     "/penstock.router.v1.RouterProcessService/GetCounters": "router",
     "/penstock.router.v1.RouterProcessService/MoveOwnReply": "router",
     WORKER + "Generate": "router judge",
@@ -116,20 +114,13 @@ def test_other_addresses_need_authentication_or_the_operators_word(host: str) ->
     assert listening_host(host, authenticated=False, open_access=True) == host
 
 
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    file = write_mesh_file(tmp_path_factory.mktemp("permissions"), [{"name": "only", "model": "sim"}])
-    async with running_mesh(file, redis.url) as running:
-        yield running
-
-
 async def code_of(address: str, method: str) -> grpc.StatusCode:
     """The status of a call without a message; OK if it is served."""
     async with aio.insecure_channel(address) as channel:
         return await status_of_empty_call(channel, method)
 
 
-PARTS = {"router-0": (ROUTER, MESH), "worker-only-0": (WORKER,), "judge-0": (JUDGE,), "planner-0": (PLANNER,)}
+PARTS = {"router-0": (ROUTER, STATUS), "worker-small-0": (WORKER,), "judge-0": (JUDGE,), "planner-0": (PLANNER,)}
 LISTENER_OF = {"router-0": Listener.CLIENT}
 
 
@@ -147,7 +138,7 @@ async def test_each_listener_of_each_service_refuses_what_its_callers_may_not_do
                 continue  # below; and Watch never ends
             code = await code_of(address, method)
             served = method.startswith((*PARTS[part], "/grpc.health.")) and may_call(method, listener.trusted_roles)
-            if part == "router-0" and method.startswith(MESH):
+            if part == "router-0" and method.startswith(STATUS):
                 served = listener is Listener.ADMIN
             if part == "router-0" and method.startswith(ROUTER):
                 served = listener is Listener.CLIENT
@@ -167,7 +158,7 @@ async def test_a_migration_names_an_instance_and_no_address(mesh: TestMesh) -> N
     from penstock.proto.worker.v1 import worker_pb2_grpc
 
     request = worker_pb2.MigrateOutRequest(request_id="r", transfer_id="t", target_instance_id="10.0.0.1:80")
-    async with aio.insecure_channel(mesh.parts["worker-only-0"].address) as channel:
+    async with aio.insecure_channel(mesh.parts["worker-small-0"].address) as channel:
         with pytest.raises(aio.AioRpcError, match=r"no worker '10\.0\.0\.1:80'"):
             async for _ in worker_pb2_grpc.WorkerServiceStub(channel).MigrateOut(request, timeout=30):
                 pass

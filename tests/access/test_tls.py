@@ -5,6 +5,7 @@ import datetime
 import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from cryptography import x509
 from grpc import aio
 
 from penstock import AsyncClient, AsyncPlannerClient, PenstockError, RetryPolicy, Tls
-from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.services.access import authority
 from penstock.services.access.certificates import LOOK_S, CertificateFiles
 from penstock.services.access.guard import IDENTITY_PREFIX
@@ -27,6 +27,7 @@ from tests.support.empty_calls import status_of_empty_call
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
+from tests.support.waiting import until_answered
 
 HOSTS = ("localhost", "127.0.0.1")
 SERVICES = ("router", "worker", "judge", "planner")
@@ -175,11 +176,10 @@ async def test_clients_check_the_routers_certificate(mesh: TlsMesh, tmp_path: Pa
 
 async def _until_shown(mesh: TlsMesh, serial: int) -> None:
     """Return once new HTTPS and gRPC connections see the certificate with this serial number."""
-    host, _, port = mesh.router.http_address.partition(":")
-    async with asyncio.timeout(60):
-        for address in ((host, int(port)), (host, int(mesh.router.address.partition(":")[2]))):
-            while _serial(await asyncio.to_thread(ssl.get_server_certificate, address)) != serial:
-                await asyncio.sleep(0.05)
+    for address in (mesh.router.http_address, mesh.router.address):
+        host, _, port = address.partition(":")
+        while _serial(await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))) != serial:
+            await asyncio.sleep(0.05)
 
 
 def _serial(pem: str) -> int:
@@ -200,14 +200,15 @@ async def test_new_certificates_are_taken_up_without_a_restart_and_running_repli
             assert not reading.done()
         text = (await reading).text
     async with mesh.client() as client:  # a client that has only the new files
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    reply = await client.generate("hello", model="large", temperature=0)
-                    break
-                except PenstockError:  # in the half second in which some have the new certificates and some have not
-                    await asyncio.sleep(0.1)
-        assert reply.text == text
+
+        async def answer() -> str:
+            with suppress(
+                PenstockError
+            ):  # in the half second in which some have the new certificates and some have not
+                return (await client.generate("hello", model="large", temperature=0)).text
+            return ""
+
+        assert await until_answered(answer) == text
         assert (await client.status()).plan_revision == 1
 
 
@@ -283,12 +284,3 @@ def test_the_commands_create_and_rotate_an_authority(tmp_path: Path) -> None:
 
 def certificate(folder: Path, role: str) -> x509.Certificate:
     return x509.load_pem_x509_certificates((folder / f"{role}.pem").read_bytes())[0]
-
-
-async def test_without_tls_nothing_asks_for_certificates(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    async with (
-        running_mesh(mesh_file(), redis.url) as mesh,
-        aio.insecure_channel(mesh.parts["worker-small-0"].address) as channel,
-    ):
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        assert (await stub.GetInfo(worker_pb2.GetInfoRequest(), timeout=30)).tier == "small"

@@ -37,6 +37,16 @@ def servers(small: dict[str, Any], **large: Any) -> dict[str, Any]:
     return {"tiers": [SGLANG | {"threshold": 50} | small, SGLANG | {"name": "large"} | large]}
 
 
+def classed(**slo: Any) -> dict[str, Any]:
+    """A mesh file with one SLO class."""
+    return mesh(slo={"classes": {"a": slo}})
+
+
+def ruled(**rule: Any) -> dict[str, Any]:
+    """A mesh file whose small tier has this rule for long answers."""
+    return mesh({"long_answers": {"from_tokens": 40, "threshold": 0.0} | rule})
+
+
 def judged(**scorer: Any) -> dict[str, Any]:
     return {"scorers": [{"name": "x", **scorer}]}
 
@@ -110,6 +120,41 @@ def test_every_shipped_mesh_file_is_sound(path: Path) -> None:
         (servers({}, workers=0), {}),
         (servers({}, sglang={"port": 65535}, workers=2), {"tiers[1].sglang.port": "leaves no ports for 2 servers"}),
         (servers({}, sglang={"port": 8000}), {"tiers[1].sglang.port": "overlap router.http_port"}),
+        (
+            servers({"workers": 2, "sglang": {"tp": 2, "gpus": [0, 1]}}),
+            {"tiers[0].sglang.gpus": "2 for 2 workers of 2"},
+        ),
+        (servers({"sglang": {"tp": 8, "ep": 3}}), {"tiers[0].sglang.ep": "must divide tp, 8, not 3"}),
+        (servers({"sglang": {"attn_dp": 2}}), {"tiers[0].sglang.attn_dp": "must divide tp, 1, not 2"}),
+        (
+            servers({"sglang": {"tp": 2, "dp": 2, "attn_dp": 2}}),
+            {"tiers[0].sglang.attn_dp": "must not be combined with dp"},
+        ),
+        (
+            servers({"batch_policy": "slo", "sglang": {"tp": 2, "attn_dp": 2}}),
+            {"tiers[0].batch_policy": "slo needs sglang.attn_dp 1, not 2: each group of attention has a batch"},
+        ),
+        (
+            servers({"batch_policy": "slo", "sglang": {"dp": 2}}),
+            {"tiers[0].batch_policy": "slo needs sglang.dp 1, not 2: each copy of the model has a batch and KV"},
+        ),
+        (classed(time_to_first_token_s=0), {"slo.classes.a.time_to_first_token_s": "greater than"}),
+        (classed(time_per_output_token_s=1e20), {"slo.classes.a.time_per_output_token_s": ""}),
+        (classed(fallback="never"), {"slo.classes.a.fallback": ""}),
+        (classed(time_per_output_token_s=1, phases=[{"time_per_output_token_s": 1}]), {"slo.classes.a.phases": ""}),
+        (classed(phases=[{"time_per_output_token_s": 1}] * 2), {"slo.classes.a.phases[1].from_output_token": ""}),
+        (mesh(slo={"max_hops": -1}), {"slo.max_hops": "greater than or equal to 0"}),
+        (ruled(from_tokens=0), {"tiers[0].long_answers.from_tokens": "greater than or equal to 1"}),
+        (ruled(from_tokens=2**40), {"tiers[0].long_answers.from_tokens": "less than"}),
+        (ruled(threshold=-1), {"tiers[0].long_answers.threshold": "greater than or equal to 0"}),
+        (mesh({"long_answers": {"from_tokens": 5}}), {"tiers[0].long_answers.threshold": "required"}),
+        (mesh(large={"long_answers": {"from_tokens": 5, "threshold": 1}}), {"tiers[1].long_answers": ""}),
+        (mesh({"skip_below": 30}), {"tiers[0].skip_below": "score_predictor"}),
+        (mesh(large={"skip_below": 30}), {"tiers[1].skip_below": ""}),
+        (
+            {"tiers": [LARGE], "judge": {"replicas": 0}, "router": {"flag_below": 50}},
+            {"router.flag_below": "needs a judge"},
+        ),
         (mesh(router={"processes": 0}), {"router.processes": "greater than or equal to 1"}),
         (mesh(router={"processes": 1000}), {"router.processes": "less than or equal to 64"}),
         (mesh(router={"processes": 4, "max_active": 3}), {"router.processes": "each process needs a place"}),
@@ -168,13 +213,6 @@ def test_what_a_machine_lacks_is_a_problem_where_the_mesh_is_to_run(
         LocalMesh(MeshOptions(mesh_file=tmp_path / "mesh.yaml", folder=tmp_path / "run"))
 
 
-def test_a_key_that_a_scorer_needs_is_the_machines(tmp_path: Path) -> None:
-    scorer = {"kind": "llm", "endpoint": "http://h/v1", "model": "m", "api_key_env": "NO_KEY_HERE"}
-    status, problems, notes = report_of(tmp_path, {"tiers": [SMALL, LARGE], "judge": judged(**scorer)})
-    assert (status, problems) == (0, {})
-    assert "NO_KEY_HERE is not set" in notes["judge.scorers[0].api_key_env"]
-
-
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
@@ -199,16 +237,22 @@ def test_a_model_that_the_engine_cannot_serve_is_refused(tmp_path: Path, config:
         build_engine(mesh, mesh.tiers[1], ServiceSettings.load(mesh_file=tmp_path / "mesh.yaml"))
 
 
-def test_thresholds_that_take_scores_for_shares_are_remarked_on(tmp_path: Path) -> None:
-    status, problems, notes = report_of(tmp_path, {"tiers": [SMALL | {"threshold": 0.7}, LARGE]}, "--here")
+@pytest.mark.parametrize(
+    ("content", "field", "note"),
+    [
+        (mesh({"threshold": 0.7}), "tiers[0].threshold", "70 may be meant"),
+        (mesh(judge=judged(kind="exact")), "judge.default_scorer", "needs an expected answer"),
+        (
+            mesh(judge=judged(kind="llm", endpoint="http://h/v1", model="m", api_key_env="NO_KEY_HERE")),
+            "judge.scorers[0].api_key_env",
+            "NO_KEY_HERE is not set",
+        ),
+    ],
+)
+def test_what_is_sound_and_may_not_be_meant_is_remarked_on(tmp_path: Path, content: Any, field: str, note: str) -> None:
+    status, problems, notes = report_of(tmp_path, content)
     assert (status, problems) == (0, {})
-    assert "70 may be meant" in notes["tiers[0].threshold"]
-
-
-def test_a_judge_that_can_score_no_requests_is_remarked_on(tmp_path: Path) -> None:
-    status, problems, notes = report_of(tmp_path, {"tiers": [SMALL, LARGE], "judge": judged(kind="exact")})
-    assert (status, problems) == (0, {})
-    assert "needs an expected answer" in notes["judge.default_scorer"]
+    assert note in notes[field]
 
 
 def test_one_fault_hides_no_other(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.cli import penstock, penstock_process
 from tests.support.questions import asked
 
 EXAMPLES = ROOT / "examples"
-LONG = {"from_tokens": 200, "threshold": 10.0}
+FILES = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--trace", "none.csv", "--quality", "none.csv")
 
 
 @pytest.fixture(scope="module")
@@ -178,21 +178,19 @@ def test_a_burst_ladder_is_published_with_its_plan_and_goes_with_its_thresholds(
 
 def test_an_unfitting_plan_is_not_solved_for(admin: str, tmp_path: Path) -> None:
     """`plan --apply` looks at the mesh first: the trace, which comes after, does not even exist."""
-    files = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--trace", "none.csv", "--quality", "none.csv")
     two = tmp_path / "two.yaml"
     content = yaml.safe_load((EXAMPLES / "deepseek-cascade.yaml").read_text())
     two.write_text(yaml.safe_dump(content | {"tiers": [content["tiers"][0], content["tiers"][2]]}))
     for models, said in ((two, "the plan is for other models"), (EXAMPLES / "deepseek-cascade.yaml", "has the tiers")):
-        done = penstock("plan", *files, "--models", models, "--min-quality", 80, "--apply", "-a", admin)
+        done = penstock("plan", *FILES, "--models", models, "--min-quality", 80, "--apply", "-a", admin)
         assert done.returncode == 2
         assert said in done.stderr
-    forced = penstock("plan", *files, "--models", two, "--min-quality", 80, "--apply", "--force", "-a", admin)
+    forced = penstock("plan", *FILES, "--models", two, "--min-quality", 80, "--apply", "--force", "-a", admin)
     assert (forced.returncode, "none.csv" in forced.stderr) == (2, True)
 
 
 def test_candidates_may_have_more_than_the_tiers_of_the_mesh(admin: str, tmp_path: Path) -> None:
     """`plan --apply` with max_tiers is refused at once only where the tiers of the mesh cannot be chosen."""
-    files = ("--cluster", EXAMPLES / "cluster-4x8-h100.yaml", "--trace", "none.csv", "--quality", "none.csv")
     tiers = [
         {"name": "small", "model": "qwen3-4b"},
         {"name": "medium", "model": "qwen2.5-14b"},
@@ -202,7 +200,7 @@ def test_candidates_may_have_more_than_the_tiers_of_the_mesh(admin: str, tmp_pat
     for chosen, said in ((tiers, "none.csv"), (tiers[:2], "has the tiers small, the mesh has small, large")):
         models.write_text(yaml.safe_dump({"tiers": chosen}))
         options = (*asked(max_tiers=2), "--min-quality", 80, "--apply", "-a", admin)
-        done = penstock("plan", *files, "--models", models, *options)
+        done = penstock("plan", *FILES, "--models", models, *options)
         assert done.returncode == 2
         assert said in done.stderr
 

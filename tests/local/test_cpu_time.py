@@ -17,20 +17,17 @@ PARENT = (
 TICK_S = 0.02  # two of the kernel's ticks: what /proc may not show yet
 
 
-def test_a_process_that_has_ended_still_counts_for_its_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert present(parent.stdout).readline() == b"done\n"
-        assert descendants(parent.pid) == []
-        assert group_cpu_s([parent.pid]) >= cpu_s(parent.pid) + USED_S - TICK_S
-        parent.communicate(b"\n")
+CHILD = f"{BURN}print('done', flush=True)\ninput()"
 
 
-def test_running_descendants_count() -> None:
-    child = f"{BURN}print('done', flush=True)\ninput()"
-    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])"
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+@pytest.mark.parametrize(
+    ("code", "running"),
+    [(PARENT, 0), (f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {CHILD!r}])", 1)],
+)
+def test_children_count_for_their_parent_whether_they_have_ended_or_run(code: str, running: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert present(process.stdout).readline() == b"done\n"
-        assert len(descendants(process.pid)) == 1
+        assert len(descendants(process.pid)) == running
         assert group_cpu_s([process.pid]) >= cpu_s(process.pid) + USED_S - TICK_S
         process.communicate(b"\n")
 

@@ -3,13 +3,10 @@
 import asyncio
 import dataclasses
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -42,15 +39,22 @@ from penstock.services.state.keys import Keys
 from penstock.types.plans import Plan, QoeModel
 from tests.conftest import FAST, ROOT, write_mesh_file
 from tests.support.cli import penstock, penstock_process
+from tests.support.measured import metrics_page
 from tests.support.present import present
 from tests.support.questions import replan_question
 from tests.support.tables import write_trace
-from tests.support.waiting import runs
+from tests.support.waiting import runs, until, until_now
 
 
 def simulated_mesh(folder: Path, **parts: Any) -> Path:
     tiers: list[dict[str, Any]] = [{"name": "small", "model": "s", "threshold": 80}, {"name": "large", "model": "l"}]
     return write_mesh_file(folder, **{"tiers": tiers} | parts)
+
+
+def workers(mesh: LocalMesh) -> dict[str, int]:
+    """Those that are registered, by tier."""
+    found = [i.model.tier for i in mesh.view.instances(Role.WORKER) if i.model is not None]
+    return {tier: found.count(tier) for tier in ("small", "large")}
 
 
 def sleeper(folder: Path, code: str, stop_s: float = 5.0) -> ProcessSpec:
@@ -79,27 +83,11 @@ def test_no_two_processes_are_given_the_same_port(monkeypatch: pytest.MonkeyPatc
     assert taken not in mine
 
 
-async def test_what_dies_is_started_again(tmp_path: Path) -> None:
-    watcher = Watcher()
-    entry = await watcher.start(sleeper(tmp_path, "import time; time.sleep(600)"))
-    first = present(entry.pid)
-    os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(60):
-        while entry.pid in (None, first):
-            await asyncio.sleep(0.02)
-    assert entry.restarts == 1
-    second = entry.pid
-    await watcher.stop_all()
-    assert not runs(present(second))
-
-
 async def test_who_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
     watcher = Watcher()
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
     entry = await watcher.start(sleeper(tmp_path, code, stop_s=0.2))
-    async with asyncio.timeout(60):
-        while "ready" not in entry.log_tail():
-            await asyncio.sleep(0.02)
+    await until(lambda: "ready" in entry.log_tail())
     pid = entry.pid
     await watcher.stop_all()
     assert not runs(present(pid))
@@ -113,29 +101,6 @@ async def test_unusable_settings_are_not_tried_again(tmp_path: Path) -> None:
     assert "no such model" in entry.log_tail()
     assert entry.restarts == 0
     await watcher.stop_all()
-
-
-def test_children_end_with_their_watcher_however_it_ends(tmp_path: Path) -> None:
-    code = f"""
-import asyncio, sys
-from pathlib import Path
-from penstock.services.processes import ProcessSpec, Watcher
-async def main():
-    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
-    spec = ProcessSpec("x", argv, {{}}, Path({str(tmp_path)!r}) / "x.log", 1, 1.0)
-    entry = await Watcher().start(spec)
-    print(entry.pid, flush=True)
-    await asyncio.sleep(600)
-asyncio.run(main())
-"""
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    child = int(present(parent.stdout).readline())
-    parent.kill()
-    parent.wait()
-    until = time.monotonic() + 120
-    while runs(child):
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +127,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def target(folder: Path) -> str:
-    found = present(read_run_file(folder))
-    return found.grpc[0]
+    return present(read_run_file(folder)).grpc[0]
 
 
 def admin(folder: Path) -> str:
-    found = present(read_run_file(folder))
-    return found.admin[0]
+    return present(read_run_file(folder)).admin[0]
 
 
 def test_status_and_top_show_the_mesh(running: Path) -> None:
@@ -203,12 +166,12 @@ def test_chat_goes_turn_by_turn(running: Path) -> None:
 
 def test_trace_shows_a_tree(running: Path) -> None:
     trace_id = json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["trace_id"]
-    until = time.monotonic() + 120
-    while True:
-        said = penstock("trace", trace_id, "-a", admin(running))
-        if all(name in said.stdout for name in ("WorkerService/Generate", "JudgeService/Score", "tier small")):
-            break
-        assert time.monotonic() < until, said.stdout + said.stderr
+
+    def is_complete() -> bool:
+        said = penstock("trace", trace_id, "-a", admin(running)).stdout
+        return all(name in said for name in ("WorkerService/Generate", "JudgeService/Score", "tier small"))
+
+    until_now(is_complete)
     data = json.loads(penstock("trace", "-n", "1", "-a", admin(running), "--json").stdout)
     assert len(data) == 1
     assert penstock("trace", "0" * 32, "-a", admin(running)).returncode == 1
@@ -221,9 +184,7 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
     assert after["revision"] == before["revision"] + 1
     assert after["tiers"][0]["threshold"] == 95
     assert "stricter" not in said.stdout
-    until = time.monotonic() + 120
-    while json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["tier"] != "large":
-        assert time.monotonic() < until
+    until_now(lambda: json.loads(penstock("ask", "hello", "-t", target(running), "--json").stdout)["tier"] == "large")
     for bad, said_of_it in (("small", "TIER=SCORE"), ("huge=3", "no tier huge"), ("small=300", "threshold")):
         failed = penstock("plan", "set", "--threshold", bad, "-a", admin(running))
         assert failed.returncode == 2
@@ -234,8 +195,7 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
     assert penstock("plan", "set", "--threshold", "small=80", "-a", admin(running)).returncode == 0
     pages = json.loads((running / METRICS_NAME).read_text())
     (page,) = (page for page in pages if page["labels"]["instance"].startswith("planner"))
-    with urllib.request.urlopen(f"http://{page['targets'][0]}/metrics", timeout=60) as metrics:
-        text = metrics.read().decode()
+    text = metrics_page(page["targets"][0])
     desired = re.findall(r'^penstock_desired_replicas.*penstock_tier="(\w+)".* (\S+)$', text, re.MULTILINE)
     assert desired == [("small", "2.0"), ("large", "1.0")]  # what autoscalers follow, with the counts of --worker
 
@@ -328,11 +288,10 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
 
         monkeypatch.setattr(mesh.watcher, "start", fails_once)
 
-        def workers() -> dict[str, int]:
-            found = [i.model.tier for i in mesh.view.instances(Role.WORKER) if i.model is not None]
-            return {tier: found.count(tier) for tier in ("small", "large")}
+        async def reached(wanted: dict[str, int]) -> None:
+            await until(lambda: workers(mesh) == wanted and len(mesh.watcher.watched) == 4 + sum(wanted.values()))
 
-        assert workers() == {"small": 1, "large": 1}
+        assert workers(mesh) == {"small": 1, "large": 1}
         planner = mesh.planner_address
         async with (
             AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
@@ -353,9 +312,7 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
                 plan = await plans.get_plan()
                 tiers = tuple(dataclasses.replace(t, instances=wanted[t.name]) for t in plan.tiers)
                 await plans.set_plan(dataclasses.replace(plan, tiers=tiers))
-                async with asyncio.timeout(400):
-                    while workers() != wanted or len(mesh.watcher.watched) != 4 + sum(wanted.values()):
-                        await asyncio.sleep(0.05)
+                await reached(wanted)
             stop.set()
             assert min(await asyncio.gather(*asking)) > 0
         assert background.failures["follow-plan"] == failures + 1
@@ -382,15 +339,12 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
         redis = connect(mesh.redis_url_of("router"))
         store = WorkloadStore(redis, Keys(mesh.mesh.name))
 
-        def workers() -> dict[str, int]:
-            found = [i.model.tier for i in mesh.view.instances(Role.WORKER) if i.model is not None]
-            return {tier: found.count(tier) for tier in ("small", "large")}
-
         async def followed(revision: int) -> Plan:
-            async with asyncio.timeout(400):
-                while (plan := mesh.view.plan) is None or plan.revision < revision or plan_counts(plan) != workers():
-                    await asyncio.sleep(0.05)
-            return plan
+            await until(lambda: (plan := held()).revision >= revision and plan_counts(plan) == workers(mesh))
+            return held()
+
+        def held() -> Plan:
+            return present(mesh.view.plan)
 
         def plan_counts(plan: Plan) -> dict[str, int]:
             return {tier.name: tier.instances for tier in plan.tiers}
@@ -400,7 +354,7 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
                 at = time.time()
                 for i, score in enumerate((85, 85, 85, 45, 45)):
                     await store.append(window(at - 10 + i / 4, score))
-                seeded = present(mesh.view.plan)
+                seeded = held()
                 # windows from before the plan was made are not acted on; these are
                 for i, score in enumerate((45, 45, 85, 85)):
                     await store.append(window(at + i / 4, score))

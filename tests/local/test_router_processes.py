@@ -12,7 +12,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 from grpc import aio
 
 from penstock import AsyncClient, Tokens, UnavailableError
@@ -22,8 +21,9 @@ from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.services.health import is_serving
 from penstock.services.processes import free_port
+from tests.conftest import write_mesh_file
 from tests.support.simulated_text import ENDLESS, simulated_texts
-from tests.support.waiting import runs
+from tests.support.waiting import runs, until
 
 pytestmark = pytest.mark.slow
 
@@ -37,13 +37,9 @@ TIMEOUT_S = 300.0
 @pytest.fixture(scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalMesh]:
     folder = tmp_path_factory.mktemp("processes")
-    content = {
-        "name": "test-router-processes",
-        "tiers": [{"name": "only", "model": "sim", "engine": "simulated", "simulated": SLOW, "max_running": 64}],
-        "router": {"processes": 2, "trace_share": 1.0, "grpc_port": free_port(), "http_port": free_port()},
-    }
-    file = folder / "mesh.yaml"
-    file.write_text(yaml.safe_dump(content))
+    router = {"processes": 2, "trace_share": 1.0, "grpc_port": free_port(), "http_port": free_port()}
+    tiers = [{"name": "only", "model": "sim", "simulated": SLOW, "max_running": 64}]
+    file = write_mesh_file(folder, tiers, router=router, judge={"replicas": 0})
     async with LocalMesh(MeshOptions(file, folder)) as running:
         yield running
 
@@ -93,12 +89,6 @@ async def all_answer(mesh: LocalMesh) -> None:
                         if [process.answering for process in (await client.status()).processes] == [True, True]:
                             return
             await asyncio.sleep(0.1)
-
-
-async def until_gone(pid: int) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while runs(pid):
-            await asyncio.sleep(0.02)
 
 
 def client(mesh: LocalMesh, number: int) -> AsyncClient:
@@ -224,7 +214,7 @@ async def test_processes_restarted_one_after_the_other_refuse_nobody(mesh: Local
     for index in range(2):
         pid = children(parent(mesh))[index]
         os.kill(pid, signal.SIGTERM)
-        await until_gone(pid)
+        await until(lambda pid=pid: not runs(pid))
         await all_answer(mesh)
     over.set()
     assert min(await asyncio.gather(*asking)) >= 1
@@ -241,8 +231,7 @@ async def test_a_killed_parents_processes_end_their_streams_and_a_new_one_takes_
         await begun.wait()
         os.kill(pid, signal.SIGKILL)
         await reading
-    for child in before.values():
-        await until_gone(child)
+    await until(lambda: not any(runs(child) for child in before.values()))
     assert not exists(folder)
     await all_answer(mesh)
     assert parent(mesh) != pid

@@ -5,7 +5,6 @@ Also of a tier that the plan has none of, while requests need it. Workers of oth
 
 import asyncio
 import re
-import urllib.request
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,9 @@ from penstock.local import LocalMesh, MeshOptions
 from penstock.services.domain.instances import Role
 from tests.conftest import FAST, write_mesh_file
 from tests.support.cli import penstock
+from tests.support.measured import metrics_page
 from tests.support.steady_requests import steady_requests
+from tests.support.waiting import until
 
 STREAMS, PLACES, MOST = 12, 2, 3
 WAIT_S = 300.0
@@ -32,31 +33,24 @@ async def test_a_tier_has_more_workers_while_its_requests_wait_and_no_reply_is_l
         {"name": "large", "model": "l"},
     ]
     for tier in tiers:
-        tier |= {"engine": "simulated", "simulated": FAST | {"overhead_ms": 10.0, "reply_tokens": 100}}
+        tier["simulated"] = PACE
     planner = {"max_instances": MOST, "scaling": {"enabled": True, "rise_s": 1, "hold_s": 3}}
     async with LocalMesh(MeshOptions(write_mesh_file(tmp_path, tiers, planner=planner), tmp_path)) as mesh:
 
         def exported() -> dict[str, int]:
             (record,) = mesh.view.instances(Role.PLANNER)
-            with urllib.request.urlopen(f"http://{record.metrics_address}/metrics", timeout=60) as response:
-                text = response.read().decode()
-            return {
-                tier: int(float(count))
-                for tier, count in re.findall(
-                    r'^penstock_desired_replicas.*penstock_tier="(\w+)".* (\S+)$', text, re.MULTILINE
-                )
-            }
+            text = metrics_page(record.metrics_address)
+            counts = re.findall(r'^penstock_desired_replicas.*penstock_tier="(\w+)".* (\S+)$', text, re.MULTILINE)
+            return {tier: int(float(count)) for tier, count in counts}
 
-        async def until(small: int) -> None:
-            async with asyncio.timeout(WAIT_S):
-                while len(mesh.view.workers("small")) != small or len(mesh.watcher.watched) != 4 + small + 1:
-                    await asyncio.sleep(0.02)
+        async def scaled_to(small: int) -> None:
+            await until(lambda: len(mesh.view.workers("small")) == small and len(mesh.watcher.watched) == 5 + small)
             assert await asyncio.to_thread(exported) == {"small": small, "large": 1}
 
         async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
             async with steady_requests(client, STREAMS):
-                await until(MOST)
-            await until(1)
+                await scaled_to(MOST)
+            await scaled_to(1)
             assert (await client.status()).plan_revision == 1
 
 
@@ -70,7 +64,7 @@ async def test_a_request_starts_a_worker_of_a_tier_that_has_none_or_takes_the_ne
     ]
     parts = {
         "planner": {"scaling": {"enabled": True, "rise_s": 1, "hold_s": 2}},
-        "router": {"grpc_port": 0, "http_port": 0, "tier_wait_s": WAIT_S},
+        "router": {"tier_wait_s": WAIT_S},
     }
     async with (
         asyncio.timeout(WAIT_S),
@@ -100,7 +94,6 @@ async def test_a_request_starts_a_worker_of_a_tier_that_has_none_or_takes_the_ne
         assert (await client.status()).plan_revision == 2
 
 
-STREAMS = 12
 PACE = FAST | {"overhead_ms": 10.0, "reply_tokens": 100}
 """Of a step: so that replies run while workers are replaced."""
 
@@ -111,25 +104,19 @@ Shapes = dict[str, Counter[str]]
 async def test_workers_of_other_shapes_replace_the_old_ones_and_no_reply_is_lost(tmp_path: Path) -> None:
     """`plan set --shape` says the steps; a rollback restores. At no time does a tier serve with fewer workers than before."""
     tiers: list[dict[str, Any]] = [
-        {"name": "small", "model": "s", "threshold": 80, "engine": "simulated", "simulated": PACE},
-        {"name": "large", "model": "l", "engine": "simulated", "simulated": PACE, "workers": 2},
+        {"name": "small", "model": "s", "threshold": 80, "simulated": PACE},
+        {"name": "large", "model": "l", "simulated": PACE, "workers": 2},
     ]
     async with LocalMesh(MeshOptions(write_mesh_file(tmp_path, tiers), tmp_path)) as mesh:
         least = {"small": 1, "large": 2}
-        own, other = (
-            {"small": Counter({"tp1pp1": 1}), "large": Counter({"tp1pp1": 2})},
-            {
-                "small": Counter({"tp1pp1": 1}),
-                "large": Counter({"tp2pp2": 2}),
-            },
-        )
+        own, other = ({"small": Counter({"tp1pp1": 1}), "large": Counter({shape: 2})} for shape in ("tp1pp1", "tp2pp2"))
 
         def shapes() -> Shapes:
             """What workers report, by tier."""
             cards = [i.model for i in mesh.view.instances(Role.WORKER) if i.model is not None and not i.draining]
             return {tier: Counter(card.shape for card in cards if card.tier == tier) for tier in least}
 
-        async def until(wanted: Shapes) -> None:
+        async def reached(wanted: Shapes) -> None:
             async with asyncio.timeout(WAIT_S):
                 while (now := shapes()) != wanted or len(mesh.watcher.watched) != 4 + 3:
                     assert all(now[tier].total() >= count for tier, count in least.items())
@@ -148,11 +135,11 @@ async def test_workers_of_other_shapes_replace_the_old_ones_and_no_reply_is_lost
             told = await asyncio.to_thread(plan, "set", "--shape", "large=tp2pp2")
             assert "1. start 2 x large (TP=2, PP=2) 2. stop 2 x large (TP=1)" in told
             assert "2 x TP=2, PP=2" in told
-            await until(other)
+            await reached(other)
             async with asyncio.timeout(WAIT_S):
                 async for status in client.watch_status(0.1):  # whose router hears of what has gone a little later
                     if [i.shape for i in status.instances if i.tier == "large"] == ["tp2pp2"] * 2:
                         break
             told = await asyncio.to_thread(plan, "rollback")
             assert "1. start 2 x large (TP=1) 2. stop 2 x large (TP=2, PP=2)" in told
-            await until(own)
+            await reached(own)

@@ -6,12 +6,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
 from penstock.local import read_run_file
 from penstock.services.access import authority
 from penstock.services.access.api_keys import KeyFile, new_key
 from penstock.services.access.roles import CallerRole
+from tests.conftest import write_mesh_file
 from tests.support.cli import penstock, penstock_process
 
 PROMPT = "a prompt that no file may have"
@@ -20,20 +20,9 @@ PROMPT = "a prompt that no file may have"
 def test_a_mesh_with_keys_and_certificates_runs_by_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = {"engine": "simulated", "simulated": {"overhead_ms": 1.0, "reply_tokens": 24}}
-    content = {
-        "name": f"secured-{tmp_path.name}",
-        "tiers": [
-            {"name": "small", "model": "s", "threshold": 100, **fast},
-            {"name": "large", "model": "l", **fast},
-        ],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}]},
-        "router": {"grpc_port": 0, "http_port": 0, "trace_share": 1.0},
-        "access": {"keys": "keys.json", "tenants": [{"name": "acme"}]},
-        "tls": {"folder": "certs"},
-    }
-    file, folder = tmp_path / "mesh.yaml", tmp_path / "run"
-    file.write_text(yaml.safe_dump(content))
+    tiers = [{"name": "small", "model": "s", "threshold": 100}, {"name": "large", "model": "l"}]
+    access = {"keys": "keys.json", "tenants": [{"name": "acme"}]}
+    file, folder = write_mesh_file(tmp_path, tiers, access=access, tls={"folder": "certs"}), tmp_path / "run"
     stored, key = new_key("acme", time.time())
     KeyFile(tmp_path / "keys.json").add(stored)
     authority.create(tmp_path / "certs", ["localhost", "127.0.0.1"], days=1)

@@ -98,7 +98,6 @@ async def test_simulated_tiers_need_no_models(tmp_path: Path) -> None:
             assert [(tier.name, tier.model) for tier in plan.tiers] == [("small", "small"), ("large", "large")]
             strict = dataclasses.replace(plan.tiers[0], threshold=95.0)
             made = await plans.set_plan(dataclasses.replace(plan, tiers=(strict, plan.tiers[1])))
-            async with asyncio.timeout(60):
-                while (await client.status()).plan_revision < made.revision:
-                    await asyncio.sleep(0.05)
+            while (await client.status()).plan_revision < made.revision:
+                await asyncio.sleep(0.05)
             assert (await client.generate("hello")).tier == "large"

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +27,11 @@ from penstock.worker_service.engine.sglang.extension import SERVER_MARGIN_S
 from tests.conftest import FAMILY
 from tests.local.test_local_mesh import simulated_mesh
 from tests.support.cli import penstock, penstock_process
+from tests.support.measured import metrics_page
 from tests.support.present import present
 from tests.support.waiting import until_now
+
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 
 
 @pytest.fixture
@@ -122,17 +124,7 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
     file, folder = simulated_mesh(tmp_path), tmp_path / "run"
     folder.mkdir()
     run_file(ProcessId(1, "an-earlier-boot/1")).write(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.cli.main",
-        "up",
-        "--detach",
-        "--mesh",
-        str(file),
-        "--folder",
-        str(folder),
-    ]
+    command = [*PENSTOCK, "up", "--detach", "--mesh", str(file), "--folder", str(folder)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     both = [subprocess.Popen(command, **pipes) for _ in range(2)]  # type: ignore[call-overload]
     try:
@@ -155,8 +147,7 @@ def test_of_two_up_at_once_one_runs_and_replaces_a_stale_run_file(tmp_path: Path
         }
         assert {name.partition("-")[0] for name in pages} == {"router", "planner", "worker", "judge"}
         for address in pages.values():
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
-                assert b"target_info" in page.read()
+            assert "target_info" in metrics_page(address)
     finally:
         down = penstock("down", "--folder", str(folder))
     assert down.returncode == 0, down.stderr
@@ -222,10 +213,8 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     path, file = tmp_path / "first", tmp_path / "stopped"
     path.mkdir()
     (path / "sitecustomize.py").write_text(STANDS_STILL.format(file=str(file)))  # every Python process runs this first
-    command = [sys.executable, "-m", "penstock.cli.main", "up", "--detach"]
-    command += ["--mesh", str(simulated_mesh(tmp_path)), "--folder", str(tmp_path)]
     up = subprocess.Popen(
-        command,
+        [*PENSTOCK, "up", "--detach", "--mesh", str(simulated_mesh(tmp_path)), "--folder", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -241,7 +230,7 @@ def test_a_mesh_that_is_starting_can_be_stopped(tmp_path: Path, way: str) -> Non
     until_now(lambda: "waiting for" in (tmp_path / "up.log").read_text())
     down = None
     if way == "down":
-        down = subprocess.Popen([*command[:3], "down", "--folder", str(tmp_path)])
+        down = subprocess.Popen([*PENSTOCK, "down", "--folder", str(tmp_path)])
     else:
         up.send_signal(signal.SIGINT)
     until_now(lambda: not router.runs)

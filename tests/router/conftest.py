@@ -10,21 +10,9 @@ import pytest
 
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.services.channels import ChannelPool
-from tests.conftest import write_mesh_file
-from tests.support.mesh import TestMesh, running_mesh
+from tests.support.mesh import TestMesh
 from tests.support.routed_request import Router
-from tests.support.services import RedisProcess
 from tests.support.tier_scene import Scene
-
-
-@pytest.fixture(scope="module")
-async def mesh(
-    request: pytest.FixtureRequest, redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[TestMesh]:
-    """One mesh for all tests of a module: its MESH, the arguments of `write_mesh_file`, with so many ROUTERS."""
-    path = write_mesh_file(tmp_path_factory.mktemp("mesh"), **getattr(request.module, "MESH", {}))
-    async with running_mesh(path, redis.url, routers=getattr(request.module, "ROUTERS", 1)) as running:
-        yield running
 
 
 @pytest.fixture

@@ -312,7 +312,7 @@ MESH = {
         {"name": "large", "model": "sim-large", "simulated": FAST | {"reply_tokens": 1_000_000}},
     ],
     "planner": {"best_answer": True},
-    "router": {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60, "trace_share": 1.0},
+    "router": {"judge_timeout_s": 60, "trace_share": 1.0},
 }
 """The small tier's answers are complete and never accepted; those of the large one are cut off, which a guard refuses."""
 
@@ -345,18 +345,17 @@ async def test_a_client_sees_which_answer_it_gets(mesh: TestMesh) -> None:
     assert reply.tier == "small"
 
 
-async def test_openais_api_delivers_it_streamed_and_whole(mesh: TestMesh) -> None:
+async def test_openais_api_delivers_it_streamed_and_whole(client: openai.AsyncOpenAI) -> None:
     """Each of several choices is the best of its own answers."""
     options: Any = {"model": "cascade", "messages": [{"role": "user", "content": "hello"}], **GREEDY}
-    async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="none", max_retries=0) as client:
-        whole = await client.chat.completions.create(**options, n=2)
-        done: Any = (whole.model_extra or {})["penstock"]
-        for choice in done:
-            assert choice["tier"] == "small"
-            assert [(t["tier"], t["accepted"]) for t in choice["tiers"]] == [("small", True), ("large", False)]
-        assert present(whole.usage).completion_tokens == sum(choice["tiers"][0]["completion_tokens"] for choice in done)
-        stream = await client.chat.completions.create(**options, stream=True)
-        chunks = [chunk async for chunk in stream]
+    whole = await client.chat.completions.create(**options, n=2)
+    done: Any = (whole.model_extra or {})["penstock"]
+    for choice in done:
+        assert choice["tier"] == "small"
+        assert [(t["tier"], t["accepted"]) for t in choice["tiers"]] == [("small", True), ("large", False)]
+    assert present(whole.usage).completion_tokens == sum(choice["tiers"][0]["completion_tokens"] for choice in done)
+    stream = await client.chat.completions.create(**options, stream=True)
+    chunks = [chunk async for chunk in stream]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content == whole.choices[1].message.content
 

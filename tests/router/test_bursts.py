@@ -18,7 +18,6 @@ from penstock import (
 from penstock.router_service.siblings.counters import total
 from penstock.services.acceptance.bursts import tie_draw
 from penstock.types.mesh_status import BurstCounts, ProcessCounters
-from tests.router.test_flagged_answers import metrics_page
 from tests.router.test_request_traces import SERVICES, trace_of
 from tests.support.mesh import TestMesh
 
@@ -28,7 +27,7 @@ MESH = {
         {"name": "small", "model": "sim-small", "threshold": 100, "simulated": FAST},
         {"name": "large", "model": "sim-large", "simulated": FAST},
     ],
-    "router": {"grpc_port": 0, "http_port": 0, "replicas": 2, "burst_window_s": 30, "trace_per_s": 100},
+    "router": {"replicas": 2, "burst_window_s": 30, "trace_per_s": 100},
 }
 ROUTERS = 2
 CALM_PER_S = 2.0
@@ -97,7 +96,7 @@ async def test_thresholds_give_way_to_a_burst_at_all_routers_and_come_back(mesh:
         trace = await trace_of(mesh, reply.trace_id, SERVICES - {"judge"})
         (tier,) = [span for span in trace.spans if span.name == "tier small"]
         assert tier.attributes["penstock.burst_step"] == "1"
-        page = await asyncio.to_thread(metrics_page, mesh)
+        page = await mesh.metrics()
         assert "penstock_router_burst_step" in page
         assert any(
             line.startswith("penstock_router_burst_changes_total{") and 'penstock_reason="load"' in line

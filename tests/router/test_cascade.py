@@ -96,11 +96,6 @@ def test_the_threshold_that_clients_see_is_the_one_that_held() -> None:
     assert lowest_accepted(higher, 100) == 60.0
 
 
-def test_a_burst_step_keeps_the_rule_for_long_answers() -> None:
-    step = BurstStep((BurstThreshold(30.0), BurstThreshold(40.0)), 50.0, 1.0, "large", 0.5)
-    assert cascade.at_step(LONG, step)[0].long_answers == LongAnswers(100, 20.0)
-
-
 def test_a_tier_alone_is_never_judged() -> None:
     alone = cascade.route(PLAN, "small")
     assert not cascade.judged_at(alone, 0)
@@ -113,10 +108,11 @@ def test_without_a_judge_the_plan_may_let_answers_stand() -> None:
 
 
 def test_a_burst_step_has_its_own_thresholds_and_changes_nothing_else() -> None:
+    """Neither the rule for long answers."""
     step = BurstStep((BurstThreshold(30.0), BurstThreshold(40.0)), 80.0, 5.0, "large", 0.5)
-    small, medium, large = PLAN.tiers
+    small, medium, large = LONG
     changed = (replace(small, threshold=30.0), replace(medium, threshold=40.0), large)
-    assert cascade.at_step(PLAN.tiers, step) == changed
+    assert cascade.at_step(LONG, step) == changed
 
 
 def test_a_burst_step_of_a_plan_with_other_tiers_is_refused() -> None:

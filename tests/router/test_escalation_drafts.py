@@ -1,10 +1,7 @@
 """A rejected answer becomes the draft of the next tier, and so does a prediction: real services, simulated engines."""
 
-import asyncio
-import contextlib
 import io
 import logging
-import urllib.request
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,7 +15,7 @@ from rich.console import Console
 
 from penstock import AsyncClient, Finished, Reply
 from penstock.cli import ask, top
-from penstock.client.errors import InvalidRequestError, NotFoundError
+from penstock.client.errors import InvalidRequestError
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.router_service.generation.attempt import _draft_for
@@ -26,11 +23,10 @@ from penstock.types.mesh_status import Trace
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, GenerationRequest
 from penstock.types.sampling import SamplingParams
-from tests.conftest import write_mesh_file
-from tests.router.test_flagged_answers import metrics_page
-from tests.support.mesh import Stub, TestMesh, running_mesh
+from tests.support.measured import trace_with
+from tests.support.mesh import Stub, TestMesh
+from tests.support.present import present
 from tests.support.scripted_worker_servicer import Act, Script, ScriptedWorker
-from tests.support.services import RedisProcess
 from tests.support.simulated_text import simulated_texts
 from tests.support.tier_scene import Scene
 
@@ -44,12 +40,8 @@ TIERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    """Tiers whose answers are never accepted, but for the last; the middle one gets no rejected answers."""
-    router = {"grpc_port": 0, "http_port": 0, "trace_share": 1.0, "judge_timeout_s": 60}
-    async with running_mesh(write_mesh_file(tmp_path_factory.mktemp("mesh"), TIERS, router=router), redis.url) as mesh:
-        yield mesh
+MESH = {"tiers": TIERS, "router": {"trace_share": 1.0, "judge_timeout_s": 60}}
+"""Tiers whose answers are never accepted, but for the last; the middle one gets no rejected answers."""
 
 
 async def reply(client: AsyncClient, **options: Any) -> Reply:
@@ -75,7 +67,7 @@ async def test_it_is_counted_for_metrics_and_status(mesh: TestMesh) -> None:
         assert accepted > 0
         after = {tier.name: tier.accepted_draft_tokens for tier in (await client.status()).tiers}
     assert after == before | {"large": before["large"] + accepted}
-    page = await asyncio.to_thread(metrics_page, mesh)
+    page = await mesh.metrics()
     lines = [line for line in page.splitlines() if line.startswith("penstock_router_draft_tokens_total{")]
     (line,) = [line for line in lines if 'penstock_outcome="accepted"' in line]
     assert 'penstock_tier="large"' in line
@@ -94,31 +86,25 @@ async def test_a_prediction_is_the_draft_of_every_tier_until_there_is_a_better_o
             await reply(client, prediction="a" * (MAX_DRAFT_CHARS + 1))
 
 
-async def test_openais_prediction_and_usage(mesh: TestMesh) -> None:
+async def test_openais_prediction_and_usage(client: openai.AsyncOpenAI) -> None:
     """The request's field as a text and as parts, streamed or not; the counts are in the usage under OpenAI's names."""
     messages: Any = [{"role": "user", "content": PROMPT}]
-    async with openai.AsyncOpenAI(base_url=f"{mesh.http}/v1", api_key="none", max_retries=0) as client:
-        for content in (TEXT, [{"type": "text", "text": TEXT[:9]}, {"type": "text", "text": TEXT[9:]}]):
-            prediction: Any = {"type": "content", "content": content}
-            options: Any = {"model": "large", "messages": messages, "temperature": 0, "max_tokens": LENGTH}
-            got = await client.chat.completions.create(**options, prediction=prediction)
-            assert got.choices[0].message.content == TEXT
-            assert got.usage is not None
-            details = got.usage.completion_tokens_details
-            assert details is not None
-            assert (details.accepted_prediction_tokens or 0) > 0.8 * LENGTH
-            assert details.rejected_prediction_tokens is not None
-            stream = await client.chat.completions.create(
-                **options, prediction=prediction, stream=True, stream_options={"include_usage": True}
-            )
-            chunks = [chunk async for chunk in stream]
-            assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
-            assert chunks[-1].usage is not None
-            assert chunks[-1].usage.completion_tokens_details == details
-        plain = await client.chat.completions.create(**options)
-        assert plain.usage is not None
-        assert plain.usage.completion_tokens_details is not None
-        assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    options: Any = {"model": "large", "messages": messages, "temperature": 0, "max_tokens": LENGTH}
+    for content in (TEXT, [{"type": "text", "text": TEXT[:9]}, {"type": "text", "text": TEXT[9:]}]):
+        prediction: Any = {"type": "content", "content": content}
+        got = await client.chat.completions.create(**options, prediction=prediction)
+        assert got.choices[0].message.content == TEXT
+        details = present(present(got.usage).completion_tokens_details)
+        assert (details.accepted_prediction_tokens or 0) > 0.8 * LENGTH
+        assert details.rejected_prediction_tokens is not None
+        stream = await client.chat.completions.create(
+            **options, prediction=prediction, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+        assert present(chunks[-1].usage).completion_tokens_details == details
+    plain = await client.chat.completions.create(**options)
+    assert present(present(plain.usage).completion_tokens_details).accepted_prediction_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -133,28 +119,20 @@ async def test_openais_prediction_and_usage(mesh: TestMesh) -> None:
         ({"type": "content", "content": "a", "more": 1}, "prediction.more"),
     ],
 )
-async def test_a_prediction_that_is_none_is_refused_by_name(mesh: TestMesh, prediction: Any, field: str) -> None:
+async def test_a_prediction_that_is_none_is_refused_by_name(
+    session: aiohttp.ClientSession, prediction: Any, field: str
+) -> None:
     body = {"model": "large", "messages": [{"role": "user", "content": PROMPT}], "prediction": prediction}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{mesh.http}/v1/chat/completions", json=body) as response,
-    ):
+    async with session.post("/v1/chat/completions", json=body) as response:
         assert response.status == 400
         error = (await response.json())["error"]
     assert field in f"{error['param']} {error['message']}"
 
 
-async def complete_trace(client: AsyncClient, trace_id: str) -> list[Trace]:
-    """The trace, once the span of the last tier and its worker's have arrived."""
-    async with asyncio.timeout(120):
-        while True:
-            with contextlib.suppress(NotFoundError):
-                traces = await client.traces(trace_id=trace_id)
-                spans = traces[0].spans
-                of_workers = [span for span in spans if "gen_ai.usage.output_tokens" in span.attributes]
-                if len(of_workers) == len(TIERS) and any(span.name == "tier large" for span in spans):
-                    return traces
-            await asyncio.sleep(0.05)
+def is_complete(trace: Trace) -> bool:
+    """Whether the span of the last tier and those of all workers have arrived."""
+    of_workers = [span for span in trace.spans if "gen_ai.usage.output_tokens" in span.attributes]
+    return len(of_workers) == len(TIERS) and any(span.name == "tier large" for span in trace.spans)
 
 
 async def test_no_draft_is_in_logs_or_traces(mesh: TestMesh, caplog: pytest.LogCaptureFixture) -> None:
@@ -164,10 +142,10 @@ async def test_no_draft_is_in_logs_or_traces(mesh: TestMesh, caplog: pytest.LogC
     async with mesh.client() as client:
         got = await reply(client, prediction=secret, trace=True)
         assert got.trace_id
-        traces = await complete_trace(client, got.trace_id)
-    assert secret not in repr(traces)
+        trace = await trace_with(client, got.trace_id, is_complete)
+    assert secret not in repr(trace)
     assert secret not in caplog.text
-    assert TEXT not in repr(traces)
+    assert TEXT not in repr(trace)
 
 
 async def test_a_reply_that_fails_over_brings_its_draft_and_its_tokens(scene: Scene) -> None:
@@ -261,8 +239,6 @@ class TestWorker:
 
     async def counted(self, mesh: TestMesh) -> dict[str, float]:
         """`penstock.worker.drafts` by outcome."""
-        address = mesh.parts["worker-large-0"].telemetry.metrics_address
-        with await asyncio.to_thread(urllib.request.urlopen, f"http://{address}/metrics", timeout=60) as response:
-            lines = str(response.read().decode()).splitlines()
-        lines = [line for line in lines if line.startswith("penstock_worker_drafts_total{")]
+        page = await mesh.metrics("worker-large-0")
+        lines = [line for line in page.splitlines() if line.startswith("penstock_worker_drafts_total{")]
         return {line.split('penstock_outcome="')[1].split('"')[0]: float(line.rpartition(" ")[2]) for line in lines}

@@ -12,6 +12,7 @@ from penstock.router_service.openai_gateway.event_writer import EventWriter
 from penstock.services.domain.errors import PeerNotReading
 from penstock.services.write_timeouts import WriteTimeouts
 from tests.support.present import present
+from tests.support.raw_http import connect, read_all
 
 FOREVER_S = 3600.0
 LARGE = b"x" * 100_000
@@ -55,20 +56,11 @@ async def served(
 
 async def connected(address: tuple[str, int], version: str = "1.1") -> socket.socket:
     """A connection whose receive buffer is soon full, with its request sent."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.setblocking(False)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(made, address)
-    await loop.sock_sendall(made, f"GET / HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    made = await connect(address)
+    await asyncio.get_running_loop().sock_sendall(
+        made, f"GET / HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    )
     return made
-
-
-async def read_all(connection: socket.socket) -> bytes:
-    found = b""
-    while part := await asyncio.get_running_loop().sock_recv(connection, 65536):
-        found += part
-    return found
 
 
 def body_of(received: bytes) -> bytes:

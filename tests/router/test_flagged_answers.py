@@ -1,7 +1,5 @@
 """Answers that no further tier can better are judged at their end where the mesh asks for it, and flagged if they are bad."""
 
-import asyncio
-import urllib.request
 from typing import Any
 
 import aiohttp
@@ -9,13 +7,10 @@ import pytest
 
 from penstock import Finished, Judged, Tokens
 from penstock.router_service.generation.cascade import flagged
-from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_file import load_mesh_file
-from tests.conftest import MeshFileMaker
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.conftest import MeshRunner
+from tests.support.mesh import TestMesh
 
-ROUTER = {"grpc_port": 0, "http_port": 0, "judge_timeout_s": 60}
+ROUTER = {"judge_timeout_s": 60}
 NEEDS_REFERENCE = {"scorers": [{"name": "exact", "kind": "exact"}], "default_scorer": "exact"}
 
 
@@ -35,10 +30,9 @@ async def events_of(mesh: TestMesh, **options: Any) -> tuple[str, list[Judged], 
     raise AssertionError("no end")
 
 
-async def test_a_bad_answer_of_the_last_tier_is_flagged(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_a_bad_answer_of_the_last_tier_is_flagged(run_mesh: MeshRunner) -> None:
     """Its tokens come before it is judged. Its client is told, over gRPC and HTTP, and it is counted; a good one is not."""
-    file = mesh_file(router=ROUTER | {"flag_below": 0.001})
-    async with running_mesh(file, redis.url) as mesh:
+    async with run_mesh(router=ROUTER | {"flag_below": 0.001}) as mesh:
         text, (cut,), end = await events_of(mesh, model="large", max_tokens=3)
         assert text
         assert (cut.tier, cut.score, cut.threshold, cut.accepted) == ("large", 0, 0.001, True)
@@ -55,20 +49,15 @@ async def test_a_bad_answer_of_the_last_tier_is_flagged(redis: RedisProcess, mes
         ):
             (tier,) = (await response.json())["penstock"]["tiers"]
         assert (tier["flagged"], tier["score_reason"]) == (True, "truncated_answer")
-        page = await asyncio.to_thread(metrics_page, mesh)
+        page = await mesh.metrics()
     (line,) = [line for line in page.splitlines() if line.startswith("penstock_router_flagged_total{")]
     assert 'penstock_tier="large"' in line
     assert line.endswith(" 2.0")
 
 
-def metrics_page(mesh: TestMesh) -> str:
-    with urllib.request.urlopen(f"http://{mesh.router.telemetry.metrics_address}/metrics", timeout=60) as response:
-        return str(response.read().decode())
-
-
-async def test_without_the_setting_only_lower_tiers_are_judged(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_without_the_setting_only_lower_tiers_are_judged(run_mesh: MeshRunner) -> None:
     """And a cut answer of a lower tier escalates, with its reason in the event."""
-    async with running_mesh(mesh_file(router=ROUTER), redis.url) as mesh:
+    async with run_mesh(router=ROUTER) as mesh:
         _, judged, end = await events_of(mesh, max_tokens=3)
     assert [(j.tier, j.score, j.reason, j.accepted, j.flagged) for j in judged] == [
         ("small", 0, "truncated_answer", False, False)
@@ -76,10 +65,9 @@ async def test_without_the_setting_only_lower_tiers_are_judged(redis: RedisProce
     assert [(t.tier, t.score, t.flagged) for t in end.tiers] == [("small", 0, False), ("large", None, False)]
 
 
-async def test_an_answer_that_cannot_be_scored_is_not_flagged(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_an_answer_that_cannot_be_scored_is_not_flagged(run_mesh: MeshRunner) -> None:
     """Nor does it fail: its tokens have been sent."""
-    file = mesh_file(router=ROUTER | {"flag_below": 50}, judge=NEEDS_REFERENCE)
-    async with running_mesh(file, redis.url) as mesh:
+    async with run_mesh(router=ROUTER | {"flag_below": 50}, judge=NEEDS_REFERENCE) as mesh:
         text, (judged,), end = await events_of(mesh, model="large")
     assert text
     assert (judged.score, judged.flagged, judged.accepted) == (None, False, True)
@@ -89,9 +77,3 @@ async def test_an_answer_that_cannot_be_scored_is_not_flagged(redis: RedisProces
 @pytest.mark.parametrize(("score", "is_flagged"), [(None, False), (49.9, True), (50.0, False), (0.0, True)])
 def test_scores_below_the_setting_are_flagged(score: float | None, is_flagged: bool) -> None:
     assert flagged(score, 50.0) is is_flagged
-
-
-def test_flagging_needs_a_judge(mesh_file: MeshFileMaker) -> None:
-    file = mesh_file([{"name": "only", "model": "sim"}], judge={"replicas": 0}, router=ROUTER | {"flag_below": 50})
-    with pytest.raises(SettingsError, match=r"router\.flag_below: needs a judge"):
-        load_mesh_file(file)

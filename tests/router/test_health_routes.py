@@ -24,6 +24,7 @@ from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
 from tests.support.services import RedisProcess
 from tests.support.simulated_text import ENDLESS
+from tests.support.waiting import until_answered
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 CARD = ModelCard("small", "m", "d", "torch", 100, 10, 16, 8)
@@ -80,6 +81,11 @@ async def grpc_health(router: Chassis, service: str = "") -> int:
     return int(response.status)
 
 
+async def shows(router: Chassis, expected: tuple[int, ...] | int) -> bool:
+    """Whether the routes have these statuses, or gRPC health this one."""
+    return (await (grpc_health(router, ROUTER_SERVICE) if isinstance(expected, int) else statuses(router))) == expected
+
+
 async def container_check(router: Chassis, *names: str) -> int | None:
     """Exit status of the images' health check."""
     environment = os.environ | {"PENSTOCK_GRPC_PORT": router.address.rpartition(":")[2]}
@@ -87,18 +93,6 @@ async def container_check(router: Chassis, *names: str) -> int | None:
         sys.executable, str(ROOT / "deploy" / "healthcheck.py"), *names, env=environment
     )
     return await check.wait()
-
-
-async def until(router: Chassis, expected: tuple[int, ...]) -> None:
-    async with asyncio.timeout(60):
-        while await statuses(router) != expected:
-            await asyncio.sleep(0.02)
-
-
-async def until_grpc(router: Chassis, service: str, expected: int) -> None:
-    async with asyncio.timeout(60):
-        while await grpc_health(router, service) != expected:
-            await asyncio.sleep(0.02)
 
 
 async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
@@ -111,11 +105,11 @@ async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, m
         assert await grpc_health(router, ROUTER_SERVICE) == NOT_SERVING
         assert (await container_check(router), await container_check(router, ROUTER_SERVICE)) == (0, 1)
         await mesh.start(Role.PLANNER, "planner-0")
-        await until(router, (200, 503, 200))
+        await until_answered(lambda: shows(router, (200, 503, 200)))
         assert (await answers(router))["/readyz"][1]["status"] == "no tier has an instance"
         await mesh.start(Role.WORKER, "worker-0", tier="small")
-        await until(router, (200, 200, 200))
-        await until_grpc(router, ROUTER_SERVICE, SERVING)
+        await until_answered(lambda: shows(router, (200, 200, 200)))
+        await until_answered(lambda: shows(router, SERVING))
         assert await container_check(router, ROUTER_SERVICE) == 0
         assert (await answers(router))["/readyz"][1] == {
             "status": "ready",
@@ -131,8 +125,8 @@ async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, m
             },
         }
         await mesh.stop("worker-0")
-        await until(router, (200, 503, 200))
-        await until_grpc(router, ROUTER_SERVICE, NOT_SERVING)
+        await until_answered(lambda: shows(router, (200, 503, 200)))
+        await until_answered(lambda: shows(router, NOT_SERVING))
     finally:
         await mesh.stop_all()
 
@@ -145,7 +139,7 @@ async def test_a_draining_router_says_so_while_its_requests_end(redis: RedisProc
         await mesh.start(Role.PLANNER, "planner-0")
         router = await mesh.start(Role.ROUTER, "router-0", drain_s=120.0)
         await mesh.start(Role.WORKER, "worker-0", tier="large")
-        await until(router, (200, 200, 200))
+        await until_answered(lambda: shows(router, (200, 200, 200)))
         began, tokens = asyncio.Event(), 0
 
         async def read() -> None:
@@ -160,7 +154,7 @@ async def test_a_draining_router_says_so_while_its_requests_end(redis: RedisProc
             reading = asyncio.create_task(read())
             await began.wait()
             stopping = asyncio.create_task(mesh.stop("router-0"))
-            await until(router, (200, 503, 503))
+            await until_answered(lambda: shows(router, (200, 503, 503)))
             state = await answers(router)
             assert (state["/readyz"][1]["status"], state["/health"][1]["status"]) == ("draining", "draining")
             assert await grpc_health(router) == await grpc_health(router, ROUTER_SERVICE) == NOT_SERVING

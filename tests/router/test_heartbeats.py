@@ -17,9 +17,8 @@ from penstock.router_service.domain.events import Answer, RequestOutput, RouterE
 from penstock.router_service.heartbeats import MAX_JOINED_TOKENS, MAX_UNREAD_EVENTS, with_heartbeats
 from penstock.types.events import Heartbeat, TierStarted
 from penstock.types.replies import TokenFrame
-from tests.conftest import MeshFileMaker
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.conftest import MeshRunner
+from tests.support.mesh import TestMesh
 
 
 def event(number: int) -> RouterEvent:
@@ -138,12 +137,11 @@ def part(at: int) -> TokenFrame:
 
 
 @pytest.fixture
-async def slow_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+async def slow_mesh(run_mesh: MeshRunner) -> AsyncIterator[TestMesh]:
     """One request at a time; the first tier takes several hundred ms; heartbeats every 50 ms."""
     slow = {"overhead_ms": 60.0, "reply_tokens": 24}
     tiers = [{"name": "small", "model": "s", "threshold": 50, "simulated": slow}, {"name": "large", "model": "l"}]
-    file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.05, "max_active": 1})
-    async with running_mesh(file, redis.url) as running:
+    async with run_mesh(tiers, router={"heartbeat_s": 0.05, "max_active": 1}) as running:
         yield running
 
 

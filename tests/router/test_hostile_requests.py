@@ -3,39 +3,41 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
-from penstock import OverloadedError, Tokens
+from penstock import OverloadedError, TierStarted, Tokens
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.router_service.generation.attempt import attempt_id
 from penstock.router_service.generation.live_requests import LiveRequests
-from penstock.services.channels import MAX_CLIENT_MESSAGE_BYTES, MAX_MESSAGE_BYTES
+from penstock.services.channels import MAX_CLIENT_MESSAGE_BYTES
 from penstock.services.domain.errors import AlreadyRunning
 from penstock.services.domain.instances import Role
 from penstock.types.requests import MAX_REQUEST_ID_CHARS
-from tests.conftest import MeshFileMaker
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.conftest import MeshRunner
+from tests.support.mesh import TestMesh
+from tests.support.present import present
 
 DUPLICATES = 20
 SLOW = {"overhead_ms": 5.0, "reply_tokens": 100_000}
 
 
 @pytest.fixture
-async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+async def mesh(run_mesh: MeshRunner) -> AsyncIterator[TestMesh]:
     tiers = [
         {"name": "small", "model": "sim-s", "threshold": 1, "workers": 1, "simulated": SLOW},
         {"name": "large", "model": "sim-l", "workers": 1, "simulated": SLOW},
     ]
-    async with running_mesh(mesh_file(tiers), redis.url, routers=2) as running:
+    async with run_mesh(tiers, routers=2) as running:
         yield running
 
 
@@ -104,13 +106,15 @@ async def test_a_duplicate_of_a_live_request_is_refused_at_once_and_costs_nobody
         await again.until_tokens(4)
 
 
+def details(error: aio.AioRpcError) -> Any:
+    """What is packed into the status of a call."""
+    return present(rpc_status.from_call(error)).details  # type: ignore[arg-type]
+
+
 def reason(error: aio.AioRpcError) -> str:
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    assert status is not None
     info = error_details_pb2.ErrorInfo()
-    assert any(detail.Unpack(info) for detail in status.details)
-    name: str = info.reason
-    return name
+    assert any(detail.Unpack(info) for detail in details(error))
+    return str(info.reason)
 
 
 @pytest.mark.parametrize("router", ["router-0", "router-1"])
@@ -158,13 +162,10 @@ async def test_the_largest_request_that_a_router_takes_breaks_nothing_that_other
         assert status.failovers == 0
 
 
-async def test_a_tier_that_refuses_more_often_than_the_setting_allows_is_told_as_full(
-    redis: RedisProcess, mesh_file: MeshFileMaker
-) -> None:
+async def test_a_tier_that_refuses_more_often_than_the_setting_allows_is_told_as_full(run_mesh: MeshRunner) -> None:
     """`router.max_refusals`. The worker's places are taken behind the router's back, so its record still looks idle."""
     tiers = [{"name": "only", "model": "s", "workers": 0, "max_running": 1, "max_queued": 1, "simulated": SLOW}]
-    file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, "max_refusals": 2})
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+    async with run_mesh(tiers, router={"max_refusals": 2}) as mesh, mesh.client() as client:
         await mesh.start(Role.WORKER, "worker", tier="only", publish_interval_s=60, lease_s=300)
         await mesh.until(lambda s: s.tiers[0].live_instances == 1)
         async with aio.insecure_channel(mesh.parts["worker"].address) as channel:
@@ -190,8 +191,45 @@ def _worker_request(request_id: str) -> worker_pb2.GenerateRequest:
     return worker_pb2.GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling)
 
 
-def test_what_routers_take_is_well_under_what_services_take() -> None:
-    assert MAX_CLIENT_MESSAGE_BYTES * 4 <= MAX_MESSAGE_BYTES
+async def refused(channel: aio.Channel, message: bytes) -> aio.AioRpcError:
+    generate: Any = channel.unary_stream("/penstock.router.v1.RouterService/Generate")
+    with pytest.raises(aio.AioRpcError) as caught:
+        async for _ in generate(message, timeout=60):
+            pass
+    return caught.value
+
+
+async def test_a_full_router_refuses_whatever_comes_without_reading_it(run_mesh: MeshRunner) -> None:
+    """With a time to wait, and counted; on both protocols. With room the same bytes are refused for what they are."""
+    garbage, tiers = b"\xff\xff", [{"name": "large", "model": "l", "simulated": SLOW, "kv_tokens": 100_000}]
+    async with (
+        run_mesh(tiers, router={"max_active": 1, "max_waiting": 0}) as mesh,
+        mesh.client() as client,
+        aiohttp.ClientSession() as session,
+        aio.insecure_channel(mesh.router.address) as channel,
+    ):
+        url, before = f"{mesh.http}/v1/chat/completions", (await client.status()).rejected
+        headers = {"Content-Type": "application/json"}
+        events = client.stream("hello", model="large", temperature=0)
+        async for event in events:
+            if isinstance(event, TierStarted):
+                break
+        error: Any = await refused(channel, garbage)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        info = error_details_pb2.RetryInfo()
+        assert any(detail.Unpack(info) for detail in details(error))
+        assert info.retry_delay.ToMilliseconds() >= 100
+        async with session.post(url, data=garbage, headers=headers) as response:
+            assert response.status == 429
+            assert int(response.headers["Retry-After"]) >= 1
+            assert (await response.json())["error"]["code"] == "overloaded"
+        after = await client.status()
+        assert (after.rejected - before, after.failed) == (2, 0)
+        await events.aclose()  # type: ignore[attr-defined]
+        await mesh.until(lambda s: s.active == 0)
+        assert (await refused(channel, garbage)).code() is grpc.StatusCode.INVALID_ARGUMENT
+        async with session.post(url, data=garbage, headers=headers) as response:
+            assert response.status == 400
 
 
 def test_an_id_is_live_until_its_last_call_has_ended() -> None:

@@ -12,8 +12,7 @@ from tests.support.held_engine import held_engines
 
 HELLO = [{"role": "user", "content": "hello"}]
 ORIGIN = "https://chat.example"
-FAST = {"overhead_ms": 0.5, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 12}
-MESH = {"router": {"grpc_port": 0, "http_port": 0, "heartbeat_s": 0.1, "cors_origins": [ORIGIN]}}
+MESH = {"router": {"heartbeat_s": 0.1, "cors_origins": [ORIGIN]}}
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import zlib
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from penstock.router_service.openai_gateway import bodies, schema
 from penstock.router_service.openai_gateway.bodies import INLINE_BYTES, MAX_BODY_BYTES, RequestBodies
 from penstock.router_service.openai_gateway.json_values import MAX_NODES, json_bytes, read_object
 from penstock.services.domain.errors import InvalidRequest, PenstockError
+from tests.support.local_http import served
 from tests.support.mesh import TestMesh
 from tests.support.present import present
 from tests.support.raw_http import exchange, request_bytes
@@ -246,7 +246,9 @@ def test_the_last_of_two_equal_keys_counts() -> None:
     assert schema.checked(schema.ChatRequest, body).model == "b"
 
 
-async def parsing_app(bodies: RequestBodies, parse: Any) -> web.Application:
+def parsing_app(bodies: RequestBodies, parse: Any) -> web.Application:
+    """Its replies are what `parse` makes of a body."""
+
     async def handle(request: web.Request) -> web.Response:
         try:
             return web.Response(text=await bodies.parsed(request, parse))
@@ -258,37 +260,18 @@ async def parsing_app(bodies: RequestBodies, parse: Any) -> web.Application:
     return app
 
 
-@pytest.fixture
-async def parsed_by() -> AsyncIterator[Any]:
-    """Start a server whose replies are what `parse` makes of a body; returns its address."""
-    runners: list[web.AppRunner] = []
-
-    async def start(bodies: RequestBodies, parse: Any) -> str:
-        runner = web.AppRunner(await parsing_app(bodies, parse))
-        runners.append(runner)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        return f"http://{host}:{port}/"
-
-    yield start
-    for runner in runners:
-        await runner.cleanup()
-
-
-async def test_large_bodies_are_parsed_off_the_event_loop(parsed_by: Any) -> None:
+async def test_large_bodies_are_parsed_off_the_event_loop() -> None:
     """Small ones on it: a thread would cost them more than it spares others."""
     bodies = RequestBodies(60.0)
-    url = await parsed_by(bodies, lambda _: threading.current_thread().name)
-    async with aiohttp.ClientSession() as session:
+    app = parsing_app(bodies, lambda _: threading.current_thread().name)
+    async with served(app) as url, aiohttp.ClientSession() as session:
         for size, name in ((INLINE_BYTES, "MainThread"), (INLINE_BYTES + 1, "json_0"), (MAX_BODY_BYTES, "json_0")):
             async with session.post(url, data=b" " * size) as response:
                 assert await response.text() == name
     bodies.close()
 
 
-async def test_the_bytes_of_all_bodies_together_are_bounded(parsed_by: Any) -> None:
+async def test_the_bytes_of_all_bodies_together_are_bounded() -> None:
     """What comes beyond is told to try again, and room comes back when bodies are done."""
     bodies = RequestBodies(60.0, max_buffered_bytes=1_000_000)
     holding, entered = threading.Event(), threading.Event()
@@ -298,8 +281,7 @@ async def test_the_bytes_of_all_bodies_together_are_bounded(parsed_by: Any) -> N
         holding.wait(30)
         return "done"
 
-    url = await parsed_by(bodies, parse)
-    async with aiohttp.ClientSession() as session:
+    async with served(parsing_app(bodies, parse)) as url, aiohttp.ClientSession() as session:
         first = asyncio.create_task(session.post(url, data=b" " * 600_000))
         await asyncio.to_thread(entered.wait, 30)
         async with session.post(url, data=b" " * 600_000) as second:

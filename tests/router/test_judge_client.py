@@ -25,6 +25,7 @@ from penstock.services.mesh_schema import MeshRouter
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason
+from tests.support.measured import sums
 
 Behaviour = Callable[[], Awaitable[float]]
 
@@ -73,16 +74,8 @@ class Setup:
 
     def failures(self) -> dict[str, int]:
         """By reason."""
-        data = self._reader.get_metrics_data()
-        points = [
-            point
-            for resource in (data.resource_metrics if data is not None else ())
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == "penstock.router.judge_failures"
-            for point in metric.data.data_points
-        ]
-        return {str((p.attributes or {})["penstock.reason"]): int(p.value) for p in points if hasattr(p, "value")}
+        counted = sums(self._reader, "penstock.router.judge_failures")
+        return {str(dict(labels)["penstock.reason"]): int(value) for labels, value in counted.items()}
 
 
 Start = Callable[..., Awaitable[Setup]]

@@ -4,20 +4,18 @@ import asyncio
 import dataclasses
 import functools
 import re
-import urllib.request
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import pytest
 
 from models.training import tasks
-from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, NotFoundError, Span, Stage, Tokens
+from penstock import AsyncClient, AsyncPlannerClient, Finished, InstanceChanged, Span, Stage, Tokens, Trace
 from penstock.services.domain.instances import Role
 from penstock.types.plans import QoeModel
-from tests.conftest import FAMILY, MeshFileMaker
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.conftest import FAMILY, MeshRunner
+from tests.support.measured import trace_with
+from tests.support.mesh import TestMesh
 
 STAGES = (Stage(0, 110, 2), Stage(110, 100_000, 1))
 QOE = (0.0, 0.0, 0.0, 0.0, 1e-6)
@@ -31,11 +29,10 @@ def prompts() -> list[str]:
 
 
 @pytest.fixture
-async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+async def mesh(run_mesh: MeshRunner) -> AsyncIterator[TestMesh]:
     tier = {"name": "only", "model": str(FAMILY / "small"), "engine": "torch", "workers": 3}
     # A bandwidth that is measured while this process stands still would be so low that no move pays.
-    file = mesh_file([tier], stages={"look_s": 0.05, "refine_s": 1000.0, "kv_bandwidth_gb_per_s": 0.5})
-    async with running_mesh(file, redis.url) as running:
+    async with run_mesh([tier], stages={"look_s": 0.05, "refine_s": 1000.0, "kv_bandwidth_gb_per_s": 0.5}) as running:
         yield running
 
 
@@ -97,7 +94,7 @@ async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: Tes
         migration = await migration_span(client, trace_id)
         assert migration.attributes["penstock.to"] == last
         assert {"penstock.offset", "penstock.stall_s", "penstock.sent_bytes"} <= set(migration.attributes)
-    router, receiver = await asyncio.gather(*(asyncio.to_thread(scrape, mesh, name) for name in ("router-0", last)))
+    router, receiver = await mesh.metrics(), await mesh.metrics(last)
     assert re.search(r'penstock_router_move_advice_total\{.*penstock_outcome="moved"', router)
     assert "penstock_router_migrations_total{" in router
     assert "penstock_worker_bids_total{" in receiver
@@ -106,35 +103,26 @@ async def test_replies_move_on_as_they_grow_and_their_text_is_the_same(mesh: Tes
 async def migration_span(client: AsyncClient, trace_id: str) -> Span:
     """The span of the move to the next stage, once what belongs to it has arrived in the request's trace."""
     generate, place, confirm = (f"penstock.worker.v1.WorkerService/{n}" for n in ("Generate", "PlaceBid", "ConfirmBid"))
-    async with asyncio.timeout(60):
-        while True:
-            found: Sequence[Span] = ()
-            with suppress(NotFoundError):  # none of its spans has arrived yet
-                found = (await client.traces(trace_id=trace_id))[0].spans
-            names = {span.span_id: span.name for span in found}
-            for span in found:
-                crossed = span.name == "migration" and span.attributes["penstock.reason"] == "range_crossed"
-                if crossed and "penstock.not_moved" not in span.attributes:  # an earlier try may have come to nothing
-                    inside = {s.span_id for s in found if s.parent_span_id == span.span_id and s.name == "bid-ask"}
-                    asked = {s.name for s in found if s.parent_span_id in inside}
-                    if names.get(span.parent_span_id) == generate and asked == {place, confirm}:
-                        return span
-            await asyncio.sleep(0.1)
 
+    def moves(trace: Trace) -> list[Span]:
+        names, found = {span.span_id: span.name for span in trace.spans}, list[Span]()
+        for span in trace.spans:
+            crossed = span.name == "migration" and span.attributes["penstock.reason"] == "range_crossed"
+            if crossed and "penstock.not_moved" not in span.attributes:  # an earlier try may have come to nothing
+                inside = {s.span_id for s in trace.spans if s.parent_span_id == span.span_id and s.name == "bid-ask"}
+                asked = {s.name for s in trace.spans if s.parent_span_id in inside}
+                if names.get(span.parent_span_id) == generate and asked == {place, confirm}:
+                    found.append(span)
+        return found
 
-def scrape(mesh: TestMesh, name: str) -> str:
-    """An instance's metrics."""
-    with urllib.request.urlopen(f"http://{mesh.parts[name].telemetry.metrics_address}/metrics", timeout=60) as answer:
-        return str(answer.read().decode())
+    return moves(await trace_with(client, trace_id, moves))[0]
 
 
 @pytest.mark.slow
-async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it_is_back(
-    redis: RedisProcess, mesh_file: MeshFileMaker
-) -> None:
+async def test_places_and_replies_close_up_when_a_worker_drains_and_open_when_it_is_back(run_mesh: MeshRunner) -> None:
     slow = {"overhead_ms": 5.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
     tier = {"name": "only", "model": "sim", "workers": 3, "simulated": slow}
-    async with running_mesh(mesh_file([tier], stages={"look_s": 0.05}), redis.url) as mesh, mesh.client() as client:
+    async with run_mesh([tier], stages={"look_s": 0.05}) as mesh, mesh.client() as client:
         still = await asyncio.gather(*(read(client, p, i) for i, p in enumerate(prompts())))
         await lay_out(mesh, STAGES)
         running = [asyncio.create_task(read(client, p, i)) for i, p in enumerate(prompts())]

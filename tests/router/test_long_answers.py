@@ -2,27 +2,21 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import AsyncClient, AsyncPlannerClient, Finished, InvalidRequestError, Judged, LongAnswers
-from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_check import check_mesh_file
-from penstock.services.mesh_file import load_mesh_file
-from tests.conftest import write_mesh_file
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.conftest import MeshRunner
+from tests.support.mesh import TestMesh
 
 FAST = {"overhead_ms": 0.2, "token_us": 1.0, "context_token_ns": 0.0}
-RULE = {"from_tokens": 40, "threshold": 0.0}
 TIERS: list[dict[str, Any]] = [
     {
         "name": "small",
         "model": "s",
         "threshold": 100,
-        "long_answers": RULE,
+        "long_answers": {"from_tokens": 40, "threshold": 0.0},
         "simulated": FAST | {"reply_tokens": 1_000_000},
     },
     {"name": "large", "model": "l", "simulated": FAST},
@@ -69,24 +63,8 @@ async def test_the_planner_publishes_the_rule_and_refuses_one_that_is_none(mesh:
         assert (await judged(client, 60))[0].accepted
 
 
-async def test_an_answer_that_was_cut_off_is_not_a_long_one(redis: RedisProcess, tmp_path: Path) -> None:
+async def test_an_answer_that_was_cut_off_is_not_a_long_one(run_mesh: MeshRunner) -> None:
     """It has as many tokens as it may have, which says nothing of its worth: the judge's guard refuses it."""
-    file = write_mesh_file(tmp_path, TIERS, judge={"guards": ["truncated"]})
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+    async with run_mesh(TIERS, judge={"guards": ["truncated"]}) as mesh, mesh.client() as client:
         verdict, tiers = await judged(client, 80)
         assert (verdict.accepted, verdict.reason, tiers) == (False, "truncated_answer", ["small", "large"])
-
-
-def test_the_last_tier_has_no_rule_and_a_rule_has_bounds(tmp_path: Path) -> None:
-    for tier, rule, field in (
-        (1, RULE, "tiers[1].long_answers"),
-        (0, RULE | {"from_tokens": 0}, "tiers[0].long_answers.from_tokens"),
-        (0, RULE | {"from_tokens": 2**40}, "tiers[0].long_answers.from_tokens"),
-        (0, RULE | {"threshold": -1}, "tiers[0].long_answers.threshold"),
-        (0, {"from_tokens": 5}, "tiers[0].long_answers.threshold"),
-    ):
-        tiers = [each | ({"long_answers": rule} if i == tier else {}) for i, each in enumerate(TIERS)]
-        path = write_mesh_file(tmp_path, tiers)
-        assert field in {problem.field for problem in check_mesh_file(path).problems}
-        with pytest.raises(SettingsError, match="long_answers"):
-            load_mesh_file(path)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from penstock.router_service.migration import movable_reply
 from penstock.router_service.migration.movable_reply import MovableReply, WorkerChanged
 from penstock.router_service.migration.moves import Reading
 from penstock.services.background import end
-from penstock.services.domain.errors import PenstockError, Unavailable
+from penstock.services.domain.errors import Unavailable
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.event_streams import OnTokens
 from penstock.types.prompts import TextPrompt
@@ -31,7 +32,10 @@ from penstock.types.workers import (
     WorkerEvent,
 )
 from tests.support.token_events import called
+from tests.support.waiting import until
 
+REQUEST = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
+ADMITTED = Admitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9)
 Said = WorkerEvent | TokenFrame | WorkerEnd | Unavailable
 
 
@@ -98,19 +102,17 @@ def read(
 
 async def test_a_second_move_whose_source_dies_goes_on_at_its_target() -> None:
     script, loop = Script(), asyncio.get_running_loop()
-    request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
-    reply, events = read(script, request, loop.time() + 60)
-    admitted = Admitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9)
+    reply, events = read(script, REQUEST, loop.time() + 60)
     async with asyncio.timeout(60):
-        script.say("a", admitted, token(0))
-        assert [await anext(events), await anext(events)] == [admitted, token(0)]
+        script.say("a", ADMITTED, token(0))
+        assert [await anext(events), await anext(events)] == [ADMITTED, token(0)]
 
         first = asyncio.create_task(reply.move(record("b"), "asked"))
-        script.say("b", Alive(), admitted, token(1))
+        script.say("b", Alive(), ADMITTED, token(1))
         script.reports["a"].put_nowait(HandedOver(1))
         await first
         script.say("a", HandedOver(1))
-        assert [await anext(events) for _ in range(3)] == [WorkerChanged(record("b"), "asked"), admitted, token(1)]
+        assert [await anext(events) for _ in range(3)] == [WorkerChanged(record("b"), "asked"), ADMITTED, token(1)]
 
         started = asyncio.Event()
         second = asyncio.create_task(reply.move(record("c"), "asked", on_started=_set(started)))
@@ -118,109 +120,91 @@ async def test_a_second_move_whose_source_dies_goes_on_at_its_target() -> None:
         script.reports["b"].put_nowait(RoundCopied(1, 1, 1))
         await started.wait()
         script.say("b", Unavailable("it died"))
-        script.say("c", admitted, token(2), EngineFinished(FinishReason.STOP, Usage(1, 0, 3), None))
+        script.say("c", ADMITTED, token(2), EngineFinished(FinishReason.STOP, Usage(1, 0, 3), None))
         rest = [event async for event in events]
-        assert rest[:3] == [WorkerChanged(record("c"), "asked"), admitted, token(2)]
+        assert rest[:3] == [WorkerChanged(record("c"), "asked"), ADMITTED, token(2)]
         second.cancel()
         await asyncio.wait([second])
 
 
-class Failed:
-    """Whom a reply said to have failed while it went on elsewhere."""
+@dataclass
+class Moving:
+    """A reply at a whose move to b is under way. failed: whom it said to have failed while it went on elsewhere."""
 
-    def __init__(self) -> None:
-        self.instances: list[str] = []
+    script: Script
+    reply: MovableReply
+    events: AsyncGenerator[Any, None]
+    task: "asyncio.Task[Any]"
+    failed: list[str]
 
-    def __call__(self, record: InstanceRecord, _: PenstockError) -> None:
-        self.instances.append(record.instance_id)
 
-
-async def moving(script: Script, failed: Failed) -> tuple[MovableReply, AsyncGenerator[Any, None], asyncio.Task[Any]]:
-    """A reply at a whose move to b is under way."""
-    request, deadline_s = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1)), 1e12
-    reply, events = read(script, request, deadline_s, on_failure=failed)
+@pytest.fixture
+async def moving() -> AsyncIterator[Moving]:
+    script, failed, started = Script(), list[str](), asyncio.Event()
+    reply, events = read(script, REQUEST, 1e12, on_failure=lambda record, _: failed.append(record.instance_id))
     script.say("a", token(0))
     await anext(events)
-    started = asyncio.Event()
     task = asyncio.create_task(reply.move(record("b"), "asked", on_started=_set(started)))
     script.say("b", Alive())
     script.reports["a"].put_nowait(RoundCopied(1, 1, 1))
     await started.wait()
-    return reply, events, task
+    yield Moving(script, reply, events, task, failed)
+    await end(task)
+    await events.aclose()
 
 
-async def test_a_source_that_dies_is_told_though_the_reply_goes_on_at_its_target() -> None:
-    script, failed = Script(), Failed()
-    async with asyncio.timeout(60):
-        _, events, task = await moving(script, failed)
-        script.say("a", Unavailable("it died"))
-        script.say("b", Admitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9), token(1))
-        assert await anext(events) == WorkerChanged(record("b"), "asked")
-        assert failed.instances == ["a"]
-        await end(task)
-        await events.aclose()
+async def test_a_source_that_dies_is_told_though_the_reply_goes_on_at_its_target(moving: Moving) -> None:
+    moving.script.say("a", Unavailable("it died"))
+    moving.script.say("b", ADMITTED, token(1))
+    assert await anext(moving.events) == WorkerChanged(record("b"), "asked")
+    assert moving.failed == ["a"]
 
 
-async def test_a_reply_that_its_source_ends_does_not_wait_for_a_move_that_the_source_then_refuses() -> None:
+async def test_a_reply_that_its_source_ends_does_not_wait_for_a_move_that_the_source_then_refuses(
+    moving: Moving,
+) -> None:
     """As in a drain that is cut short: the reply ends first, and the move's report comes after it."""
-    script, failed = Script(), Failed()
-    async with asyncio.timeout(60):
-        reply, events, task = await moving(script, failed)
-        rest = asyncio.ensure_future(anext(events))
-        script.say("a", EngineFinished(FinishReason.ABORTED, Usage(1, 0, 1), None))
-        while reply._reading is not Reading.ORPHANED:
-            await asyncio.sleep(0)
-        script.reports["a"].put_nowait(NotMoved("it has ended"))
-        assert await task == NotMoved("it has ended")
-        with pytest.raises(Unavailable, match="ended the reply"):
-            await rest
-        assert failed.instances == []
+    rest = asyncio.ensure_future(anext(moving.events))
+    moving.script.say("a", EngineFinished(FinishReason.ABORTED, Usage(1, 0, 1), None))
+    await until(lambda: moving.reply._reading is Reading.ORPHANED)
+    moving.script.reports["a"].put_nowait(NotMoved("it has ended"))
+    assert await moving.task == NotMoved("it has ended")
+    with pytest.raises(Unavailable, match="ended the reply"):
+        await rest
+    assert moving.failed == []
 
 
-async def test_a_reply_without_a_source_waits_for_its_target_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_without_a_source_waits_for_its_target_only_so_long(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(movable_reply, "ORPHANED_S", 0.01)
-    script, failed = Script(), Failed()
-    async with asyncio.timeout(60):
-        _, events, task = await moving(script, failed)
-        script.say("a", Unavailable("it died"))
-        with pytest.raises(Unavailable, match="it died"):
-            await anext(events)
-        await end(task)
+    moving.script.say("a", Unavailable("it died"))
+    with pytest.raises(Unavailable, match="it died"):
+        await anext(moving.events)
 
 
-async def test_a_target_that_dies_is_told_though_the_reply_goes_on_at_its_source() -> None:
-    script, failed = Script(), Failed()
-    async with asyncio.timeout(60):
-        _, events, task = await moving(script, failed)
-        script.say("b", Unavailable("it died"))
-        while not failed.instances:
-            await asyncio.sleep(0)
-        script.say("a", token(1))
-        assert await anext(events) == token(1)
-        assert failed.instances == ["b"]
-        await end(task)
-        await events.aclose()
+async def test_a_target_that_dies_is_told_though_the_reply_goes_on_at_its_source(moving: Moving) -> None:
+    moving.script.say("b", Unavailable("it died"))
+    await until(lambda: moving.failed)
+    moving.script.say("a", token(1))
+    assert await anext(moving.events) == token(1)
+    assert moving.failed == ["b"]
 
 
-async def test_a_target_that_is_read_already_is_told_once_by_its_own_error() -> None:
-    script, failed = Script(), Failed()
-    async with asyncio.timeout(60):
-        _, events, task = await moving(script, failed)
-        script.say("a", HandedOver(1))
-        script.say("b", Admitted(slo_kept=True, prompt_tokens=1, max_output_tokens=9))
-        assert await anext(events) == WorkerChanged(record("b"), "asked")
-        await anext(events)
-        script.say("b", Unavailable("it died"))
-        with pytest.raises(Unavailable, match="it died"):
-            await anext(events)
-        assert failed.instances == []
-        await end(task)
+async def test_a_target_that_is_read_already_is_told_once_by_its_own_error(moving: Moving) -> None:
+    moving.script.say("a", HandedOver(1))
+    moving.script.say("b", ADMITTED)
+    assert await anext(moving.events) == WorkerChanged(record("b"), "asked")
+    await anext(moving.events)
+    moving.script.say("b", Unavailable("it died"))
+    with pytest.raises(Unavailable, match="it died"):
+        await anext(moving.events)
+    assert moving.failed == []
 
 
 async def test_a_reply_that_may_not_move_stays_and_nobody_is_asked() -> None:
     script = Script()
-    request = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
-    reply, _ = read(script, request, 1e12, may_move=lambda: False)
+    reply, _ = read(script, REQUEST, 1e12, may_move=lambda: False)
     assert isinstance(await reply.move(record("b"), "asked"), NotMoved)
     assert "b" not in script.streams
 

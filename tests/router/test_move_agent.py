@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from grpc import aio
@@ -33,8 +33,8 @@ from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.present import present
 from tests.support.services import RedisProcess, serving
+from tests.support.waiting import until_answered
 
-Reply = TypeVar("Reply", bound=MovableReply)
 ADVICE = MoveAdvice(MoveReason.RANGE_CROSSED, 100, 100)
 REQUEST = GenerationRequest("r", TextPrompt("hello"), SamplingParams(seed=1))
 
@@ -72,10 +72,7 @@ class Scene:
         self.view.hear(record, 0.0)
         return record
 
-    def reply(self) -> MovableReply:
-        return self.reply_of(MovableReply)
-
-    def reply_of(self, kind: type[Reply]) -> Reply:
+    def reply(self, kind: type[MovableReply] = MovableReply) -> Any:
         workers = WorkerClient(self.channels, self.sessions, 60.0)
         deadline_s = asyncio.get_running_loop().time() + 60
         return kind(workers, self.sender, REQUEST, deadline_s, (), on_event=lambda _: None, on_tokens=lambda _: None)
@@ -146,12 +143,14 @@ async def test_a_request_that_gets_no_turn_stays_and_leaves_the_queue(scene: Sce
             await held.turn()
         outcome = await agent.follow("only", scene.reply(), "r", ADVICE, Context())
         assert isinstance(outcome, NotMoved)
+    await until_answered(lambda: is_unknown(scene, client, receiver))  # once the cancelled call has been heard of
+
+
+async def is_unknown(scene: Scene, client: BidClient, receiver: InstanceRecord) -> bool:
+    """Whether the receiver takes a bid for the request as one that it does not know."""
     again = Ask("r", "sender", 100, 100)
-    async with asyncio.timeout(60):
-        while isinstance(
-            await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=60, metadata=()), str
-        ):  # known_already, until the cancelled call has been heard of
-            await asyncio.sleep(0.01)
+    answer = await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=60, metadata=())
+    return answer != "known_already"
 
 
 class SlowReply(MovableReply):
@@ -175,26 +174,21 @@ class SlowReply(MovableReply):
 async def test_a_transfer_keeps_its_slot_however_long_it_takes(scene: Scene) -> None:
     """`turn_timeout_s` limits the wait for the start alone: the slot is taken as long as KV moves."""
     turn_s = 1.0
-    agent, client, reply = scene.agent(turn_s=turn_s), BidClient(scene.channels), scene.reply_of(SlowReply)
+    agent, client, reply = scene.agent(turn_s=turn_s), BidClient(scene.channels), scene.reply(SlowReply)
     reply.arrived = asyncio.Event()
     receiver = present(scene.view.find("receiver"))
     following = asyncio.create_task(agent.follow("only", reply, "r", ADVICE, Context()))
-    again = Ask("r", "sender", 100, 100)
 
     async def known() -> bool:
-        answer = await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=60, metadata=())
-        return answer == "known_already"
+        return not await is_unknown(scene, client, receiver)
 
-    async with asyncio.timeout(60):
-        while not await known():
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(1.5 * turn_s)  # the limit that must not end it
-        assert await known()
-        assert not following.done()
-        reply.arrived.set()
-        assert isinstance(await following, ReplyMoved)
-        while await known():
-            await asyncio.sleep(0.01)
+    await until_answered(known)
+    await asyncio.sleep(1.5 * turn_s)  # the limit that must not end it
+    assert await known()
+    assert not following.done()
+    reply.arrived.set()
+    assert isinstance(await following, ReplyMoved)
+    await until_answered(lambda: is_unknown(scene, client, receiver))
 
 
 async def test_a_sender_that_is_gone_moves_nothing(scene: Scene) -> None:

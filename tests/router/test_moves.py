@@ -14,10 +14,9 @@ import pytest
 from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, NotFoundError, TierStarted, Tokens
 from penstock.worker_service.engine.torch.runner import TorchRunner
-from tests.conftest import FAMILY, MeshFileMaker
+from tests.conftest import FAMILY, MeshRunner
 from tests.support.held_engine import held_engines
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.support.mesh import TestMesh
 
 STEP_S = 0.02
 LONG: Any = {"temperature": 0.9, "max_tokens": 300, "ignore_eos": True}
@@ -30,15 +29,13 @@ def prompts() -> list[str]:
 
 
 @pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.slow), "simulated"])
-async def mesh(
-    request: pytest.FixtureRequest, redis: RedisProcess, mesh_file: MeshFileMaker
-) -> AsyncIterator[TestMesh]:
+async def mesh(request: pytest.FixtureRequest, run_mesh: MeshRunner) -> AsyncIterator[TestMesh]:
     model = str(FAMILY / "small") if request.param == "torch" else "sim"
     slow = {"overhead_ms": 3.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_tokens": 10_000}
     tier = {"name": "only", "model": model, "engine": request.param, "workers": 2}
     if request.param == "simulated":
         tier["simulated"] = slow
-    async with running_mesh(mesh_file([tier]), redis.url) as running:
+    async with run_mesh([tier]) as running:
         yield running
 
 

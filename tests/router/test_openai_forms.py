@@ -18,9 +18,9 @@ from penstock.cli.main import app
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
-from tests.conftest import FAMILY, write_mesh_file
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.conftest import FAMILY, MeshRunner
+from tests.support.mesh import TestMesh
+from tests.support.present import present
 
 NO_TOOLS = (  # a chat template
     "{{ bos_token }}{% for message in messages %}"
@@ -68,8 +68,7 @@ async def test_the_named_tool_is_called_once(client: openai.AsyncOpenAI) -> None
     reply = await client.chat.completions.create(
         model="large", messages=HELLO, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "convert"}}
     )
-    assert reply.choices[0].message.tool_calls is not None
-    (call,) = reply.choices[0].message.tool_calls
+    (call,) = present(reply.choices[0].message.tool_calls)
     assert call.type == "function"
     assert call.function.name == "convert"
     assert set(json.loads(call.function.arguments)) == {"x", "unit"}
@@ -304,14 +303,13 @@ async def test_the_cli_asks_for_forms_and_shows_calls(mesh: TestMesh, tmp_path: 
         assert message in refused.output
 
 
-async def test_a_tier_that_takes_no_tools_is_passed_over(redis: RedisProcess, tmp_path: Path) -> None:
+async def test_a_tier_that_takes_no_tools_is_passed_over(run_mesh: MeshRunner, tmp_path: Path) -> None:
     """The cascade goes on, and the tier alone says why it does not."""
     folder = shutil.copytree(FAMILY / "small", tmp_path / "takes-no-tools")
     (folder / "chat_template.jinja").write_text(NO_TOOLS)
     small = {"name": "small", "model": str(folder), "threshold": 50, "kv_tokens": 4096, "engine": "torch"}
-    path = write_mesh_file(tmp_path, [small, FORMS[1]])
     tools = [Tool("clock")]
-    async with running_mesh(path, redis.url) as mesh, mesh.client() as client:
+    async with run_mesh([small, FORMS[1]]) as mesh, mesh.client() as client:
         events = [event async for event in client.stream("hello", tools=tools, tool_choice="required")]
         (escalated,) = (event for event in events if isinstance(event, Escalated))
         assert (escalated.from_tier, escalated.to_tier, escalated.reason) == ("small", "large", "unsupported_by_model")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import urllib.request
 from typing import Any
 
 import aiohttp
@@ -14,11 +13,10 @@ from penstock import NotFoundError
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.generation.cascade_generation import UNSTREAMED_INTERVAL_S
 from penstock.types.requests import GenerationRequest
-from tests.conftest import MeshFileMaker
+from tests.conftest import MeshRunner
 from tests.support.malformed_http import CHAT, WRONG
-from tests.support.mesh import TestMesh, running_mesh
+from tests.support.mesh import TestMesh
 from tests.support.present import present
-from tests.support.services import RedisProcess
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 JSON = {"Content-Type": "application/json"}
@@ -143,7 +141,7 @@ async def test_completions_take_text_tokens_and_several_prompts(client: openai.A
 
 
 async def test_tokens_may_wait_at_the_worker_where_nobody_streams_them(
-    mesh: TestMesh, monkeypatch: pytest.MonkeyPatch
+    session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a whole reply, and of one that is held for the judge; not those that a client reads as they come."""
     asked: list[tuple[str, float | None]] = []
@@ -155,12 +153,10 @@ async def test_tokens_may_wait_at_the_worker_where_nobody_streams_them(
 
     monkeypatch.setattr(WorkerClient, "generate", spied)
     body = {"messages": HELLO, "temperature": 0}
-    async with aiohttp.ClientSession() as session:
-        for model, stream in (("large", True), ("large", False), ("cascade", True)):
-            url = f"{mesh.http}/v1/chat/completions"
-            async with session.post(url, json=body | {"model": model, "stream": stream}) as response:
-                assert response.status == 200
-                await response.read()
+    for model, stream in (("large", True), ("large", False), ("cascade", True)):
+        async with session.post("/v1/chat/completions", json=body | {"model": model, "stream": stream}) as response:
+            assert response.status == 200
+            await response.read()
     assert asked == [("large", None), ("large", UNSTREAMED_INTERVAL_S), ("small", UNSTREAMED_INTERVAL_S)]
 
 
@@ -217,10 +213,9 @@ async def test_values_that_no_field_may_have_are_refused_by_its_name(
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ],
 )
-async def test_a_bad_field_is_named(mesh: TestMesh, change: dict[str, object], field: str) -> None:
+async def test_a_bad_field_is_named(session: aiohttp.ClientSession, change: dict[str, object], field: str) -> None:
     body = {"model": "small", "messages": HELLO} | change
-    url = f"{mesh.http}/v1/chat/completions"
-    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+    async with session.post("/v1/chat/completions", json=body) as response:
         assert response.status == 400
         error = (await response.json())["error"]
     assert error["type"] == "invalid_request_error"
@@ -228,10 +223,10 @@ async def test_a_bad_field_is_named(mesh: TestMesh, change: dict[str, object], f
     assert field in error["message"]
 
 
-async def test_a_client_that_hangs_up_frees_the_engine(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_a_client_that_hangs_up_frees_the_engine(run_mesh: MeshRunner) -> None:
     slow = {"overhead_ms": 20.0, "reply_tokens": 10_000}
     tiers = [{"name": "slow", "model": "s", "simulated": slow}]
-    async with running_mesh(mesh_file(tiers), redis.url) as mesh:
+    async with run_mesh(tiers) as mesh:
         for stream in (True, False):
             async with aiohttp.ClientSession() as session:
                 body = {"model": "slow", "messages": HELLO, "stream": stream}
@@ -245,12 +240,10 @@ async def test_a_client_that_hangs_up_frees_the_engine(redis: RedisProcess, mesh
             await mesh.until(lambda s: s.active == 0 and s.tiers[0].running == 0)
 
 
-async def test_more_choices_than_can_ever_run_at_once_are_a_bad_request(
-    redis: RedisProcess, mesh_file: MeshFileMaker
-) -> None:
+async def test_more_choices_than_can_ever_run_at_once_are_a_bad_request(run_mesh: MeshRunner) -> None:
     """400 naming `n`, not 429 for ever; what fits is admitted together, two at a time without a deadlock."""
-    file = mesh_file(router={"grpc_port": 0, "http_port": 0, "max_active": 6, "max_waiting": 100})
-    async with running_mesh(file, redis.url) as mesh, aiohttp.ClientSession(mesh.http) as session:
+    router = {"max_active": 6, "max_waiting": 100}
+    async with run_mesh(router=router) as mesh, aiohttp.ClientSession(mesh.http) as session:
         body = {"model": "small", "prompt": ["a", "b", "c"], "max_tokens": 5}
         async with session.post("/v1/completions", json=body | {"n": 3}) as refused:
             error = (await refused.json())["error"]
@@ -266,10 +259,9 @@ async def test_more_choices_than_can_ever_run_at_once_are_a_bad_request(
         assert (status.active, status.waiting, status.failed, status.rejected) == (0, 0, 0, 0)
 
 
-def series(mesh: TestMesh) -> list[str]:
+async def series(mesh: TestMesh) -> list[str]:
     """Every series of the router that has a model's name."""
-    with urllib.request.urlopen(f"http://{mesh.router.telemetry.metrics_address}/metrics", timeout=60) as answer:
-        return [line for line in answer.read().decode().splitlines() if "gen_ai_request_model=" in line]
+    return [line for line in (await mesh.metrics()).splitlines() if "gen_ai_request_model=" in line]
 
 
 async def test_names_of_no_model_share_one_label(mesh: TestMesh, session: aiohttp.ClientSession) -> None:
@@ -287,12 +279,12 @@ async def test_names_of_no_model_share_one_label(mesh: TestMesh, session: aiohtt
             return 404
 
         assert await ask_http("nobody") == 404
-        first = await asyncio.to_thread(series, mesh)
+        first = await series(mesh)
         asked = (ask_http(f"bogus-{i}") if i % 2 else ask_grpc(f"bogus-{i}") for i in range(100))
         assert {*await asyncio.gather(*asked)} == {404}
-        assert len(await asyncio.to_thread(series, mesh)) == len(first) > 0
+        assert len(await series(mesh)) == len(first) > 0
         for name in ("small", "cascade"):
             await client.generate("x", model=name, max_tokens=2)
-    lines = await asyncio.to_thread(series, mesh)
+    lines = await series(mesh)
     labels = {re.findall(r'gen_ai_request_model="([^"]*)"', line)[0] for line in lines}
     assert {"unknown", "small", "cascade"} <= labels <= {"unknown", "small", "large", "cascade"}

@@ -11,6 +11,7 @@ import pytest
 from penstock.router_service.routing.instance_pool import SAMPLE_OF_STAGE, STAGES_COMPARED, InstancePool
 from penstock.router_service.routing.place_queue import PlaceQueue
 from penstock.router_service.routing.placement import NotPlaced, Placed, PlacementCandidate, place
+from penstock.services.domain.dispatch import REQUEST_TOKENS, work_tokens
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.types.mesh_status import StagePlace
@@ -137,11 +138,21 @@ def worker(name: str, running: int, sequence: int = 1) -> InstanceRecord:
     return InstanceRecord(name, Role.WORKER, f"{name}:1", 1.0, sequence, 3.0, model=CARD, load=load)
 
 
+def pool_of(*records: InstanceRecord) -> InstancePool:
+    view = MeshView()
+    view.connect(records, None, asyncio.get_running_loop().time())
+    return InstancePool(view, ejection_s=60.0)
+
+
+def where(pool: InstancePool, request_id: str = "r", tokens: int = 8, prefix_holder: str = "") -> str:
+    found = pool.place("small", request_id, tokens, prefix_holder=prefix_holder)
+    assert isinstance(found, Placed)
+    return found.record.instance_id
+
+
 async def test_news_of_a_worker_wakes_only_as_many_as_it_has_room_for() -> None:
     """Ten wait for a full tier; a worker says that one of its requests has ended: one is woken, and placed there."""
-    view, now = MeshView(), asyncio.get_running_loop().time()
-    pool = InstancePool(view, ejection_s=60.0)
-    view.connect([worker("a", 2), worker("b", 2)], None, now)
+    pool = pool_of(worker("a", 2), worker("b", 2))
     tries, placed = 0, list[str]()
 
     async def request(i: int) -> None:
@@ -160,7 +171,7 @@ async def test_news_of_a_worker_wakes_only_as_many_as_it_has_room_for() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert (tries, placed) == (10, [])
-    view.hear(worker("b", 1, sequence=2), asyncio.get_running_loop().time())
+    pool.view.hear(worker("b", 1, sequence=2), asyncio.get_running_loop().time())
     pool.view_changed()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -175,64 +186,50 @@ async def test_the_pool_follows_every_change_of_the_view() -> None:
     view, loop = MeshView(keep_expired={Role.WORKER}), asyncio.get_running_loop()
     pool = InstancePool(view, ejection_s=60.0)
 
-    def where() -> str | None:
+    def chosen() -> str | None:
         found = pool.place("small", "r", 8)
         return found.record.instance_id if isinstance(found, Placed) else None
 
     assert pool.place("small", "r", 8) == NotPlaced(full=False)
     view.connect([worker("a", 1), worker("b", 0)], None, loop.time())
-    assert where() == "b"
+    assert chosen() == "b"
     view.hear(worker("b", 2, sequence=2), loop.time())
-    assert where() == "a"
+    assert chosen() == "a"
     view.hear(replace(worker("a", 1, sequence=2), draining=True), loop.time())
-    assert where() is None
+    assert chosen() is None
     view.hear(worker("c", 0), loop.time())
-    assert where() == "c"
+    assert chosen() == "c"
     view.alive(loop.time() + 4)
     assert set(view.expire()) == {"a", "b", "c"}
-    assert where() == "c", "the last resort"
+    assert chosen() == "c", "the last resort"
     view.hear(worker("b", 1, sequence=3), loop.time())
-    assert where() == "b"
+    assert chosen() == "b"
     view.forget("b")
     view.forget("c")
-    assert where() is None
+    assert chosen() is None
     assert pool.is_leaving("a")
 
 
 @pytest.mark.parametrize("after", [False, True])
 async def test_what_was_sent_after_a_record_came_counts_on_top_of_it(after: bool) -> None:
-    view, loop = MeshView(), asyncio.get_running_loop()
-    pool = InstancePool(view, ejection_s=60.0)
-    view.connect([worker("a", 0), worker("b", 1)], None, loop.time())
+    pool = pool_of(worker("a", 0), worker("b", 1))
     with pool.sending("a"), pool.sending("a"):
         if not after:
-            view.hear(worker("a", 0, sequence=2), loop.time() + 1)
-        found = pool.place("small", "r", 8)
-    assert isinstance(found, Placed)
-    assert found.record.instance_id == ("b" if after else "a")
-    found = pool.place("small", "r", 8)
-    assert isinstance(found, Placed)
-    assert found.record.instance_id == "a"
+            pool.view.hear(worker("a", 0, sequence=2), asyncio.get_running_loop().time() + 1)
+        assert where(pool) == ("b" if after else "a")
+    assert where(pool) == "a"
 
 
 async def test_a_request_that_has_moved_counts_at_its_target_only() -> None:
     """And nowhere after its end."""
-    view = MeshView()
-    pool = InstancePool(view, ejection_s=60.0)
-    view.connect([worker("a", 1), worker("b", 1)], None, asyncio.get_running_loop().time())  # one place left at each
-
-    def where() -> str:
-        found = pool.place("small", "r", 8)
-        assert isinstance(found, Placed)
-        return found.record.instance_id
-
+    pool = pool_of(worker("a", 1), worker("b", 1))  # one place left at each
     with pool.sending("a", 50) as sent:
-        assert where() == "b"
+        assert where(pool) == "b"
         sent.move("b")
-        assert where() == "a"
+        assert where(pool) == "a"
     for name, other in (("a", "b"), ("b", "a")):
         with pool.sending(name):
-            assert where() == other
+            assert where(pool) == other
 
 
 SIM_CARD = ModelCard("small", "m", "d", "sim", 10_000, 1000, 16, 8)
@@ -240,21 +237,28 @@ INSTANCES = 400
 MOST = STAGES_COMPARED * SAMPLE_OF_STAGE
 
 
-def numbered(i: int, pending: int = 0, place: StagePlace | None = None, running: int = 0) -> InstanceRecord:
-    load = Load((10,) * running, (), 900, 1.0, pending_tokens=pending, prompt_tokens_per_s=1e4)
+def numbered(
+    i: int, pending: int = 0, place: StagePlace | None = None, running: int = 0, per_s: float = 1e4
+) -> InstanceRecord:
+    load = Load((10,) * running, (), 900, 1.0, pending_tokens=pending, prompt_tokens_per_s=per_s)
     return InstanceRecord(f"w{i:03}", Role.WORKER, f"h:{i}", 1.0, 1, 9.0, model=SIM_CARD, load=load, place=place)
 
 
-def pool_of(*records: InstanceRecord) -> InstancePool:
-    view = MeshView()
-    view.connect(records, None, asyncio.get_running_loop().time())
-    return InstancePool(view, ejection_s=60.0)
+async def test_the_delay_of_a_tier_is_that_of_its_least_busy_instance() -> None:
+    """With what was sent there since its record; without instances that failed."""
+    pool = pool_of(numbered(1, 500, running=4), numbered(2, 100, running=2))
+    assert pool.delay_s("small", REQUEST_TOKENS) == work_tokens(100, 2, 20) / 1e4
+    assert pool.delay_s("small", 0) == 0.01
+    with pool.sending("w002", 5000):
+        assert pool.delay_s("small", REQUEST_TOKENS) == work_tokens(500, 4, 40) / 1e4
+    pool.eject("w002")
+    assert pool.delay_s("small", 0) == 0.05
+    assert pool.delay_s("medium", REQUEST_TOKENS) == 0.0, "it has no instances"
 
 
-def where(pool: InstancePool, request_id: str, tokens: int = 8, prefix_holder: str = "") -> str:
-    found = pool.place("small", request_id, tokens, prefix_holder=prefix_holder)
-    assert isinstance(found, Placed)
-    return found.record.instance_id
+async def test_an_idle_instance_and_one_of_unknown_throughput_delay_nothing() -> None:
+    assert pool_of(numbered(1, 500, running=4), numbered(2)).delay_s("small", 1_000_000) == 0.0
+    assert pool_of(numbered(1, 500, running=4, per_s=0.0)).delay_s("small", 1_000_000) == 0.0
 
 
 @pytest.fixture

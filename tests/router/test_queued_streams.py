@@ -10,21 +10,17 @@ import aiohttp
 import pytest
 
 from penstock import Event, Tokens
-from tests.conftest import MeshFileMaker
+from tests.conftest import MeshRunner
 from tests.support.held_engine import held_engines
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.support.mesh import TestMesh
 
 
 @pytest.fixture
-async def mesh(
-    redis: RedisProcess, mesh_file: MeshFileMaker, request: pytest.FixtureRequest
-) -> AsyncIterator[TestMesh]:
+async def mesh(run_mesh: MeshRunner, request: pytest.FixtureRequest) -> AsyncIterator[TestMesh]:
     """One request at a time. Heartbeats are so rare that no test meets one. The parameter: the deadline over HTTP, in s."""
-    router = {"grpc_port": 0, "http_port": 0, "heartbeat_s": 600.0, "max_active": 1, "max_waiting": 1}
+    router = {"heartbeat_s": 600.0, "max_active": 1, "max_waiting": 1}
     router["default_deadline_s"] = getattr(request, "param", 600.0)
-    path = mesh_file([{"name": "only", "model": "s"}], judge={"replicas": 0}, router=router)
-    async with running_mesh(path, redis.url) as running:
+    async with run_mesh([{"name": "only", "model": "s"}], judge={"replicas": 0}, router=router) as running:
         yield running
 
 

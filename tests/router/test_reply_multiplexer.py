@@ -43,6 +43,7 @@ from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.services import RedisProcess, serving
 from tests.support.token_events import called
+from tests.support.waiting import until_answered
 
 
 @dataclass
@@ -86,9 +87,9 @@ class Scene:
                 return tokens, event
         raise EOFError
 
-    async def running(self) -> int:
+    async def is_idle(self) -> bool:
         load = await worker_pb2_grpc.WorkerServiceStub(self.channels.get(self.address)).GetLoad(pb.GetLoadRequest())
-        return len(load.running_tokens)
+        return not load.running_tokens
 
 
 @pytest.fixture
@@ -104,6 +105,12 @@ async def scene(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[
 def asked(name: str, tokens: int = 20, temperature: float = 0.0) -> GenerationRequest:
     sampling = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
     return GenerationRequest(name, TextPrompt("hello"), sampling)
+
+
+async def begun(reply: AsyncGenerator[Any, None]) -> None:
+    """Read a reply up to its first tokens."""
+    while not isinstance(await anext(reply), TokenFrame):
+        pass
 
 
 async def test_replies_share_one_call(scene: Scene) -> None:
@@ -131,9 +138,7 @@ async def test_failures_are_our_errors_and_leave_the_call_alone(scene: Scene) ->
                     with pytest.raises(AlreadyRunning):
                         await scene.reply(asked("long"))
                     break
-        async with asyncio.timeout(60):
-            while await scene.running():  # who stops reading has cancelled
-                await asyncio.sleep(0)
+        await until_answered(scene.is_idle)  # who stops reading has cancelled
         await scene.reply(asked("long"))
         assert scene.sessions.get(scene.address) is session
 
@@ -144,8 +149,7 @@ async def test_a_request_that_fits_no_message_fails_alone(scene: Scene) -> None:
         session = scene.sessions.get(scene.address)
         beside = scene.events(asked("beside", 60))
         async with aclosing(beside):
-            while not isinstance(await anext(beside), TokenFrame):
-                pass
+            await begun(beside)
             large = replace(asked("large"), prompt=TextPrompt("x" * MAX_STEP_BYTES))
             with pytest.raises(MessageTooLarge) as caught:
                 await scene.reply(large)
@@ -159,8 +163,7 @@ async def test_a_worker_that_goes_takes_its_replies_and_a_new_one_is_found(scene
     await gone.enter_async_context(scene.worker())
     replies = [scene.events(asked(f"r{i}", 1000)) for i in (1, 2)]
     for reply in replies:
-        while not isinstance(await anext(reply), TokenFrame):
-            pass
+        await begun(reply)
     await gone.aclose()
     for reply in replies:
         with pytest.raises(Unavailable):
@@ -174,8 +177,7 @@ async def test_a_worker_that_goes_takes_its_replies_and_a_new_one_is_found(scene
 async def test_a_channel_that_is_closed_fails_the_replies_on_it(scene: Scene) -> None:
     async with scene.worker():
         reply = scene.events(asked("r", 1000))
-        while not isinstance(await anext(reply), TokenFrame):
-            pass
+        await begun(reply)
         await scene.channels.keep(set())
         with pytest.raises(Unavailable):
             async for _ in reply:
@@ -199,9 +201,7 @@ async def test_a_worker_that_falls_silent_is_left(scene: Scene) -> None:
         with pytest.raises(Unavailable, match="silent"):  # a step takes ten times as long
             async for _ in reply:
                 pass
-        async with asyncio.timeout(60):
-            while await scene.running():
-                await asyncio.sleep(0)
+        await until_answered(scene.is_idle)
 
 
 async def test_the_largest_request_that_is_sent_fits_a_message() -> None:

@@ -1,49 +1,35 @@
 """Which requests leave a trace, and what is in it."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import aiohttp
 import pytest
 
 from penstock import NotFoundError, Trace, UnavailableError
 from penstock.services.state import TraceStore
 from penstock.services.state.traces import SpanRecord
-from tests.conftest import MeshFileMaker
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.conftest import MeshRunner
+from tests.support.measured import trace_with
+from tests.support.mesh import TestMesh
+from tests.support.waiting import until_answered
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVICES = {"router", "worker", "judge"}
 
 
 @pytest.fixture
-def tracing_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> Any:
+def tracing_mesh(run_mesh: MeshRunner) -> MeshRunner:
     """A mesh with these settings of the router."""
-
-    @asynccontextmanager
-    async def make(tiers: list[dict[str, Any]] | None = None, **router: float) -> AsyncIterator[TestMesh]:
-        file = mesh_file(tiers, router={"grpc_port": 0, "http_port": 0, **router})
-        async with running_mesh(file, redis.url) as mesh:
-            yield mesh
-
-    return make
+    return lambda tiers=None, **router: run_mesh(tiers, router=router)
 
 
 async def trace_of(mesh: TestMesh, trace_id: str, services: set[str]) -> Trace:
     """The trace, as soon as these services and the root are in it."""
-    async with mesh.client() as client, asyncio.timeout(60):
-        while True:
-            try:
-                (found,) = await client.traces(trace_id=trace_id)
-                roots = [span for span in found.spans if span.name.startswith(("penstock.router", "POST", "request"))]
-                if services <= {span.service for span in found.spans} and roots:
-                    return found
-            except NotFoundError:
-                pass
-            await asyncio.sleep(0.05)
+
+    def is_complete(found: Trace) -> bool:
+        roots = [span for span in found.spans if span.name.startswith(("penstock.router", "POST", "request"))]
+        return services <= {span.service for span in found.spans} and bool(roots)
+
+    async with mesh.client() as client:
+        return await trace_with(client, trace_id, is_complete)
 
 
 async def kept(mesh: TestMesh) -> list[list[SpanRecord]]:
@@ -54,7 +40,7 @@ async def kept(mesh: TestMesh) -> list[list[SpanRecord]]:
     return await TraceStore(mesh.router.redis, mesh.router.keys).last(100)
 
 
-async def test_without_share_or_rate_nothing_is_traced_asked_for_or_not(tracing_mesh: Any) -> None:
+async def test_without_share_or_rate_nothing_is_traced_asked_for_or_not(tracing_mesh: MeshRunner) -> None:
     """Nor do the worker and the judge begin traces of their own."""
     async with tracing_mesh(trace_share=0, trace_per_s=0) as mesh, mesh.client() as client:
         for asks in (False, True, True):
@@ -65,14 +51,14 @@ async def test_without_share_or_rate_nothing_is_traced_asked_for_or_not(tracing_
         assert await mesh.router.redis.xlen(mesh.router.keys.spans) == 0
 
 
-async def test_share_one_traces_every_request(tracing_mesh: Any) -> None:
+async def test_share_one_traces_every_request(tracing_mesh: MeshRunner) -> None:
     async with tracing_mesh(trace_share=1, trace_per_s=0) as mesh, mesh.client() as client:
         replies = [await client.generate(f"q{i}", temperature=0) for i in range(15)]
         assert len({reply.trace_id for reply in replies if reply.trace_id}) == 15
         assert len(await kept(mesh)) == 16
 
 
-async def test_the_first_requests_are_traced_and_those_that_ask(tracing_mesh: Any) -> None:
+async def test_the_first_requests_are_traced_and_those_that_ask(tracing_mesh: MeshRunner) -> None:
     """One of each kind here: a request that is not traced leaves no span of any service."""
     async with tracing_mesh(trace_share=0, trace_per_s=0.001) as mesh, mesh.client() as client:
         first, second = [await client.generate("hello", temperature=0) for _ in range(2)]
@@ -84,7 +70,7 @@ async def test_the_first_requests_are_traced_and_those_that_ask(tracing_mesh: An
         assert (await client.generate("hello", temperature=0, trace=True)).trace_id == "", "another asked before"
 
 
-async def test_http_requests_ask_by_traceparent(tracing_mesh: Any) -> None:
+async def test_http_requests_ask_by_traceparent(tracing_mesh: MeshRunner) -> None:
     body = {"model": "cascade", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 
     async def trace_id(session: aiohttp.ClientSession, flags: str) -> str:
@@ -100,7 +86,7 @@ async def test_http_requests_ask_by_traceparent(tracing_mesh: Any) -> None:
         assert await trace_id(session, "01") == ""
 
 
-async def test_an_untraced_request_that_fails_gets_a_trace_at_its_end(tracing_mesh: Any) -> None:
+async def test_an_untraced_request_that_fails_gets_a_trace_at_its_end(tracing_mesh: MeshRunner) -> None:
     """With what the router knows: its model and id, which tiers it was at and when, and why it failed."""
     tiers = [{"name": "small", "model": "s", "threshold": 95}, {"name": "large", "model": "l", "workers": 0}]
     settings = {"trace_share": 0, "trace_per_s": 0.001, "tier_wait_s": 0.05}
@@ -109,10 +95,11 @@ async def test_an_untraced_request_that_fails_gets_a_trace_at_its_end(tracing_me
         for request_id in ("first", "second"):
             with pytest.raises(UnavailableError):
                 await client.generate("hello", temperature=0, request_id=request_id)
-        async with asyncio.timeout(60):
-            while not (late := [t for t in await client.traces(10) if t.trace_id != asked.trace_id]):
-                await asyncio.sleep(0.05)
-    ((root, *rest),) = [trace.spans for trace in late]
+
+        async def late() -> list[Trace]:
+            return [trace for trace in await client.traces(10) if trace.trace_id != asked.trace_id]
+
+        ((root, *rest),) = [trace.spans for trace in await until_answered(late)]
     assert (root.name, root.service, root.failed) == ("request", "router", True)
     assert root.attributes["penstock.trace.reason"] == "failed"
     assert root.attributes["penstock.request_id"] == "first"
@@ -127,7 +114,7 @@ async def test_an_untraced_request_that_fails_gets_a_trace_at_its_end(tracing_me
     assert rest[1].start_s + rest[1].duration_s <= root.start_s + root.duration_s
 
 
-async def test_an_untraced_request_that_is_slow_gets_a_trace_at_its_end(tracing_mesh: Any) -> None:
+async def test_an_untraced_request_that_is_slow_gets_a_trace_at_its_end(tracing_mesh: MeshRunner) -> None:
     """Its id is in the reply, as if it had been traced from the start. What a client has to mend leaves none."""
     async with (
         tracing_mesh(trace_share=0, trace_per_s=0.001, trace_slow_s=0.0001) as mesh,

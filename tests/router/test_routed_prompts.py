@@ -13,6 +13,7 @@ import yaml
 from penstock import AsyncClient, Escalated, Finished, Tokens
 from penstock.services.score_predictor_file import read_score_predictor
 from penstock.types.events import Judged
+from tests.conftest import write_mesh_file
 from tests.support.cli import penstock
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.questions import asked
@@ -62,25 +63,19 @@ def run(*arguments: Any) -> str:
     return done.output
 
 
-def content(folder: Path, **router: Any) -> dict[str, Any]:
+def mesh_of(folder: Path, **router: Any) -> Path:
+    """A mesh file whose tiers serve the planned models by name."""
     tiers: list[dict[str, Any]] = [
-        {"name": name, "model": f"sim-{name}", "served_model_name": model, "engine": "simulated", "simulated": FAST}
+        {"name": name, "model": f"sim-{name}", "served_model_name": model, "simulated": FAST}
         for name, model in zip(TIERS, MODELS, strict=True)
     ]
     tiers[0]["threshold"] = 80
-    return {
-        "name": folder.name + "".join(router),
-        "tiers": tiers,
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}]},
-        "router": {"grpc_port": 0, "http_port": 0} | router,
-    }
+    return write_mesh_file(folder, tiers, router=router)
 
 
 @pytest.fixture(scope="module")
 async def mesh(redis: RedisProcess, folder: Path) -> AsyncIterator[TestMesh]:
-    path = folder / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content(folder, score_predictor="predictor.json")))
-    async with running_mesh(path, redis.url) as mesh:
+    async with running_mesh(mesh_of(folder, score_predictor="predictor.json"), redis.url) as mesh:
         yield mesh
 
 
@@ -125,9 +120,7 @@ async def replied(client: AsyncClient, text: str) -> tuple[str, list[Any]]:
 
 async def test_a_mesh_without_a_predictor_refuses_the_plan(redis: RedisProcess, folder: Path) -> None:
     """Its first tier would be sent all prompts."""
-    path = folder / "without.yaml"
-    path.write_text(yaml.safe_dump(content(folder)))
-    async with running_mesh(path, redis.url) as mesh:
+    async with running_mesh(mesh_of(folder), redis.url) as mesh:
         admin = mesh.router.admin_address
         refused = await asyncio.to_thread(penstock, "plan", "apply", folder / "plan.json", "-a", admin)
     assert refused.returncode != 0

@@ -11,10 +11,8 @@ import aiohttp
 import pytest
 import yaml
 from pydantic import ValidationError
-from typer.testing import CliRunner
 
 import penstock
-from penstock.cli.main import app
 from penstock.planner_service.files import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS
 from penstock.router_service.domain.events import RouterRequest
@@ -32,9 +30,11 @@ from penstock.types.replies import FinishReason, Usage
 from penstock.types.sampling import SamplingParams
 from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolUse
-from tests.conftest import MeshFileMaker
+from tests.conftest import MeshFileMaker, MeshRunner
+from tests.support.cli import penstock as cli
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
+from tests.support.waiting import until_answered
 
 SECRET = "a secret of nobody"
 ALL: dict[str, Any] = {"share": 1.0}
@@ -54,28 +54,35 @@ def sample(text: str) -> PromptSample:
 
 async def stored(mesh: TestMesh, count: int) -> list[Any]:
     """The sampled prompts, once there are so many."""
-    async with mesh.client() as client, asyncio.timeout(120):
-        while len((await client.sampled_prompts())[0]) < count:
-            await asyncio.sleep(0.05)
-        return (await client.sampled_prompts())[0]
+    async with mesh.client() as client:
+
+        async def enough() -> list[Any]:
+            found = (await client.sampled_prompts())[0]
+            return found if len(found) >= count else []
+
+        return await until_answered(enough)
+
+
+async def measure(mesh: TestMesh, *options: object, status: int = 0) -> None:
+    """Run `penstock measure` on the sampled prompts of a mesh."""
+    where = ("--target", mesh.router.address, "--admin", mesh.router.admin_address)
+    done = await asyncio.to_thread(cli, "measure", "--live", *options, *where)
+    assert done.returncode == status, done.output
 
 
 async def test_a_mesh_that_asks_for_it_has_its_prompts_measured(
-    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run_mesh: MeshRunner, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Over gRPC and Redis to the quality file, which has no text; what is measured is not sampled again."""
     caplog.set_level(logging.DEBUG)
     out = tmp_path / "judged.csv"
-    async with running_mesh(mesh_file(router={"sample_prompts": ALL}), redis.url) as mesh, mesh.client() as client:
+    async with run_mesh(router={"sample_prompts": ALL}) as mesh, mesh.client() as client:
         for text in (f"{SECRET} 1", f"{SECRET} 2", f"{SECRET} 2"):
             await client.generate(text, max_tokens=4)
         await client.generate(f"{SECRET} of one tier", max_tokens=4, model="large")
         found = await stored(mesh, 3)
         assert found == [[{"role": "user", "content": f"{SECRET} {i}"}] for i in (2, 2, 1)]
-        call = ["measure", "--live", "--out", str(out), "--max-tokens", "4"]
-        where = ["--target", mesh.router.address, "--admin", mesh.router.admin_address]
-        done = await asyncio.to_thread(CliRunner().invoke, app, [*call, *where])
-        assert done.exit_code == 0, done.output
+        await measure(mesh, "--out", out, "--max-tokens", 4)
         assert len(out.read_text().splitlines()) == 3  # the head, and each prompt once
         assert SECRET not in out.read_text()
         await asyncio.sleep(1.5)
@@ -85,19 +92,14 @@ async def test_a_mesh_that_asks_for_it_has_its_prompts_measured(
     assert SECRET not in caplog.text
 
 
-async def test_a_score_predictor_is_trained_on_live_prompts(
-    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
-) -> None:
+async def test_a_score_predictor_is_trained_on_live_prompts(run_mesh: MeshRunner, tmp_path: Path) -> None:
     """What routers load, and the planner reads; neither has text."""
     out, predictor = tmp_path / "judged.csv", tmp_path / "predictor.json"
     texts = [f"{SECRET} {i}" for i in range(LEAST_PROMPTS)]
-    async with running_mesh(mesh_file(router={"sample_prompts": ALL}), redis.url) as mesh, mesh.client() as client:
+    async with run_mesh(router={"sample_prompts": ALL}) as mesh, mesh.client() as client:
         await asyncio.gather(*(client.generate(text, max_tokens=2) for text in texts))
         await stored(mesh, len(texts))
-        call = ["measure", "--live", "--out", str(out), "--predictor", str(predictor), "--max-tokens", "2"]
-        where = ["--target", mesh.router.address, "--admin", mesh.router.admin_address]
-        done = await asyncio.to_thread(CliRunner().invoke, app, [*call, *where])
-        assert done.exit_code == 0, done.output
+        await measure(mesh, "--out", out, "--predictor", predictor, "--max-tokens", 2)
     tiers = read_score_predictor(predictor).tiers
     judged = read_quality(out, tiers)
     assert len(judged) == len(texts)
@@ -119,10 +121,7 @@ async def test_without_the_setting_nothing_is_kept_and_what_was_kept_goes(
         assert not await store.exists(f"{name}:prompts")
         with pytest.raises(penstock.PenstockError, match="sample_prompts"):
             await client.sampled_prompts()
-        done = await asyncio.to_thread(
-            CliRunner().invoke, app, ["measure", "--live", "--admin", mesh.router.admin_address]
-        )
-        assert done.exit_code == 1
+        await measure(mesh, status=1)
     await store.aclose()
 
 
@@ -270,6 +269,6 @@ def test_a_share_that_no_tenant_consents_to_is_refused(mesh_file: MeshFileMaker)
 
 @pytest.mark.parametrize("more", [(), ("--live", "prompts.jsonl"), ("--live", "--labelled", "l.jsonl")])
 def test_measure_needs_one_source_of_prompts(more: tuple[str, ...], tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["measure", *more, "--out", str(tmp_path / "out.csv")])
-    assert done.exit_code == 2
+    done = cli("measure", *more, "--out", tmp_path / "out.csv")
+    assert done.returncode == 2
     assert "--live" in done.output

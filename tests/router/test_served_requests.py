@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 import penstock
@@ -29,34 +28,32 @@ from penstock.types.events import Finished, TierSummary
 from penstock.types.mesh_status import ServedRequest
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, Usage
-from tests.conftest import MeshFileMaker
-from tests.support.mesh import running_mesh
+from tests.conftest import MeshRunner
 from tests.support.questions import replan_question
-from tests.support.services import RedisProcess
 from tests.support.virtual_clock import VirtualClock
+from tests.support.waiting import until_answered
 
 SECRET = "a secret of nobody"
 
 
-async def test_a_mesh_exports_the_trace_of_what_it_served(
-    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
-) -> None:
+async def test_a_mesh_exports_the_trace_of_what_it_served(run_mesh: MeshRunner, tmp_path: Path) -> None:
     """Over gRPC and Redis: every request of the cascade with its arrival, lengths and tier, and nothing of its text.
 
     Prompts that begin alike find what the answering tier has cached.
     """
-    file = mesh_file(router={"kept_requests": 1000})
-    name, out = yaml.safe_load(file.read_text())["name"], tmp_path / "trace.csv"
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+    out = tmp_path / "trace.csv"
+    async with run_mesh(router={"kept_requests": 1000}) as mesh, mesh.client() as client:
         began = time.time()
         replies = []
         for i in range(6):
             replies.append(await client.generate(f"{SECRET * 9} {'x' * i}"))
             await asyncio.sleep(0.05)
         await client.generate(SECRET, model="large")
-        async with asyncio.timeout(120):
-            while len((await client.served_requests())[0]) < 6:
-                await asyncio.sleep(0.05)
+
+        async def all_kept() -> bool:
+            return len((await client.served_requests())[0]) == 6
+
+        await until_answered(all_kept)
         kept, token = await client.served_requests()
         kept.reverse()  # newest first
         assert token == ""
@@ -75,19 +72,17 @@ async def test_a_mesh_exports_the_trace_of_what_it_served(
         assert trace.arrival_s[0] == 0
         assert trace.cached_tokens.tolist() == [r.cached_prompt_tokens for r in kept]
         assert trace.arrival_s[-1] == pytest.approx(kept[-1].arrival_s - kept[0].arrival_s, abs=1e-4)
-        raw = repr(await mesh.router.redis.xrange(f"{name}:requests")) + out.read_text()
+        raw = repr(await mesh.router.redis.xrange(mesh.router.keys.requests)) + out.read_text()
         assert "secret" not in raw
         with pytest.raises(penstock.InvalidRequestError, match="page_token"):
             await client.served_requests("0-0 COUNT 1")
 
 
-async def test_without_the_setting_nothing_is_kept(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    file = mesh_file()
-    name = yaml.safe_load(file.read_text())["name"]
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+async def test_without_the_setting_nothing_is_kept(run_mesh: MeshRunner) -> None:
+    async with run_mesh() as mesh, mesh.client() as client:
         await client.generate("hello")
         await asyncio.sleep(1.2)
-        assert not await mesh.router.redis.exists(f"{name}:requests")
+        assert not await mesh.router.redis.exists(mesh.router.keys.requests)
         with pytest.raises(penstock.PenstockError, match="kept_requests"):
             await client.served_requests()
         call = ["export-trace", "--admin", mesh.router.admin_address]
@@ -95,8 +90,8 @@ async def test_without_the_setting_nothing_is_kept(redis: RedisProcess, mesh_fil
         assert done.exit_code == 1
 
 
-async def test_the_store_is_capped_and_read_in_pages(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    async with running_mesh(mesh_file(), redis.url) as mesh:
+async def test_the_store_is_capped_and_read_in_pages(run_mesh: MeshRunner) -> None:
+    async with run_mesh() as mesh:
         store = ServedRequestStore(mesh.router.redis, mesh.router.keys, 500)
         for i in range(0, 3000, 100):
             await store.append([ServedRequest(j / 10, j + 1, 7, "small") for j in range(i, i + 100)])
@@ -112,9 +107,9 @@ async def test_the_store_is_capped_and_read_in_pages(redis: RedisProcess, mesh_f
                 await store.page(token, 10)
 
 
-async def test_versions_of_routers_read_each_others_requests(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_versions_of_routers_read_each_others_requests(run_mesh: MeshRunner) -> None:
     """A row has the four values that earlier versions read, whatever is kept besides; unknown values are passed over."""
-    async with running_mesh(mesh_file(), redis.url) as mesh:
+    async with run_mesh() as mesh:
         client, key = mesh.router.redis, mesh.router.keys.requests
         store, kept = ServedRequestStore(client, mesh.router.keys, 500), ServedRequest(2.5, 100, 9, "large", 75)
         await store.append([kept])
@@ -247,24 +242,20 @@ def test_predicted_scores_and_rejected_answers_are_reported() -> None:
     assert from_json(RequestRecord, json.dumps(earlier)) == RequestRecord(1.0, 2, (TierVisit("a", 3, 4.0),), 5.0)
 
 
-async def test_a_router_reports_its_requests_to_redis(
-    redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path
-) -> None:
+async def test_a_router_reports_its_requests_to_redis(run_mesh: MeshRunner, tmp_path: Path) -> None:
     """Over gRPC and Redis: what tiers a request visited, with tokens and scores, and what was predicted; requests to one
     tier are left out."""
     predictor = ScorePredictor(("small",), 2**16, (3.0,), {}, 100, (1.0,))
     (tmp_path / "predictor.json").write_text(predictor.to_json())
     tiers = [{"name": "small", "model": "sim-small", "threshold": 50, "skip_below": 1}, {"name": "large", "model": "l"}]
-    router = {"grpc_port": 0, "http_port": 0, "score_predictor": "predictor.json"}
+    router = {"score_predictor": "predictor.json"}
     replan = {
         "enabled": True,
         "question": str(replan_question(tmp_path, min_quality=80)),
         "window_s": 1.0,
         "sample": 3,
     }
-    file = mesh_file(tiers, planner={"replan": replan}, router=router)
-    mesh_name = yaml.safe_load(file.read_text())["name"]
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+    async with run_mesh(tiers, planner={"replan": replan}, router=router) as mesh, mesh.client() as client:
         store = WorkloadStore(mesh.router.redis, mesh.router.keys)
         async with asyncio.timeout(60):
             while True:
@@ -284,5 +275,5 @@ async def test_a_router_reports_its_requests_to_redis(
             assert first.score is not None
             assert record.input_tokens > 0
             assert record.predicted == (("small", round(predictor.predict("hello")["small"], 2)),)
-        raw = await mesh.router.redis.xrange(f"{mesh_name}:workload")
+        raw = await mesh.router.redis.xrange(mesh.router.keys.workload)
         assert b"hello" not in repr(raw).encode()

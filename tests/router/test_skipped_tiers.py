@@ -1,71 +1,57 @@
 """Tiers passed over by predicted scores: real services, simulated engines."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from penstock import AsyncClient, Escalated
 from penstock.services.domain.score_prediction import ScorePredictor, features
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
-from tests.router.test_flagged_answers import metrics_page
+from tests.conftest import write_mesh_file
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
 
-LENGTH = 400
 SLOW = {"overhead_ms": 4.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 1_000_000}
 FAST = SLOW | {"overhead_ms": 0.2}
 TIERS: list[dict[str, Any]] = [
-    {"name": "small", "threshold": 0, "skip_below": 30, "simulated": FAST},
-    {"name": "medium", "threshold": 0, "simulated": SLOW},
-    {"name": "large", "simulated": FAST},
+    {"name": "small", "model": "s", "threshold": 0, "skip_below": 30, "simulated": FAST},
+    {"name": "medium", "model": "m", "threshold": 0, "simulated": SLOW},
+    {"name": "large", "model": "l", "simulated": FAST},
 ]
 
 
-def content(folder: Path) -> dict[str, Any]:
+def mesh_with_predictor(folder: Path) -> Path:
     """A mesh file; the predictor expects 12 of the small tier for a prompt with the word `hard`, else 95."""
     feature = features("hard", 2**16)[0]
     predictor = ScorePredictor(("small",), 2**16, (3.0,), {feature: (-5.0,)}, 100, (1.0,))
     (folder / "predictor.json").write_text(predictor.to_json())
-    return {
-        "name": "skipping",
-        "tiers": [{"engine": "simulated", "model": f"sim-{tier['name']}"} | tier for tier in TIERS],
-        "judge": {"scorers": [{"name": "confidence", "kind": "confidence"}]},
-        "router": {"grpc_port": 0, "http_port": 0, "score_predictor": "predictor.json"},
-    }
+    return write_mesh_file(folder, TIERS, router={"score_predictor": "predictor.json"})
 
 
 @pytest.fixture(scope="module")
 async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    folder = tmp_path_factory.mktemp("mesh")
-    path = folder / "mesh.yaml"
-    path.write_text(yaml.safe_dump(content(folder)))
-    async with running_mesh(path, redis.url) as mesh:
+    async with running_mesh(mesh_with_predictor(tmp_path_factory.mktemp("mesh")), redis.url) as mesh:
         yield mesh
 
 
-async def events(client: AsyncClient, prompt: str, **options: Any) -> list[Any]:
-    return [event async for event in client.stream(prompt, temperature=0.0, **options)]
-
-
 async def escalations(client: AsyncClient, prompt: str, **options: Any) -> list[Escalated]:
-    return [event for event in await events(client, prompt, **options) if isinstance(event, Escalated)]
+    events = client.stream(prompt, temperature=0.0, max_tokens=5, **options)
+    return [event async for event in events if isinstance(event, Escalated)]
 
 
 async def test_a_tier_is_passed_over_for_prompts_it_would_answer_badly(mesh: TestMesh) -> None:
     """With an event that has the predicted score, and a metric. A tier that a request names answers anyway."""
     async with mesh.client() as client:
-        (passed,) = await escalations(client, "hard", max_tokens=5)
+        (passed,) = await escalations(client, "hard")
         assert (passed.from_tier, passed.to_tier, passed.reason) == ("small", "medium", "predicted_score_low")
         assert passed.predicted_score is not None
         assert 11.0 < passed.predicted_score < 13.0
-        assert not await escalations(client, "simple", max_tokens=5)
-        assert not await escalations(client, "hard", max_tokens=5, model="small")
-    page = await asyncio.to_thread(metrics_page, mesh)
+        assert not await escalations(client, "simple")
+        assert not await escalations(client, "hard", model="small")
+    page = await mesh.metrics()
     assert 'penstock_reason="predicted_score_low"' in page
 
 
@@ -80,21 +66,9 @@ async def test_a_tier_is_passed_over_for_prompts_it_would_answer_badly(mesh: Tes
 async def test_a_predictor_that_is_missing_or_corrupt_is_named_at_the_start(
     redis: RedisProcess, tmp_path: Path, written: str | None, message: str
 ) -> None:
-    mesh_content = content(tmp_path)
-    file, path = tmp_path / "predictor.json", tmp_path / "mesh.yaml"
+    path, file = mesh_with_predictor(tmp_path), tmp_path / "predictor.json"
     file.unlink() if written is None else file.write_text(written)
-    path.write_text(yaml.safe_dump(mesh_content))
     assert "router.score_predictor" in [problem.field for problem in check_mesh_file(path).problems]
     with pytest.raises(SettingsError, match=message):
         async with running_mesh(path, redis.url):
             pass
-
-
-def test_a_limit_needs_a_predictor_and_the_last_tier_has_neither(tmp_path: Path) -> None:
-    mesh_content = content(tmp_path)
-    path = tmp_path / "mesh.yaml"
-    mesh_content["router"]["score_predictor"] = ""
-    mesh_content["tiers"][2] |= {"skip_below": 10}
-    path.write_text(yaml.safe_dump(mesh_content))
-    fields = [problem.field for problem in check_mesh_file(path).problems]
-    assert {"tiers[0].skip_below", "tiers[2].skip_below"} <= set(fields)

@@ -21,16 +21,12 @@ from penstock import (
 )
 from penstock.mapper import to_message
 from penstock.proto.common.v1 import common_pb2
-from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_file import load_mesh_file
 from penstock.types.slo import SloClass
-from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 IMPOSSIBLE = Slo(0.001, time_per_output_token_s=1e-5)
 EASY = Slo(500.0, time_per_output_token_s=50.0)
-LIMIT_S = 240
 MESH = {
     "tiers": [
         {"name": "small", "model": "sim-s", "threshold": 95, "batch_policy": "slo"},
@@ -223,20 +219,3 @@ async def test_bad_values_name_the_field_there(http: openai.AsyncOpenAI, slo: An
     with pytest.raises(openai.BadRequestError) as caught:
         await http.chat.completions.create(model="large", messages=HELLO, extra_body={"slo": slo})
     assert caught.value.param == field
-
-
-def test_the_mesh_file_names_bad_classes(mesh_file: MeshFileMaker) -> None:
-    for classes, field in (
-        ({"a": {"time_to_first_token_s": 0}}, r"slo\.classes\.a\.time_to_first_token_s"),
-        ({"a": {"time_per_output_token_s": 1e20}}, r"slo\.classes\.a\.time_per_output_token_s"),
-        ({"a": {"fallback": "never"}}, r"slo\.classes\.a\.fallback"),
-        ({"a": {"time_per_output_token_s": 1, "phases": [{"time_per_output_token_s": 1}]}}, r"slo\.classes\.a\.phases"),
-        (
-            {"a": {"phases": [{"time_per_output_token_s": 1}, {"time_per_output_token_s": 1}]}},
-            r"slo\.classes\.a\.phases\[1\]\.from_output_token",
-        ),
-    ):
-        with pytest.raises(SettingsError, match=field):
-            load_mesh_file(mesh_file(slo={"classes": classes}))
-    with pytest.raises(SettingsError, match=r"slo\.max_hops"):
-        load_mesh_file(mesh_file(slo={"max_hops": -1}))

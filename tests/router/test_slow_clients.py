@@ -18,11 +18,12 @@ from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.types.mesh_status import MeshStatus
-from tests.conftest import MeshFileMaker
+from tests.conftest import MeshRunner
 from tests.support.held_engine import held_engines
-from tests.support.mesh import TestMesh, running_mesh
-from tests.support.services import RedisProcess
+from tests.support.mesh import TestMesh
+from tests.support.raw_http import connect, read_all, request_bytes
 from tests.support.simulated_text import ENDLESS
+from tests.support.waiting import until_answered
 
 SHORT_S = 1.5  # each time-out that is tested: a process that gets no CPU for a while is not taken for one that is slow
 ROOM = {"kv_tokens": 400_000, "max_context_tokens": 300_000}
@@ -47,10 +48,8 @@ SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0
 
 
 @pytest.fixture
-async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
+async def mesh(run_mesh: MeshRunner) -> AsyncIterator[TestMesh]:
     router = {
-        "grpc_port": 0,
-        "http_port": 0,
         "max_active": 4,
         "write_timeout_s": SHORT_S,
         "body_timeout_s": SHORT_S,
@@ -58,7 +57,7 @@ async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[T
         "connection_idle_s": SHORT_S,
         "max_connections": 5,
     }
-    async with running_mesh(mesh_file(TIERS, router=router), redis.url) as running:
+    async with run_mesh(TIERS, router=router) as running:
         yield running
 
 
@@ -102,14 +101,11 @@ async def test_a_grpc_client_that_does_not_read_loses_its_request(mesh: TestMesh
 
 
 @pytest.mark.parametrize("over_http", [False, True])
-async def test_no_write_outlasts_the_deadline(redis: RedisProcess, mesh_file: MeshFileMaker, over_http: bool) -> None:
+async def test_no_write_outlasts_the_deadline(run_mesh: MeshRunner, over_http: bool) -> None:
     """Also where the client has set none: the router's own holds, however long the write time-out is."""
-    router = {"grpc_port": 0, "http_port": 0, "write_timeout_s": 1000, "default_deadline_s": SHORT_S}
-    async with (
-        running_mesh(mesh_file(TIERS, router=router), redis.url) as mesh,
-        aio.insecure_channel(mesh.router.address) as channel,
-    ):
-        with closing(connect(mesh)) as connection:
+    router = {"write_timeout_s": 1000, "default_deadline_s": SHORT_S}
+    async with run_mesh(TIERS, router=router) as mesh, aio.insecure_channel(mesh.router.address) as channel:
+        with closing(await connected(mesh)) as connection:
             if over_http:
                 await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS_CHAT | {"stream": True}))
                 await first_byte(connection)
@@ -133,36 +129,25 @@ async def test_a_router_that_does_not_read_loses_its_call_to_a_worker(mesh: Test
         )
         await call.write(worker_pb2.GenerateManyRequest(steps=[worker_pb2.ReplyStep(reply_id=1, start=start)]))
         assert isinstance(await call.read(), worker_pb2.GenerateManyResponse)
-        async with asyncio.timeout(60):
-            while await running(stub):
-                await asyncio.sleep(0.01)
+
+        async def is_idle() -> bool:
+            load = await stub.GetLoad(worker_pb2.GetLoadRequest())
+            return not load.running_tokens and not load.queued_tokens
+
+        await until_answered(is_idle)
         with pytest.raises(aio.AioRpcError) as failed:
             await read_to_the_end(call)
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def running(stub: Any) -> int:
-    """Requests that a worker runs."""
-    load = await stub.GetLoad(worker_pb2.GetLoadRequest())
-    return len(load.running_tokens) + len(load.queued_tokens)
-
-
-def connect(mesh: TestMesh) -> socket.socket:
+async def connected(mesh: TestMesh) -> socket.socket:
     """A raw connection to the HTTP port, with a receive buffer that is soon full."""
     host, _, port = mesh.router.http_address.rpartition(":")
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.connect((host, int(port)))
-    made.setblocking(False)
-    return made
+    return await connect((host, int(port)))
 
 
-def post(body: dict[str, Any], head: str = "") -> bytes:
-    content = json.dumps(body).encode()
-    return (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n{head}\r\n".encode()
-        + content
-    )
+def post(body: dict[str, Any]) -> bytes:
+    return request_bytes(json.dumps(body).encode())
 
 
 async def server_closes(connection: socket.socket) -> None:
@@ -186,18 +171,6 @@ async def first_byte(connection: socket.socket) -> bytes:
         return await asyncio.get_running_loop().sock_recv(connection, 1)
 
 
-async def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
-    loop, found = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(60):
-        try:
-            while part := await loop.sock_recv(connection, 65536):
-                found += part
-        except ConnectionResetError:
-            pass
-    return found
-
-
 ENDLESS_CHAT = {
     "model": "large",
     "messages": [{"role": "user", "content": "endless"}],
@@ -212,7 +185,7 @@ ENDLESS_CHAT = {
 async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMesh, stream: bool) -> None:
     """Its connection is closed, streamed or not; place and engine slot come free, and another request is served."""
     body = ENDLESS_CHAT | {"stream": stream} | ({} if stream else {"model": "fast", "max_tokens": WHOLE_REPLY_TOKENS})
-    with closing(connect(mesh)) as connection:
+    with closing(await connected(mesh)) as connection:
         received = b""
         with held_engines():
             await asyncio.get_running_loop().sock_sendall(connection, post(body))
@@ -235,7 +208,7 @@ async def test_an_http_client_that_does_not_read_loses_its_request(mesh: TestMes
 
 async def test_a_body_that_does_not_come_is_answered_with_408(mesh: TestMesh) -> None:
     """In OpenAI's shape; the connection is closed behind it."""
-    with closing(connect(mesh)) as connection:
+    with closing(await connected(mesh)) as connection:
         await asyncio.get_running_loop().sock_sendall(connection, post(ENDLESS_CHAT)[:-20])
         received = await read_all(connection)
     head, _, content = received.partition(b"\r\n\r\n")
@@ -247,7 +220,7 @@ async def test_a_body_that_does_not_come_is_answered_with_408(mesh: TestMesh) ->
 async def test_a_connection_without_a_whole_request_head_is_closed(mesh: TestMesh, begun: bytes) -> None:
     """Idle from the beginning, or headers that never end, also where a byte comes now and then."""
     loop = asyncio.get_running_loop()
-    with closing(connect(mesh)) as connection:
+    with closing(await connected(mesh)) as connection:
         await loop.sock_sendall(connection, begun)
         reading = asyncio.create_task(read_all(connection))
         while not reading.done() and begun:
@@ -260,7 +233,7 @@ async def test_a_connection_without_a_whole_request_head_is_closed(mesh: TestMes
 
 
 async def test_a_connection_that_is_idle_after_a_request_is_closed(mesh: TestMesh) -> None:
-    with closing(connect(mesh)) as connection:
+    with closing(await connected(mesh)) as connection:
         await asyncio.get_running_loop().sock_sendall(connection, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await read_all(connection)).startswith(b"HTTP/1.1 200 OK")
 
@@ -275,13 +248,12 @@ async def test_an_idle_grpc_connection_is_closed_and_comes_back(mesh: TestMesh) 
         assert (await stub.ListModels(pb.ListModelsRequest(), wait_for_ready=True)).models
 
 
-async def test_http_connections_beyond_the_limit_are_closed(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+async def test_http_connections_beyond_the_limit_are_closed(run_mesh: MeshRunner) -> None:
     """Before their request is read, and while the others are not idle for too long; when these have gone, one is served."""
-    router = {"grpc_port": 0, "http_port": 0, "max_connections": 5}
     loop, head = asyncio.get_running_loop(), b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    async with running_mesh(mesh_file(TIERS, router=router), redis.url) as mesh, asyncio.timeout(60):
-        taken = [connect(mesh) for _ in range(5)]
-        with closing(connect(mesh)) as over:
+    async with run_mesh(TIERS, router={"max_connections": 5}) as mesh, asyncio.timeout(60):
+        taken = [await connected(mesh) for _ in range(5)]
+        with closing(await connected(mesh)) as over:
             with suppress(OSError):  # it may be closed by now
                 await loop.sock_sendall(over, head)
             assert await read_all(over) == b""
@@ -289,7 +261,7 @@ async def test_http_connections_beyond_the_limit_are_closed(redis: RedisProcess,
             connection.close()
         received = b""
         while not received.startswith(b"HTTP/1.1 200"):
-            with closing(connect(mesh)) as connection, suppress(OSError):
+            with closing(await connected(mesh)) as connection, suppress(OSError):
                 await loop.sock_sendall(connection, head)
                 received = await read_all(connection)
 

@@ -128,8 +128,3 @@ async def test_interceptors_see_the_calls(ask: Ask) -> None:
         await ask(router.address, [Options()] * 2, {"interceptors": [counting]})
     methods = [method.removeprefix("b'").removesuffix("'") for method in counting.methods]
     assert methods == ["/penstock.router.v1.RouterService/Generate"] * 2
-
-
-def test_another_way_of_balancing_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="load_balancing: must be pick_first or round_robin"):
-        Client("127.0.0.1:1", load_balancing="random")  # type: ignore[arg-type]

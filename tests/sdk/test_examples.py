@@ -7,7 +7,6 @@ import doctest
 import inspect
 import io
 import traceback
-from collections.abc import AsyncIterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ import pytest
 
 from penstock import client as sdk
 from penstock.client.connection import DEFAULT_TARGET
-from tests.conftest import write_mesh_file
-from tests.support.mesh import TestMesh, running_mesh
+from tests.conftest import FAST
+from tests.support.mesh import TestMesh
 from tests.support.questions import replan_question
-from tests.support.services import RedisProcess
 
 COMPUTED = ("plan_cascade", "plan_stages", "simulate_deployment")
 """Methods whose work is done in a process of the planner's, which takes seconds to start."""
@@ -40,17 +38,13 @@ def documented() -> dict[str, Any]:
 DOCUMENTED = documented()
 
 
-@pytest.fixture(scope="module")
-async def mesh(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestMesh]:
-    pace = {"overhead_ms": 2.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": 24}
-    tiers: list[dict[str, Any]] = [
-        {"name": "small", "model": "s", "threshold": 50, "engine": "simulated", "simulated": pace},
-        {"name": "large", "model": "l", "workers": 2, "engine": "simulated", "simulated": pace},
-    ]
-    router = {"grpc_port": 0, "http_port": 0, "kept_requests": 100, "sample_prompts": {"share": 1.0}}
-    file = write_mesh_file(tmp_path_factory.mktemp("mesh"), tiers, router=router)
-    async with running_mesh(file, redis.url) as running:
-        yield running
+MESH = {
+    "tiers": [
+        {"name": "small", "model": "s", "threshold": 50, "simulated": FAST | {"overhead_ms": 2.0}},
+        {"name": "large", "model": "l", "workers": 2, "simulated": FAST | {"overhead_ms": 2.0}},
+    ],
+    "router": {"kept_requests": 100, "sample_prompts": {"share": 1.0}},
+}
 
 
 @pytest.mark.parametrize(

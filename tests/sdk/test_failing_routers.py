@@ -1,7 +1,6 @@
 """Both clients against routers that break, refuse, cancel and fall silent: what can be answered is, every token once."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from penstock import (
     PenstockError,
     RequestFailedError,
     RetryPolicy,
+    Slo,
     Tokens,
     UnavailableError,
 )
@@ -30,6 +30,7 @@ from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.services.domain.errors import AlreadyRunning, DeadlineExceeded, NotFound, Overloaded, Unavailable, invalid
 from penstock.services.domain.errors import PenstockError as DomainError
 from penstock.services.grpc_types import Context
+from penstock.services.processes import free_port
 from tests.support.proxy import TcpProxy
 from tests.support.router_servicers import (
     TEXT,
@@ -44,6 +45,7 @@ from tests.support.router_servicers import (
     scripted,
     token,
 )
+from tests.support.waiting import until
 
 SILENCE_S = 1.5  # more than a busy machine leaves a process without a core
 QUICK = RetryPolicy(initial_backoff_s=0.001, max_backoff_s=0.01)
@@ -135,9 +137,17 @@ async def test_a_connection_or_stream_that_breaks_is_no_end(
         assert_whole(events)
 
 
+async def test_a_retry_sends_only_what_is_left_of_the_time_to_the_first_token() -> None:
+    async with scripted(failing(Unavailable("down")), failing(Unavailable("down")), answer) as router:
+        async with AsyncClient(router.address, retry=RetryPolicy(initial_backoff_s=0.01), timeout_s=60) as client:
+            await client.generate("hello", slo=Slo(30.0, time_per_output_token_s=1.0))
+        times_s = [r.slo.time_to_first_token.ToNanoseconds() / 1e9 for r in router.requests]
+        assert times_s[0] == 30.0
+        assert 30.0 > times_s[1] > times_s[2] > 0
+
+
 async def test_nobody_listening_is_no_end_while_another_router_is_there(stream: Stream) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = f"127.0.0.1:{taken.getsockname()[1]}"
+    free = f"127.0.0.1:{free_port()}"
     async with scripted(answer) as router:
         assert_whole(await stream([free, router.address]))
     with pytest.raises(UnavailableError):
@@ -270,9 +280,7 @@ async def test_a_cancellation_by_the_user_is_not_repeated() -> None:
                 await task
             await asyncio.wait_for(router.cancelled.wait(), 60)
             asking = asyncio.create_task(client.generate("hello"))
-            async with asyncio.timeout(60):
-                while len(router.requests) < 2:
-                    await asyncio.sleep(0.005)
+            await until(lambda: len(router.requests) == 2)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
@@ -330,8 +338,7 @@ async def test_a_half_open_connection_is_found_by_keepalive_also_after_many_ping
 
 
 async def test_what_is_only_asked_is_asked_of_another_router_where_one_is_away() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = f"127.0.0.1:{taken.getsockname()[1]}"
+    free = f"127.0.0.1:{free_port()}"
 
     def use(target: list[str]) -> None:
         with Client(target, admin=target) as client:
@@ -373,8 +380,9 @@ async def test_a_status_that_is_watched_and_stops_coming_is_an_error() -> None:
         ({"silence_s": float("nan")}, "silence_s"),
         ({"keepalive_s": 1}, "keepalive_s"),
         ({"keepalive_s": float("inf")}, "keepalive_s"),
+        ({"load_balancing": "random"}, "load_balancing: must be pick_first or round_robin"),
     ],
 )
-def test_limits_that_make_no_sense_name_their_option(client: Any, options: dict[str, float], named: str) -> None:
+def test_limits_that_make_no_sense_name_their_option(client: Any, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         client("127.0.0.1:1", **options)

@@ -10,10 +10,8 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.judge_service.calibrate import read_samples
 from penstock.planner_service.files import read_quality
-from tests.conftest import FAMILY, MeshFileMaker
-from tests.support.mesh import running_mesh
+from tests.conftest import FAMILY, MeshRunner
 from tests.support.present import present
-from tests.support.services import RedisProcess
 
 PROMPTS = [
     {"prompt": "What is 12 + 30?", "answer": "42"},
@@ -28,13 +26,12 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
 
 
 @pytest.mark.slow
-async def test_every_tier_is_asked_and_scored(redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path) -> None:
+async def test_every_tier_is_asked_and_scored(run_mesh: MeshRunner, tmp_path: Path) -> None:
     judge = {"scorers": [{"name": "exact", "kind": "exact"}, {"name": "sure", "kind": "confidence"}]}
     tiers = [{"name": t, "model": str(FAMILY / t), "engine": "torch", "threshold": 50} for t in ("small", "medium")]
     del tiers[1]["threshold"]
-    file = mesh_file(tiers, judge=judge | {"default_scorer": "exact"})
     prompts, out, labelled = write(tmp_path / "p.jsonl", PROMPTS), tmp_path / "judged.csv", tmp_path / "labelled.jsonl"
-    async with running_mesh(file, redis.url) as mesh, mesh.client() as client:
+    async with run_mesh(tiers, judge=judge | {"default_scorer": "exact"}) as mesh, mesh.client() as client:
         command = ["measure", str(prompts), "--out", str(out), "--labelled", str(labelled), "--max-tokens", "80"]
         command += ["--target", mesh.router.address, "--admin", mesh.router.admin_address, "--json"]
         done = await asyncio.to_thread(CliRunner().invoke, app, command)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from penstock.services.state import MeshFeed, Registrar
 from penstock.services.state.connection import connect_blocking
 from penstock.services.state.keys import Keys
 from tests.conftest import ROOT, MeshFileMaker
+from tests.support.measured import metrics_page
 from tests.support.mesh import COMPOSE
 from tests.support.services import RedisProcess, serving
 from tests.support.waiting import until
@@ -190,12 +190,7 @@ async def test_the_sweep_survives_a_fault_and_metrics_tell_of_it(
     async with serving(Role.ROUTER, COMPOSE[Role.ROUTER], mesh_file(), redis.url) as router:
         await until(lambda: swept >= 3)
         assert background.failures["channel-sweep"] == before + 1
-
-        def scrape() -> str:
-            with urllib.request.urlopen(f"http://{router.telemetry.metrics_address}/metrics") as response:
-                return str(response.read().decode())
-
-        text = await asyncio.to_thread(scrape)
+        text = await asyncio.to_thread(metrics_page, router.telemetry.metrics_address)
     assert re.search(
         r'^penstock_background_failures_total\{.*penstock_task="channel-sweep".*\} [1-9]', text, re.MULTILINE
     )

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from penstock.types.plans import Plan, TierPlan
 from tests.conftest import ROOT
 from tests.support.present import present
 from tests.support.services import RedisProcess
+from tests.support.waiting import until_answered
 
 PAGE = ROOT / "docs" / "how-to" / "operations.md"
 KEYS = Keys("backed-up")
@@ -35,24 +38,17 @@ def commands() -> dict[str, str]:
     return {purpose.strip(): command.strip() for command, _, purpose in lines}
 
 
-async def restored(client: Redis) -> tuple[Plan | None, object]:
-    """The current plan and the usage, once the Redis answers."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            try:
-                return await PlanStore(client, KEYS).current(), await UsageStore(client, KEYS).read(1, time.time())
-            except StateUnavailable:
-                await asyncio.sleep(0.05)
+async def restored(client: Redis) -> tuple[Plan | None, object] | None:
+    """The current plan and the usage, if the Redis answers."""
+    with suppress(StateUnavailable):
+        return await PlanStore(client, KEYS).current(), await UsageStore(client, KEYS).read(1, time.time())
+    return None
 
 
-async def until_kept(client: Redis) -> None:
-    """Return when the append-only file has all of the data."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            state = await client.info("persistence")
-            if state["aof_enabled"] and not state["aof_rewrite_scheduled"] and not state["aof_rewrite_in_progress"]:
-                return
-            await asyncio.sleep(0.05)
+async def is_kept(client: Redis) -> bool:
+    """Whether the append-only file has all of the data."""
+    state = await client.info("persistence")
+    return bool(state["aof_enabled"]) and not (state["aof_rewrite_scheduled"] or state["aof_rewrite_in_progress"])
 
 
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="redis-cli is not installed")
@@ -74,12 +70,11 @@ async def test_a_backup_brings_plans_and_usage_back(own_redis: RedisProcess, tmp
     for start in (RESTORE, "from then on"):
         server = await asyncio.create_subprocess_exec(*commands()[start].split(), *place, cwd=tmp_path)
         try:
-            client = connect(new)
-            assert await restored(client) == (published, USAGE)
-            if start == RESTORE:
-                await asyncio.to_thread(run, "keep it")
-                await until_kept(client)
-            await client.aclose()
+            async with connect(new) as client:
+                assert await until_answered(partial(restored, client)) == (published, USAGE)
+                if start == RESTORE:
+                    await asyncio.to_thread(run, "keep it")
+                    await until_answered(partial(is_kept, client))
         finally:
             server.terminate()
             await server.wait()

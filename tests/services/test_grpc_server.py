@@ -16,6 +16,15 @@ from penstock.services.grpc_types import Context
 BUSY, NEW = 60, 240
 
 
+async def served(**handlers: Any) -> tuple[aio.Server, str]:
+    """A server of `test.Service`, and its address."""
+    server = grpc_server.server((), server_options(Role.ROUTER))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
 async def test_new_calls_do_not_wait_for_rounds_of_the_busy_streams() -> None:
     """However many streams write without pause, many new calls reach their handlers within a few rounds of them."""
     written, entered = 0, list[int]()
@@ -37,15 +46,11 @@ async def test_new_calls_do_not_wait_for_rounds_of_the_busy_streams() -> None:
             all_entered.set()
         return b""
 
-    handlers: dict[str, Any] = {
-        "Busy": grpc.unary_stream_rpc_method_handler(write_until_all_entered),
-        "New": grpc.unary_unary_rpc_method_handler(enter),
-    }
-    server = grpc_server.server((), server_options(Role.ROUTER))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+    server, address = await served(
+        Busy=grpc.unary_stream_rpc_method_handler(write_until_all_entered),
+        New=grpc.unary_unary_rpc_method_handler(enter),
+    )
+    async with aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         start_busy: Any = channel.unary_stream("/test.Service/Busy")
         start_new: Any = channel.unary_unary("/test.Service/New")
 
@@ -71,12 +76,8 @@ async def test_a_server_stops_and_its_calls_end() -> None:
         await asyncio.Event().wait()
         return b""
 
-    server = grpc_server.server((), server_options(Role.ROUTER))
-    handlers: dict[str, Any] = {"Endless": grpc.unary_unary_rpc_method_handler(endless)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    server, address = await served(Endless=grpc.unary_unary_rpc_method_handler(endless))
+    async with aio.insecure_channel(address) as channel:
         method: Any = channel.unary_unary("/test.Service/Endless")
         call = method(b"")
         await started.wait()
@@ -87,10 +88,6 @@ async def test_a_server_stops_and_its_calls_end() -> None:
                 await call
 
 
-def test_this_release_of_grpcio_is_built_as_the_server_expects() -> None:
+async def test_this_release_of_grpcio_is_built_as_the_server_expects() -> None:
     """The private names that the server builds on are there: else it would fall back to one call at a time."""
-    assert isinstance(asyncio.run(_made()), grpc_server.Server)
-
-
-async def _made() -> aio.Server:
-    return grpc_server.server((), server_options(Role.ROUTER))
+    assert isinstance(grpc_server.server((), server_options(Role.ROUTER)), grpc_server.Server)

@@ -1,6 +1,5 @@
 """What every gRPC server of ours answers to calls that no handler should ever see."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -161,16 +160,3 @@ def test_a_status_is_small_whatever_the_error_says(text: str, kind: type[Penstoc
     if isinstance(back, InvalidRequest):
         assert back.problems
         assert all(problem.field for problem in back.problems)
-
-
-async def test_calls_at_the_same_time_do_not_disturb_each_other(channel: aio.Channel) -> None:
-    """Refused ones beside served ones, over one connection."""
-    stub = router_pb2_grpc.RouterServiceStub(channel)
-
-    async def served() -> None:
-        assert await stub.ListModels(pb.ListModelsRequest(), timeout=60) is not None
-
-    async def refused() -> None:
-        assert (await failure(channel, GENERATE, b"\xff")).code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    await asyncio.gather(*(served() if i % 2 else refused() for i in range(100)))

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +13,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.services.process_group import MAX_CRASHES, none_stays_up
+from penstock.services.process_group import MAX_CRASHES
 from penstock.services.process_heartbeat import HEARTBEAT_S, HeartbeatMonitor
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.processes import free_port
 from penstock.services.shared_port import SharedPort
 from tests.conftest import ROOT
+from tests.support.measured import metrics_page
 from tests.support.waiting import runs, until_now
 
 TIMEOUT_S = 120.0
@@ -81,6 +81,9 @@ class Parent:
         until_now(complete)
         return found
 
+    def metrics(self) -> str:
+        return metrics_page(f"127.0.0.1:{self.metrics_port}")
+
     def end(self) -> tuple[int, str]:
         """Exit status and what it wrote, once it has ended."""
         _, errors = self.process.communicate(timeout=TIMEOUT_S)
@@ -104,15 +107,15 @@ def test_all_share_both_ports_and_a_page_of_metrics_and_end_together(tmp_path: P
         pids = parent.pids(parent.grpc_port)
         assert parent.pids(parent.http_port) == pids
         assert set(pids) == {0, 1}
-        page = metrics(parent.metrics_port)
+        page = parent.metrics()
         assert samples(page, "served_total") == {"0": 1.0, "1": 2.0}
         assert samples(page, "penstock_router_process_up") == {"0": 1.0, "1": 1.0}
         os.kill(pids[1], signal.SIGSTOP)
-        page = metrics(parent.metrics_port)
+        page = parent.metrics()
         assert samples(page, "served_total") == {"0": 1.0}
         assert samples(page, "penstock_router_process_up") == {"0": 1.0, "1": 0.0}
         os.kill(pids[1], signal.SIGKILL)
-        until_now(lambda: samples(metrics(parent.metrics_port), restarts) == {"0": 0.0, "1": 1.0})
+        until_now(lambda: samples(parent.metrics(), restarts) == {"0": 0.0, "1": 1.0})
         until_now(lambda: parent.pids(parent.grpc_port)[1] != pids[1])
         pids = parent.pids(parent.grpc_port) | {0: pids[0]}
         parent.process.terminate()
@@ -156,14 +159,14 @@ def test_unusable_settings_end_a_group_with_status_2_where_no_process_can_use_th
         assert parent.end()[0] == 2
     with group(tmp_path, UNUSABLE="1") as parent:
         pid = parent.pids(parent.grpc_port, 1)[0]
-        until_now(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_restarts_total")["1"] >= 2.0)
+        until_now(lambda: samples(parent.metrics(), "penstock_router_process_restarts_total")["1"] >= 2.0)
         assert parent.pids(parent.grpc_port, 1) == {0: pid}
 
 
 def test_a_process_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> None:
     with group(tmp_path, STUCK_S=str(STUCK_S)) as parent:
         before = parent.pids(parent.grpc_port)
-        until_now(lambda: samples(metrics(parent.metrics_port), "penstock_router_process_up") == {"0": 1.0, "1": 1.0})
+        until_now(lambda: samples(parent.metrics(), "penstock_router_process_up") == {"0": 1.0, "1": 1.0})
         while runs(before[1]):  # until the parent has seen heartbeats of it, it is starting, and not stuck
             os.kill(before[1], signal.SIGCONT)
             time.sleep(2 * HEARTBEAT_S)
@@ -186,12 +189,6 @@ def test_a_process_is_stuck_whose_heartbeats_have_begun_and_stopped() -> None:
     again = [monitor.is_stuck(2, sign) for sign in (12, 12, 12, 12, 13, 13)]
     assert (ended, again) == ([False] * 4, [False] * 6)
     assert monitor.is_stuck(2, 13)
-
-
-def test_none_stays_up_only_when_each_process_has_crashed_so_often() -> None:
-    assert not none_stays_up([MAX_CRASHES, MAX_CRASHES - 1])
-    assert not none_stays_up([0, 1000])
-    assert none_stays_up([MAX_CRASHES, MAX_CRASHES + 2])
 
 
 @pytest.mark.slow
@@ -232,12 +229,6 @@ def test_a_slot_survives_its_command_line() -> None:
     for text in ("{}", "[]", "no json", '{"index":1}'):
         with pytest.raises(ValueError, match=r"."):
             ProcessSlot.from_json(text)
-
-
-def metrics(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as response:
-        page: bytes = response.read()
-    return page.decode()
 
 
 def samples(page: str, name: str) -> dict[str, float]:

@@ -4,47 +4,28 @@ import asyncio
 import json
 import logging
 import re
-import urllib.request
-from collections.abc import AsyncIterator
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
-from penstock import NotFoundError, Span, Trace
+from penstock import InvalidRequestError, Span, Trace
 from penstock.services import telemetry
 from penstock.services.settings import ServiceSettings
 from penstock.services.telemetry import set_up_logging
-from tests.conftest import MeshFileMaker
-from tests.support.mesh import TestMesh, running_mesh
+from tests.conftest import MeshRunner
+from tests.support.measured import trace_with
+from tests.support.mesh import TestMesh
 from tests.support.otlp import otlp_collector
-from tests.support.services import RedisProcess
+from tests.support.waiting import until_answered
 
-
-@pytest.fixture
-async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
-    tiers = [{"name": "small", "model": "s", "threshold": 95}, {"name": "large", "model": "l"}]
-    async with running_mesh(mesh_file(tiers), redis.url) as running:
-        yield running
-
-
-async def trace_of(mesh: TestMesh, trace_id: str, spans: int) -> Trace:
-    """The trace, as soon as so many of its spans have arrived."""
-    async with mesh.client() as client, asyncio.timeout(60):
-        while True:
-            try:
-                (found,) = await client.traces(trace_id=trace_id)
-                if len(found.spans) >= spans:
-                    return found
-            except NotFoundError:
-                pass
-            await asyncio.sleep(0.1)
+MESH = {"tiers": [{"name": "small", "model": "s", "threshold": 95}, {"name": "large", "model": "l"}]}
 
 
 async def test_one_request_is_one_trace_over_all_services(mesh: TestMesh) -> None:
     async with mesh.client() as client:
         reply = await client.generate("hello", temperature=0)
         assert [t.tier for t in reply.tiers] == ["small", "large"]
-        found = await trace_of(mesh, reply.trace_id, 9)
+        found = await trace_with(client, reply.trace_id, lambda trace: len(trace.spans) >= 9)
         assert reply.trace_id in {trace.trace_id for trace in await client.traces(5)}
     by_id = {span.span_id: span for span in found.spans}
     (root,) = [span for span in found.spans if not span.parent_span_id]
@@ -74,15 +55,14 @@ async def test_one_request_is_one_trace_over_all_services(mesh: TestMesh) -> Non
 
 
 async def test_a_refused_request_leaves_a_trace_too(mesh: TestMesh) -> None:
-    from penstock import InvalidRequestError
-
     async with mesh.client() as client:
         with pytest.raises(InvalidRequestError):
             await client.generate("hello", temperature=9)
-        async with asyncio.timeout(60):
-            while not (found := await client.traces(1)):
-                await asyncio.sleep(0.1)
-    (span,) = found[0].spans
+
+        async def refused() -> list[Trace]:
+            return [trace for trace in await client.traces(9) if "error.type" in trace.spans[0].attributes]
+
+        ((span,),) = [trace.spans for trace in await until_answered(refused)]
     assert span.attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
     assert span.attributes["error.type"] == "INVALID_REQUEST"
 
@@ -90,15 +70,7 @@ async def test_a_refused_request_leaves_a_trace_too(mesh: TestMesh) -> None:
 async def test_metrics_are_there_for_prometheus(mesh: TestMesh) -> None:
     async with mesh.client() as client:
         await asyncio.gather(*(client.generate(f"p{i}") for i in range(4)))
-
-    def scrape(name: str) -> str:
-        address = mesh.parts[name].telemetry.metrics_address
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
-            return str(answer.read().decode())
-
-    router = await asyncio.to_thread(scrape, "router-0")
-    worker = await asyncio.to_thread(scrape, "worker-small-0")
-    judge = await asyncio.to_thread(scrape, "judge-0")
+    router, worker, judge = [await mesh.metrics(name) for name in ("router-0", "worker-small-0", "judge-0")]
     assert re.search(r'penstock_router_requests_total\{.*gen_ai_request_model="cascade"', router)
     assert "penstock_router_escalations_total{" in router
     assert "gen_ai_server_time_to_first_token_seconds_bucket{" in router
@@ -134,15 +106,13 @@ def test_logs_carry_the_trace_id(log_format: str, capsys: pytest.CaptureFixture[
         assert f"trace={trace_id}" in line
 
 
-async def test_spans_reach_any_otlp_collector(
-    redis: RedisProcess, mesh_file: MeshFileMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_spans_reach_any_otlp_collector(run_mesh: MeshRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real OTLP receiver, as a collector has it."""
     with otlp_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{collector.address}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        async with running_mesh(mesh_file(), redis.url) as mesh, mesh.client() as client, asyncio.timeout(60):
+        async with run_mesh() as mesh, mesh.client() as client, asyncio.timeout(60):
             reply = await client.generate("hello", trace=True)
             await collector.of_trace(reply.trace_id, {"penstock-router", "penstock-worker", "penstock-judge"})
 

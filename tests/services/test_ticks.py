@@ -1,7 +1,5 @@
 """Ticks of one process wake it once for all, never late by more than a period; counters are read with metrics."""
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from penstock.services.counters import LabelledCounter
-from penstock.services.ticks import next_tick_s, tick
+from penstock.services.ticks import next_tick_s
+from tests.support.measured import sums
 
 
 @given(st.floats(0, 1e7), st.sampled_from([0.05, 0.25, 0.5, 1.0, 3.0]))
@@ -24,46 +23,17 @@ def test_longer_periods_tick_with_shorter_ones(now_s: float) -> None:
         assert next_tick_s(at_s - period_s / 2, period_s) == pytest.approx(at_s, abs=1e-6)
 
 
-async def test_tasks_of_one_period_wake_together() -> None:
-    """Although they began to wait at different times."""
-    loop, woke_s = asyncio.get_running_loop(), list[float]()
-
-    async def wait() -> None:
-        due_s = next_tick_s(loop.time(), 0.25)
-        await tick(0.25)
-        woke_s.append(due_s)
-
-    tasks = list[asyncio.Task[None]]()
-    while not woke_s or len(tasks) < 2:
-        tasks.append(asyncio.create_task(wait()))
-        await asyncio.sleep(0.01)
-    await asyncio.gather(*tasks)
-    assert len({round(at_s, 6) for at_s in woke_s}) <= 2
-
-
-def collected(reader: InMemoryMetricReader) -> dict[frozenset[tuple[str, object]], float]:
-    data = reader.get_metrics_data()
-    points = [
-        point
-        for resource in (data.resource_metrics if data is not None else ())
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-    ]
-    return {frozenset((point.attributes or {}).items()): point.value for point in points}  # type: ignore[union-attr]
-
-
 def test_a_collection_has_the_sums_so_far_by_label_and_an_empty_value_leaves_its_label_out() -> None:
     reader = InMemoryMetricReader()
     counter = LabelledCounter(MeterProvider([reader]).get_meter("t"), "c", ("model", "tier"), unit="{request}")
-    assert collected(reader) == {}
+    assert sums(reader, "c") == {}
     counter.add(1, "m", "small")
     counter.add(2, "m", "small")
     counter.add(5, "m", "")
     both, model_only = frozenset({("model", "m"), ("tier", "small")}), frozenset({("model", "m")})
-    assert collected(reader) == {both: 3, model_only: 5}
+    assert sums(reader, "c") == {both: 3, model_only: 5}
     counter.add(1, "m", "")
-    assert collected(reader) == {both: 3, model_only: 6}
+    assert sums(reader, "c") == {both: 3, model_only: 6}
 
 
 def test_every_label_needs_a_value() -> None:

@@ -19,6 +19,7 @@ from penstock.services.domain.instances import Role
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.runtime import Chassis
 from penstock.worker_service.compose import compose as worker
+from tests.support.measured import metrics_page
 from tests.support.services import serving
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class TestMesh:
     @property
     def http(self) -> str:
         return f"http://{self.router.http_address}"
+
+    async def metrics(self, name: str = "router-0") -> str:
+        """A part's page of metrics."""
+        return await asyncio.to_thread(metrics_page, self.parts[name].telemetry.metrics_address)
 
     async def until(self, condition: Callable[[Any], bool], timeout_s: float = 120) -> None:
         """Wait until the router's status meets a condition."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,25 @@ async def exchange(
             for task in (sending, head):
                 task.cancel()
             await asyncio.gather(sending, head, return_exceptions=True)
+
+
+async def connect(address: tuple[str, int]) -> socket.socket:
+    """A connection whose receive buffer is soon full."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, address)
+    return made
+
+
+async def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    loop, found = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(60):
+        with suppress(ConnectionResetError):
+            while part := await loop.sock_recv(connection, 65536):
+                found += part
+    return found
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,14 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def until_answered(condition: Callable[[], Awaitable[T]]) -> T:
+    """For conditions that are asked of somebody; the value of the condition."""
+    async with asyncio.timeout(LIMIT_S):
+        while not (value := await condition()):
+            await asyncio.sleep(0.02)
+    return value
 
 
 def until_now(condition: Callable[[], T]) -> T:
