@@ -214,7 +214,8 @@ async def test_processes_restarted_one_after_the_other_refuse_nobody(mesh: Local
     for index in range(2):
         pid = children(parent(mesh))[index]
         os.kill(pid, signal.SIGTERM)
-        await until(lambda pid=pid: not runs(pid))
+        while runs(pid):
+            await asyncio.sleep(0.02)
         await all_answer(mesh)
     over.set()
     assert min(await asyncio.gather(*asking)) >= 1

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,7 +21,7 @@ PROMPT = "a prompt that no file may have"
 def test_a_mesh_with_keys_and_certificates_runs_by_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiers = [{"name": "small", "model": "s", "threshold": 100}, {"name": "large", "model": "l"}]
+    tiers: list[dict[str, Any]] = [{"name": "small", "model": "s", "threshold": 100}, {"name": "large", "model": "l"}]
     access = {"keys": "keys.json", "tenants": [{"name": "acme"}]}
     file, folder = write_mesh_file(tmp_path, tiers, access=access, tls={"folder": "certs"}), tmp_path / "run"
     stored, key = new_key("acme", time.time())

@@ -114,7 +114,7 @@ async def ask(http: str, session: aiohttp.ClientSession) -> dict[str, Any]:
 @asynccontextmanager
 async def empty_group(redis: RedisProcess, folder: Path) -> AsyncIterator[Group]:
     """A mesh whose parts are to be started."""
-    tiers = [
+    tiers: list[dict[str, Any]] = [
         {"name": "only", "model": "sim", "threshold": 0, "workers": 2, "simulated": SLOW},
         {"name": HELD, "model": HELD, "simulated": SLOW},
     ]
