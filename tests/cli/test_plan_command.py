@@ -68,14 +68,11 @@ def test_a_picture_does_not_overwrite_the_plan(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_more_requests_than_the_trace_has_are_refused() -> None:
-    """Not clamped in silence: neither for a plan nor for a replay. Without the option a short trace is taken whole."""
+def test_a_short_trace_is_taken_whole_and_a_tiny_one_is_refused(tmp_path: Path) -> None:
+    """So are more requests than a trace has, which are not clamped in silence: neither for a plan nor for a replay."""
     done = planned(requests=100_000_000)
     assert done.returncode == 2
     assert "requests: must be from 1 to the trace's 3000, not 100000000" in done.output
-
-
-def test_a_short_trace_is_taken_whole_and_a_tiny_one_is_refused(tmp_path: Path) -> None:
     lines = TRACE.read_text().splitlines()
     short, tiny, out = tmp_path / "short.csv", tmp_path / "tiny.csv", tmp_path / "plan.json"
     short.write_text("\n".join(lines[: LEAST_REQUESTS + 1]) + "\n")

@@ -5,27 +5,20 @@ a second otherwise, and has ended when the client, who reads it in the loop of r
 """
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from models.training import tasks
 from penstock import AsyncClient, InstanceChanged, Move, NotFoundError, TierStarted, Tokens
 from penstock.worker_service.engine.torch.runner import TorchRunner
 from tests.conftest import FAMILY, MeshRunner
+from tests.router.test_length_stages import prompts
 from tests.support.held_engine import held_engines
 from tests.support.mesh import TestMesh
 
 STEP_S = 0.02
 LONG: Any = {"temperature": 0.9, "max_tokens": 300, "ignore_eos": True}
-
-
-@functools.cache
-def prompts() -> list[str]:
-    """Drawn when a test needs them: everyone who collects tests imports this module."""
-    return [p.prompt for p in tasks.single_turns(300, seed=41) if len(p.reply) > 120][:6]
 
 
 @pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.slow), "simulated"])
