@@ -13,19 +13,10 @@ from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegi
 from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import TextPrompt
+from tests.support.virtual_clock import VirtualClock
 
 
-class Clock:
-    """Time that the test tells."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def busy(backlog: Backlog, clock: Clock, answers: int, per_s: float, ends: int) -> list[ExitStack]:
+def busy(backlog: Backlog, clock: VirtualClock, answers: int, per_s: float, ends: int) -> list[ExitStack]:
     """Fill a backlog, then have so many of its answers end at a rate; what is still there."""
     places = []
     for _ in range(answers):
@@ -33,7 +24,7 @@ def busy(backlog: Backlog, clock: Clock, answers: int, per_s: float, ends: int) 
         stack.enter_context(backlog.place(1, None))
         places.append(stack)
     for _ in range(ends):
-        clock.now += 1 / per_s
+        clock.sleep(1 / per_s)
         places.pop(0).close()
     return places
 
@@ -53,8 +44,8 @@ def test_what_waits_is_bounded_and_comes_free() -> None:
 def test_a_refusal_says_when_to_come_again() -> None:
     """By the rate at which answers have ended while others waited. Who would be judged too late is refused at once, with the
     time after which it is judged in time."""
-    clock = Clock()
-    backlog = Backlog(40, at_once=4, clock=clock)
+    clock = VirtualClock()
+    backlog = Backlog(40, at_once=4, clock=clock.now)
     waiting = busy(backlog, clock, 40, per_s=10.0, ends=20)
     assert backlog.answers == len(waiting) == 20
     assert backlog.wait_s() == pytest.approx((20 - 4 + 1) / 10)
@@ -70,10 +61,10 @@ def test_a_refusal_says_when_to_come_again() -> None:
 
 def test_few_answers_say_nothing_about_the_rate() -> None:
     """A judge with little to do is not slow: nobody is refused for that."""
-    clock = Clock()
-    backlog = Backlog(40, at_once=4, clock=clock)
+    clock = VirtualClock()
+    backlog = Backlog(40, at_once=4, clock=clock.now)
     for _ in range(50):
-        clock.now += 1.0
+        clock.sleep(1.0)
         with backlog.place(1, 0.001):
             pass
     with backlog.place(4, None), backlog.place(4, 0.001):

@@ -2,20 +2,13 @@
 
 import asyncio
 import re
-import urllib.request
 
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from tests.conftest import MeshFileMaker
+from tests.support.measured import metrics_page
 from tests.support.mesh import served_judge
 from tests.support.services import RedisProcess
-
-
-def scored_tiers(metrics_address: str) -> set[str]:
-    """The tiers that the judge's scores are counted under."""
-    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    return {tier for line in lines if "judge_score" in line for tier in re.findall(r'penstock_tier="([^"]*)"', line)}
 
 
 async def test_tiers_of_no_mesh_share_one_label(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
@@ -26,5 +19,7 @@ async def test_tiers_of_no_mesh_share_one_label(redis: RedisProcess, mesh_file: 
     items = [pb.JudgedAnswer(prompt=prompt, answer="y", tier=name, logprobs=summary) for name in names]
     async with served_judge(mesh_file(), redis.url) as (stub, chassis):
         await stub.Score(pb.ScoreRequest(items=items))
-        tiers = await asyncio.to_thread(scored_tiers, chassis.telemetry.metrics_address)
+        page = await asyncio.to_thread(metrics_page, chassis.telemetry.metrics_address)
+    scores = [line for line in page.splitlines() if "judge_score" in line]
+    tiers = {tier for line in scores for tier in re.findall(r'penstock_tier="([^"]*)"', line)}
     assert tiers == {"small", "unknown"}

@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import aiohttp
 import grpc
 import pytest
 import torch
@@ -26,6 +25,7 @@ from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from tests.conftest import FAMILY, ROOT, MeshFileMaker
 from tests.judge.test_reward import write_reward_model
+from tests.support.measured import metrics_page
 from tests.support.mesh import JudgeStub, served_judge
 from tests.support.services import RedisProcess
 
@@ -184,7 +184,7 @@ async def test_a_full_judge_refuses_with_a_time_to_come_back(
 ) -> None:
     """RESOURCE_EXHAUSTED with RetryInfo, counted; what it has taken it judges."""
     file = mesh_file(judge={"scorers": [JUDGE], "default_scorer": "judge-model", "max_queued": 2})
-    async with served_judge(file, redis.url) as (stub, chassis), aiohttp.ClientSession() as session:
+    async with served_judge(file, redis.url) as (stub, chassis):
         begun, go_on, forward = threading.Event(), threading.Event(), JudgeModelScorer._forward
 
         def held(scorer: JudgeModelScorer, batch: list[tuple[list[int], int]]) -> list[float]:
@@ -202,7 +202,7 @@ async def test_a_full_judge_refuses_with_a_time_to_come_back(
         assert refused.retry_after_s > 0
         go_on.set()
         assert len((await taken).results) == 2
-        page = await (await session.get(f"http://{chassis.telemetry.metrics_address}/metrics")).text()
+        page = await asyncio.to_thread(metrics_page, chassis.telemetry.metrics_address)
     (line,) = [line for line in page.splitlines() if line.startswith("penstock_judge_unjudged_total{")]
     assert 'error_type="OVERLOADED"' in line
     assert line.endswith(" 1.0")

@@ -1,10 +1,15 @@
-"""Holds an engine of our own back between two steps, so that a test decides what happens before the next one."""
+"""Holds an engine of our own back between two steps, or within one, so that a test decides what happens meanwhile."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.scheduling.batching import BatchScheduler
 from penstock.worker_service.scheduling.steps import StepInProgress
+
+LIMIT_S = 60
 
 
 def held(engine: LoopEngine, when: Callable[[BatchScheduler], bool]) -> Callable[[], None]:
@@ -21,3 +26,36 @@ def held(engine: LoopEngine, when: Callable[[BatchScheduler], bool]) -> Callable
 
     policy.plan = gated  # type: ignore[method-assign]
     return release
+
+
+class StepGate:
+    """Holds an engine's steps inside its runner until they are let through."""
+
+    def __init__(self, engine: LoopEngine) -> None:
+        self._run, self._open = engine._core.runner.run, threading.Event()
+        self._open.set()
+        self.inside = threading.Event()
+        engine._core.runner.run = self._gated  # type: ignore[method-assign]
+
+    def _gated(self, rows: Any) -> Any:
+        if not self._open.is_set():
+            self.inside.set()
+            assert self._open.wait(LIMIT_S), "nobody opens the gate"
+        return self._run(rows)
+
+    def close(self) -> None:
+        self.inside.clear()
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@contextmanager
+def step_gate(engine: LoopEngine) -> Iterator[StepGate]:
+    """An open gate; it is open again when the context ends."""
+    gate = StepGate(engine)
+    try:
+        yield gate
+    finally:
+        gate.open()

@@ -1,7 +1,6 @@
 """Nothing that one request does ends an engine: its error ends that request. Only a broken runner fails all of them."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -27,6 +26,7 @@ from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptio
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core, torch_engine
 from tests.conftest import FAMILY
 from tests.support.engines import GREEDY, SAMPLED, answer, collect, request, started
+from tests.support.held_steps import step_gate
 from tests.worker.test_core_laws import before_each_pass
 
 GUILTY = 5  # a token id that the prompts of innocent requests do not have
@@ -209,35 +209,21 @@ async def test_a_broken_runner_fails_every_stream_and_says_so(engine: LoopEngine
 
 
 async def test_the_reader_of_a_reply_that_has_left_does_not_wait_for_the_step_under_way() -> None:
-    engine = of_nothing()
-    await engine.start()
-    run, go_on, holding = engine._core.runner.run, threading.Event(), threading.Event()
-    go_on.set()
-
-    def held(rows: Any) -> list[Any]:
-        if not go_on.is_set():
-            holding.set()
-            go_on.wait()
-        return run(rows)
-
-    engine._core.runner.run = held  # type: ignore[method-assign]
     endless = replace(GREEDY, max_tokens=4000, ignore_eos=True)
-    other = asyncio.create_task(answer(engine, request("stays", sampling=endless)))
-    try:
-        async with aclosing(engine.generate(request("leaves", sampling=endless))) as events:
-            async for event in events:
-                if isinstance(event, TokenFrame) and event.offset >= 5:
-                    break
-            stopped = await engine.pause("leaves", 0)
-            go_on.clear()
-            await asyncio.to_thread(holding.wait)
-            async with asyncio.timeout(60):
-                assert await engine.leave("leaves") == HandedOver(stopped.output_tokens)
-                rest = [event async for event in events]
-            assert rest[-1] == HandedOver(stopped.output_tokens)
-            go_on.set()
-    finally:
-        go_on.set()
+    async with started(of_nothing()) as engine:
+        other = asyncio.create_task(answer(engine, request("stays", sampling=endless)))
+        with step_gate(engine) as gate:
+            async with aclosing(engine.generate(request("leaves", sampling=endless))) as events:
+                async for event in events:
+                    if isinstance(event, TokenFrame) and event.offset >= 5:
+                        break
+                stopped = await engine.pause("leaves", 0)
+                gate.close()
+                await asyncio.to_thread(gate.inside.wait)
+                async with asyncio.timeout(60):
+                    assert await engine.leave("leaves") == HandedOver(stopped.output_tokens)
+                    rest = [event async for event in events]
+                assert rest[-1] == HandedOver(stopped.output_tokens)
+                gate.open()
         other.cancel()
         await asyncio.wait([other])
-        await engine.close()

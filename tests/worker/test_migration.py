@@ -110,12 +110,6 @@ async def test_a_reply_moves_and_goes_on_at_the_next_token(pair: tuple[Stub, Stu
     await idle(source, target)
 
 
-async def test_a_setting_says_at_which_rate_kv_moves(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    file = mesh_file([{"name": "only", "model": "sim"}], stages={"kv_bandwidth_gb_per_s": 2.5})
-    async with served_worker(file, redis.url) as (stub, _):
-        assert (await stub.GetLoad(pb.GetLoadRequest())).kv_bytes_per_second == 2.5e9
-
-
 async def refused(source: Stub, place: Chassis, transfer: str = "t", name: str = "r") -> str:
     """Why a move fails."""
     order = pb.MigrateOutRequest(request_id=name, transfer_id=transfer, target_instance_id=place.instance_id)
@@ -309,9 +303,12 @@ async def test_messages_out_of_order_end_the_call(worker: tuple[Any, str, Chassi
 
 
 async def test_as_many_transfers_at_once_as_the_mesh_file_says(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
+    """And at the rate that it states."""
     most = MAX_TRANSFERS + 2
-    file = mesh_file([{"name": "only", "model": "sim", "max_running": 16}], stages={"max_transfers": most})
+    stages = {"max_transfers": most, "kv_bandwidth_gb_per_s": 2.5}
+    file = mesh_file([{"name": "only", "model": "sim", "max_running": 16}], stages=stages)
     async with served_worker(file, redis.url) as (stub, _):
+        assert (await stub.GetLoad(pb.GetLoadRequest())).kv_bytes_per_second == 2.5e9
         digest = (await stub.GetInfo(pb.GetInfoRequest())).model_digest
         calls = [await confirmed(stub, ask(digest, f"r{i}", 10)) for i in range(most)]
         for call in calls:

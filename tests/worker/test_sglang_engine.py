@@ -29,7 +29,7 @@ from penstock.worker_service.engine.sglang.client import SglangClient
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.conftest import FAMILY, MeshFileMaker
-from tests.support.engines import QUESTIONS, answer, collect, started, until
+from tests.support.engines import ENDLESS, QUESTIONS, answer, collect, started, until
 from tests.support.mesh import running_mesh
 from tests.support.services import RedisProcess
 from tests.support.sglang import CPU_LAUNCH, SglangServers, cpu_shape
@@ -37,7 +37,6 @@ from tests.support.sglang_stub import Server
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
-ENDLESS = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
 SMALL = {"kv_tokens": 4096}
 TIGHT = cpu_shape(FAMILY / "small", kv_tokens=400, max_running=2, max_queued=0, max_step_tokens=64)
 

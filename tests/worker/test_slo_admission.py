@@ -2,11 +2,9 @@
 
 import asyncio
 import random
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -23,6 +21,7 @@ from penstock.worker_service.engine.simulated.engine import simulated_core, simu
 from penstock.worker_service.scheduling.policies import PolicyName
 from tests.conftest import MeshFileMaker
 from tests.support.engines import started
+from tests.support.held_steps import StepGate, step_gate
 from tests.support.mesh import served_worker
 from tests.support.present import present
 from tests.support.services import RedisProcess
@@ -32,40 +31,6 @@ from tests.worker.test_slo_engine import options, pace, request
 LIMIT_S = 60
 IMPOSSIBLE = pace(1e-3, 1e-4)
 EASY = pace(1000.0, 100.0)
-
-
-class StepGate:
-    """Holds an engine's steps inside its runner until they are let through."""
-
-    def __init__(self, engine: LoopEngine) -> None:
-        self._run, self._open = engine._core.runner.run, threading.Event()
-        self._open.set()
-        self.inside = threading.Event()
-        engine._core.runner.run = self._gated  # type: ignore[method-assign]
-
-    def _gated(self, rows: Any) -> Any:
-        if not self._open.is_set():
-            self.inside.set()
-            assert self._open.wait(LIMIT_S)
-        return self._run(rows)
-
-    def close(self) -> None:
-        self.inside.clear()
-        self._open.clear()
-
-    def open(self) -> None:
-        self._open.set()
-
-
-@asynccontextmanager
-async def gated(policy: PolicyName = PolicyName.SLO, **changes: int) -> AsyncIterator[tuple[LoopEngine, StepGate]]:
-    async with started(simulated_engine(options(policy, **changes))) as engine:
-        gate = StepGate(engine)
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                yield engine, gate
-        finally:
-            gate.open()
 
 
 async def held_in_a_step(engine: LoopEngine, gate: StepGate, slo: Slo | None) -> AsyncGenerator[EngineEvent, None]:
@@ -86,22 +51,23 @@ async def first_event(engine: LoopEngine, asked: GenerationRequest) -> EngineEve
 @pytest.mark.parametrize("slo", [None, EASY], ids=["best effort", "promised"])
 async def test_requests_are_answered_while_a_step_is_computed(slo: Slo | None) -> None:
     """Whatever the step that is computed: admitted, best effort and declined are known before it ends."""
-    async with gated() as (engine, gate):
-        events = await held_in_a_step(engine, gate, slo)
-        steps = engine.steps
-        easy, impossible = request("a", 20, 4, EASY)[0], request("b", 20, 4, IMPOSSIBLE)[0]
-        declining = replace(request("c", 20, 4, IMPOSSIBLE)[0], decline_unkept_slo=True)
-        answers = await asyncio.gather(*(first_event(engine, each) for each in (easy, impossible, declining)))
-        assert engine.steps == steps, "the step is still computed"
-        assert isinstance(answers[0], Admitted)
-        assert answers[0].slo_kept
-        assert isinstance(answers[1], Admitted)
-        assert not answers[1].slo_kept
-        assert isinstance(answers[2], Declined)
-        gate.open()
-        async with aclosing(events):
-            rest = [event async for event in events]
-        assert sum(len(event.token_ids) for event in rest if isinstance(event, TokenFrame)) == 4
+    async with asyncio.timeout(LIMIT_S), started(simulated_engine(options())) as engine:
+        with step_gate(engine) as gate:
+            events = await held_in_a_step(engine, gate, slo)
+            steps = engine.steps
+            easy, impossible = request("a", 20, 4, EASY)[0], request("b", 20, 4, IMPOSSIBLE)[0]
+            declining = replace(request("c", 20, 4, IMPOSSIBLE)[0], decline_unkept_slo=True)
+            answers = await asyncio.gather(*(first_event(engine, each) for each in (easy, impossible, declining)))
+            assert engine.steps == steps, "the step is still computed"
+            assert isinstance(answers[0], Admitted)
+            assert answers[0].slo_kept
+            assert isinstance(answers[1], Admitted)
+            assert not answers[1].slo_kept
+            assert isinstance(answers[2], Declined)
+            gate.open()
+            async with aclosing(events):
+                rest = [event async for event in events]
+            assert sum(len(event.token_ids) for event in rest if isinstance(event, TokenFrame)) == 4
 
 
 @pytest.mark.parametrize("running", [None, EASY], ids=["best effort", "promised"])

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-import aiohttp
 import grpc
 import pytest
 from grpc import aio
@@ -17,6 +16,7 @@ from penstock.services.runtime import Chassis
 from penstock.worker_service.text import ByteTokenizer
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
+from tests.support.measured import metrics_page
 from tests.support.mesh import Stub, served_worker
 from tests.support.services import RedisProcess
 
@@ -39,19 +39,6 @@ def stub(stub_and_worker: tuple[Stub, Chassis]) -> Stub:
 def asked(name: str = "r", **sampling: object) -> pb.GenerateRequest:
     params = common_pb2.SamplingParams(**{"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
     return pb.GenerateRequest(request_id=name, prompt=common_pb2.Prompt(text="hello"), sampling=params)
-
-
-async def test_generate_is_admitted_streamed_and_finished(stub: Stub) -> None:
-    events = [event async for event in stub.Generate(asked())]
-    kinds = [event.WhichOneof("event") for event in events if event.WhichOneof("event") != "alive"]
-    assert kinds[0] == "admitted"
-    assert kinds[-1] == "finished"
-    assert set(kinds[1:-1]) == {"tokens"}
-    assert not events[0].admitted.slo_kept
-    frames = [event.tokens for event in events if event.HasField("tokens")]
-    assert [frame.offset for frame in frames] == [sum(len(f.token_ids) for f in frames[:i]) for i in range(len(frames))]
-    assert events[-1].finished.usage.output_tokens == 12
-    assert events[-1].finished.reason == common_pb2.FINISH_REASON_LENGTH
 
 
 async def test_how_long_tokens_may_wait_is_checked(stub: Stub) -> None:
@@ -132,13 +119,13 @@ async def test_requests_that_cannot_be_computed_are_counted(redis: RedisProcess,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ByteTokenizer, "stream", failing)  # every text fails
-        async with served_worker(file, redis.url) as (stub, chassis), aiohttp.ClientSession() as session:
+        async with served_worker(file, redis.url) as (stub, chassis):
             for name in ("a", "b"):
                 with pytest.raises(aio.AioRpcError) as caught:
                     [event async for event in stub.Generate(asked(name))]
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
                 assert "secret" not in str(caught.value)
-            page = await (await session.get(f"http://{chassis.telemetry.metrics_address}/metrics")).text()
+            page = await asyncio.to_thread(metrics_page, chassis.telemetry.metrics_address)
     (line,) = [line for line in page.splitlines() if line.startswith("penstock_worker_failed_requests_total{")]
     assert 'penstock_tier="only"' in line
     assert line.endswith(" 2.0")
