@@ -115,7 +115,7 @@ def best_sets(
 ) -> bool:
     """The dynamic program. False where those committed do not fit by themselves.
 
-    With the states S(e) before entry e, each a (value v, budget b, memory m, counts n), the reference's recurrence goes
+    With the states S(e) before entry e, each a (value v, budget b, memory m, counts n), the recurrence goes
 
         S(e + 1) = { (v, b', m, n) } + { (v + v_e, b' - p_e, m + m_e, n + 1 at tier of e) : b' - p_e >= 0, rate(n + 1) >= 0 }
 
