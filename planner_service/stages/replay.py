@@ -42,8 +42,8 @@ requests. In less time the number in flight still grows to what the rate needs, 
 RATE_SPAN = 16.0
 """The sustained rate is searched up to this many times the first rate, and down to so small a part of it."""
 RATE_STEP, NEAR_STEP = 1.4, 1.06
-"""Between the rates that are tried first, the latter where a rate is known that is near: little overload is simulated in much
-less time than a lot."""
+"""Between the rates that are tried first; the latter where a rate is known that is near, and its square in the second step.
+Little overload is simulated in much less time than a lot."""
 FIRST_SHARE = 0.7
 """Of what instances can carry by the roofline: the rate that is tried first."""
 GROWTH = 1.1
@@ -265,8 +265,7 @@ def judge(
     rate = replayer.sustained_per_s(serving)
     verdicts = list[ReplayVerdict]()
     for changes, layout in passing or judged[:1]:
-        staged_rate = replayer.sustained_per_s(_policy(layout, qoe), near=rate)
-        rate_change = staged_rate / rate - 1 if rate > 0 else 0.0
+        rate_change = _rate_change(replayer, _policy(layout, qoe), rate)
         use = max(changes) <= MARGIN and rate_change >= -MARGIN and min(*changes, -rate_change) <= -MIN_GAIN
         earlier = requests_before(work) if use else None
         before = None
@@ -282,8 +281,12 @@ def judge(
 def _all_changes(replayer: Replayer, policy: PolicyOf, serving: PolicyOf) -> tuple[float, float, float, float]:
     """Of the latencies (`_changes`) and of the sustained rate, of one policy against another."""
     rate = replayer.sustained_per_s(serving)
-    rate_change = replayer.sustained_per_s(policy, near=rate) / rate - 1 if rate > 0 else 0.0
-    return *_changes(replayer.figures(policy), replayer.figures(serving)), rate_change
+    return *_changes(replayer.figures(policy), replayer.figures(serving)), _rate_change(replayer, policy, rate)
+
+
+def _rate_change(replayer: Replayer, policy: PolicyOf, rate_per_s: float) -> float:
+    """Of the sustained rate, of a policy against one that sustains `rate_per_s`."""
+    return replayer.sustained_per_s(policy, near=rate_per_s) / rate_per_s - 1 if rate_per_s > 0 else 0.0
 
 
 def _policy(layout: StageLayout, qoe: QoeModel) -> PolicyOf:

@@ -1,4 +1,4 @@
-"""Reads as one iteration what comes by calls, in order: tokens beside events that are iterated, or all of a coroutine."""
+"""Reads as one iteration what comes by calls, in order: tokens with events that are iterated, or all of a coroutine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine

@@ -62,7 +62,7 @@ class GgufModel:
         except (OSError, NotGguf) as error:
             raise EngineUnusable(str(error)) from None
         self._model = LlamaModel(file, options.library, gpu=options.gpu, progress=options.progress)
-        tokens = _tokens_digest(metadata)
+        tokens = _tokens_digest(metadata) if options.drafters else ""  # a tenth of a second
         try:
             if tokens not in tokenizers:
                 tokenizers[tokens] = HfTokenizer(file, self._model.vocab_size, options.tool_format)
