@@ -6,7 +6,6 @@ more than `MARGIN` and one is better by `MIN_GAIN`; and if on the requests befor
 chosen for one stretch of a trace may do harm on the next.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,11 +38,10 @@ SEED = 1
 SUSTAINED_LATENCIES, SUSTAINED_REQUESTS = 60.0, (4000, 24_000)
 """What is served to tell whether a rate is sustained: so many times as long as a request takes alone, within these numbers of
 requests. In less time the number in flight still grows to what the rate needs, or a backlog is too small to be seen."""
-RATE_SPAN = 16.0
-"""The sustained rate is searched up to this many times the first rate, and down to so small a part of it."""
-RATE_STEP, NEAR_STEP = 1.4, 1.06
-"""Between the rates that are tried first; the latter where a rate is known that is near, and its square in the second step.
-Little overload is simulated in much less time than a lot."""
+FIRST_STEP, MOST_STEPS = 12, 96
+"""Steps of `RATE_PRECISION` between the rates that are tried first, and from the first rate to the last that is tried. Little
+overload is simulated in much less time than a lot. From a rate that is near the steps are 1, 2, 4, and so on: so two policies
+are held at the same rates, and those that serve alike sustain the same."""
 FIRST_SHARE = 0.7
 """Of what instances can carry by the roofline: the rate that is tried first."""
 GROWTH = 1.1
@@ -137,25 +135,27 @@ class Replayer:
         return figures_of(self.work, self._serve(self.work, policy))
 
     def sustained_per_s(self, policy: PolicyOf, near: float = 0.0) -> float:
-        """The greatest rate, within `RATE_PRECISION`, at which the number of requests in flight does not grow with time.
+        """The greatest rate, in whole steps of `RATE_PRECISION`, at which the number of requests in flight does not grow.
 
         0 if not even the least rate that is tried is sustained. near: a rate that it is expected near; 0: none is known.
         """
         first = near or FIRST_SHARE * self.instances * self.replica.capacity_per_s(*self.work.mean_tokens)
-        steps = itertools.chain((NEAR_STEP, NEAR_STEP**2) if near else (), itertools.repeat(RATE_STEP))
-        low, high = 0.0, first
-        while high <= RATE_SPAN * first and self._sustains(high, policy):
-            low, high = high, next(steps) * high
-        if low == 0.0:
-            low = high / next(steps)
-            while not self._sustains(low, policy):
-                low, high = low / next(steps), low
-                if low < first / RATE_SPAN:
-                    return 0.0
-        while high / low > 1 + RATE_PRECISION:
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if self._sustains(middle, policy) else (low, middle)
-        return float(low)
+
+        def sustains(steps: int) -> bool:
+            return self._sustains(first * (1 + RATE_PRECISION) ** steps, policy)
+
+        step = 1 if near else FIRST_STEP
+        up = sustains(0)
+        low, high = (0, step) if up else (-step, 0)
+        while sustains(high if up else low) == up:
+            step *= 2 if near else 1
+            low, high = (high, high + step) if up else (low - step, low)
+            if max(-low, high) > MOST_STEPS:
+                return first * (1 + RATE_PRECISION) ** low if up else 0.0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if sustains(middle) else (low, middle)
+        return float(first * (1 + RATE_PRECISION) ** low)
 
     def _sustains(self, rate_per_s: float, policy: PolicyOf) -> bool:
         alone_s = float(alone_latency(self.work, self.replica).mean())
