@@ -137,10 +137,11 @@ class ForkingCluster(Cluster):
         fork = copy.deepcopy(self.parts[instance])
         requests = copy.deepcopy(self._requests)._replace(output=output_tokens)
         ended = np.zeros(len(self.work), np.int64)
+        engine = next(engine for alike, engine in self._engines if instance in alike)
         instance_kernel.put_in(fork, request, at_s)
         ahead_s = AHEAD_S
         while not requests.finish_s[request]:
-            instance_kernel.advance(at_s + ahead_s, fork, self._engines[instance], self.work.priority, requests, ended)
+            instance_kernel.advance(at_s + ahead_s, fork, engine, self.work.priority, requests, ended)
             ahead_s *= 2
         return float(requests.finish_s[request])
 

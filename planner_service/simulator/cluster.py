@@ -84,9 +84,13 @@ class Cluster:
         room = min(replica.request_tokens for replica in self.replicas)
         if self.work.longest_tokens > room:
             raise invalid("workload", f"a request has {self.work.longest_tokens} tokens, KV {room}")
-        self.parts = [kernel.new_instance(n, replica.lane_blocks) for replica in self.replicas]
-        engines = {replica: replica.engine(mixed=self.moves.mixed) for replica in dict.fromkeys(self.replicas)}
-        self._engines = [engines[replica] for replica in self.replicas]
+        self._all = kernel.new_instances(e, n)
+        self._all.batch.counts[:, FREE] = [replica.lane_blocks for replica in self.replicas]
+        self.parts = [kernel.one_of(self._all, i) for i in range(e)]
+        alike = dict[Replica, list[int]]()
+        for i, replica in enumerate(self.replicas):
+            alike.setdefault(replica, []).append(i)
+        self._engines = [(np.array(which), replica.engine(mixed=self.moves.mixed)) for replica, which in alike.items()]
         self.length = self.work.input_tokens.copy()
         self.computed = self.work.cached_tokens.copy()
         self.blocks, chunk, rank, self._ended = (np.zeros(n, np.int64) for _ in range(4))
@@ -115,18 +119,15 @@ class Cluster:
 
     @property
     def busy_s(self) -> Floats:
-        return self._counted(BUSY_S)
+        return self._all.counters[:, BUSY_S].copy()
 
     @property
     def steps(self) -> int:
-        return int(self._counted(STEPS).sum())
+        return int(self._all.counters[:, STEPS].sum())
 
     @property
     def preemptions(self) -> int:
-        return int(self._counted(PREEMPTIONS).sum())
-
-    def _counted(self, counter: int) -> Floats:
-        return np.array([part.counters[counter] for part in self.parts])
+        return int(self._all.counters[:, PREEMPTIONS].sum())
 
     def send(self, request: int, instance: int, at_s: float) -> None:
         """A new request goes to an instance."""
@@ -141,6 +142,10 @@ class Cluster:
     def running(self, instance: int) -> Ints:
         return self.row(instance, RUNNING)
 
+    def busy(self) -> list[int]:
+        """Instances that have running requests."""
+        return np.flatnonzero(self._all.batch.counts[:, RUNNING]).tolist()
+
     def waiting(self, instance: int) -> Ints:
         """Requests there that hold no KV yet, those about to arrive included."""
         return np.concatenate([self.row(instance, WAITING), self.row(instance, COMING)])
@@ -149,6 +154,10 @@ class Cluster:
         """Running requests that have begun to answer: those that may move."""
         running = self.running(instance)
         return running[self.length[running] > self.work.input_tokens[running]]
+
+    def pending_work(self) -> Ints:
+        """(E, 3): of every instance the prompt tokens to compute, the requests and their tokens."""
+        return kernel.pending_work(self._all, self._requests)
 
     def held(self, instance: int) -> list[InFlight]:
         requests = np.concatenate([self.running(instance), self.waiting(instance)])
@@ -168,13 +177,11 @@ class Cluster:
     def advance(self, until_s: float) -> list[int]:
         """Let every instance run until then; the requests that ended."""
         ended = list[int]()
-        for i in range(self.instances):
-            part, engine = self.parts[i], self._engines[i]
-            count = kernel.advance(until_s, part, engine, self.work.priority, self._requests, self._ended)
-            if count:
-                finished = self._ended[:count]
-                ended += finished.tolist()
-                self.produced[i] += self.work.output_tokens[finished].sum()
+        for alike, engine in self._engines:
+            count = kernel.advance_all(
+                until_s, self._all, alike, engine, self.work.priority, self._requests, self._ended, self.produced
+            )
+            ended += self._ended[:count].tolist()
         self.now_s = until_s
         return ended
 

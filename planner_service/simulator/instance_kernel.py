@@ -49,11 +49,56 @@ class Instance(NamedTuple):
     counters: F
 
 
-def new_instance(capacity: int, blocks: int) -> Instance:
-    counts = np.zeros(BATCH_COUNTS + 1, np.int64)
-    counts[FREE] = blocks
-    batch = Batch(counts, np.zeros((COMING + 1, capacity), np.int64))
-    return Instance(batch, np.zeros(capacity), np.zeros(1), np.zeros(COUNTERS))
+def new_instances(count: int, capacity: int) -> Instance:
+    """As many instances without KV: the arrays of `Instance` with one more axis, the first."""
+    batch = Batch(np.zeros((count, BATCH_COUNTS + 1), np.int64), np.zeros((count, COMING + 1, capacity), np.int64))
+    return Instance(batch, np.zeros((count, capacity)), np.zeros((count, 1)), np.zeros((count, COUNTERS)))
+
+
+@compiled()
+def one_of(instances: Instance, i: int) -> Instance:
+    """Instance i, with the same memory."""
+    batch = Batch(instances.batch.counts[i], instances.batch.rows[i])
+    return Instance(batch, instances.coming_s[i], instances.ready_s[i], instances.counters[i])
+
+
+@compiled()
+def advance_all(
+    until_s: float,
+    instances: Instance,
+    alike: N,
+    engine: Engine,
+    priority: N,
+    requests: Requests,
+    ended: N,
+    produced: N,
+) -> int:
+    """`advance` of all instances that have this engine (alike). produced (E): output tokens of what ended, added."""
+    n_ended = 0
+    for i in alike:
+        count = advance(until_s, one_of(instances, i), engine, priority, requests, ended[n_ended:])
+        for r in ended[n_ended : n_ended + count]:
+            produced[i] += requests.output[r]
+        n_ended += count
+    return n_ended
+
+
+@compiled()
+def pending_work(instances: Instance, requests: Requests) -> N:
+    """(E, 3): of every instance the prompt tokens to compute, the requests and their tokens, as in a worker's record.
+
+    As in workers, requests that have not started count in full: they find what is cached only when they start.
+    """
+    counts, rows = instances.batch
+    pending = np.zeros((len(counts), 3), np.int64)
+    for i in range(len(counts)):
+        for which in (RUNNING, WAITING, COMING):
+            for r in rows[i, which, : counts[i, which]]:
+                left = requests.length[r] - (requests.computed[r] if requests.blocks[r] > 0 else 0)
+                pending[i, 0] += left if left > 1 else 0
+                pending[i, 1] += 1
+                pending[i, 2] += requests.length[r]
+    return pending
 
 
 @compiled()

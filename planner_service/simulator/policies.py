@@ -6,8 +6,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from penstock.planner_service.simulator.cluster import Cluster, Transfer
 from penstock.services.domain.dispatch import NOTHING_SENT, Sent, delay_s, sent_tokens, stage_for, wait_s, work_tokens
 from penstock.services.domain.latency import StepLoad
@@ -57,14 +55,8 @@ class Dispatch:
 
     def publish(self) -> None:
         """Take over what all instances have to do now."""
-        for i in range(self._cluster.instances):
-            requests = np.concatenate([self._cluster.running(i), self._cluster.waiting(i)])
-            lengths = self._cluster.length[requests]
-            # as in workers, whose requests find what is cached only when they start
-            started = self._cluster.blocks[requests] > 0
-            pending = lengths - np.where(started, self._cluster.computed[requests], 0)
-            self._work[i] = PublishedWork(int(pending[pending > 1].sum()), len(requests), int(lengths.sum()))
-            self._sent[i] = NOTHING_SENT
+        self._work = [PublishedWork(*pending) for pending in self._cluster.pending_work().tolist()]
+        self._sent = [NOTHING_SENT] * self._cluster.instances
 
     def place(self, request: int, stages: Sequence[Sequence[int]]) -> int:
         """The instance for a new request. stages: the instances of the stages that cover its length, the earliest first."""

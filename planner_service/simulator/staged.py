@@ -86,7 +86,7 @@ class Staged(Policy):
         for request in ended:
             if request in self._target and request not in moving:
                 self._forget(request, int(self.cluster.home[request]))
-        for source in range(self.cluster.instances):
+        for source in self.cluster.busy():
             self._ask_for(source)
         self._start_transfers()
 
@@ -141,6 +141,8 @@ class Staged(Policy):
             return
         beside = self._beside[source]
         excess = excess_tokens(self._load[source] - sender.tokens, [self._load[self._number[n]] for n in beside])
+        if not excess:
+            return
         left = {str(r): int(cluster.length[r]) for r in movable if r not in self._target}
         chosen = to_hand_over(left, excess)
         if chosen is not None and self._worth(int(chosen), source, beside):

@@ -171,7 +171,7 @@ class Receiver:
 
     def next(self) -> Turn | None:
         """The next transfer to start; it holds a slot from now on. None if none can start or all were tried in this round."""
-        if self._slots.free < 1:
+        if not self._won or self._slots.free < 1:
             return None
         won = self._won.values()
         if any(w.phase is _Phase.TURN and w.passed >= self._starved_after for w in won):
