@@ -12,7 +12,10 @@ busy, by the planner's step times. Scoring an answer is a pass of a model like t
 answers are worth is the table's score; in the setting `erring judge` cascades decide by it with a normal error. Acceptance of
 drafts is the share of greedy tokens in which a real pair agrees (Qwen2.5-Coder 0.5B and 1.5B), and half of it.
 
-Figures are means over splits with intervals (Student's t), of ratios on a logarithmic scale.
+Figures are means over splits with intervals (Student's t), of ratios on a logarithmic scale. A rival that was tuned for a
+target may have more or less quality on unseen prompts than ours, whose plans allow for that. So ours is compared at equal
+quality as well: rivals are tuned for targets all the way from the worst model's quality to the best's, and the GPU time of
+the best of each target, over its quality on unseen prompts, both means over splits, is read where ours is.
 """
 
 import math
@@ -28,8 +31,12 @@ from benchmarks.rivals.families import Family, Prompts, Setting, dollars_per_gpu
 from benchmarks.rivals.planned import planned
 from benchmarks.rivals.systems import Tuned, alone, cascades, load_based, mixtures, routings
 from benchmarks.spread import interval
+from penstock.planner_service.simulator.workload import Floats
 
 SHARES = (0.25, 0.5, 0.75, 0.95)  # of the way from the worst model's quality to the best's
+CURVE = tuple(
+    np.linspace(0.05, 1.0, 20).tolist()
+)  # the same, of the rivals that ours is compared with at equal quality
 SPLITS, QUICK_SPLITS = range(1, 6), range(1, 3)
 ACCEPTANCE = 0.86
 SETTINGS = (
@@ -40,7 +47,6 @@ SETTINGS = (
 )
 VARIANTS = {"": (False, False), ", drafts": (True, False), ", skips": (False, True), ", drafts and skips": (True, True)}
 COMPARED = ("best", "best_plain", "large alone", "routing", "mixture")
-EQUAL = 0.5  # points of quality
 
 
 def tuned(prompts: Prompts, targets: Sequence[float]) -> dict[str, list[Tuned | None]]:
@@ -70,24 +76,67 @@ def measure(family: Family, split: int) -> dict[str, Any]:
     first, second = np.array_split(np.random.default_rng(split).permutation(len(family.quality)), 2)
     predicted = predict(family, first, second, split)
     cells: dict[str, list[dict[str, Any]]] = {}
+    curves = dict[str, list[tuple[float, float]]]()
     for setting in SETTINGS:
         whole = family.prompts(setting)
         training, unseen = whole.subset(first, predicted.training), whole.subset(second, predicted.unseen)
         means = training.quality.mean(axis=0)
-        targets = [float(means.min() + share * (means.max() - means.min())) for share in SHARES]
-        rivals = tuned(training, targets)
+        targets = [float(means.min() + share * (means.max() - means.min())) for share in (*SHARES, *CURVE)]
+        rivals = tuned(training, targets if setting.planned else targets[: len(SHARES)])
+        if setting.planned:
+            curves = _curves(rivals, unseen)
         cells[setting.name] = [
             {
                 "family": family.name,
                 "share": share,
                 "target_quality": target,
                 "split": split,
-                **_cell(rivals, at, unseen, planned(family, first, training, target) if setting.planned else None),
+                **_cell(
+                    rivals,
+                    at,
+                    unseen,
+                    planned(family, first, training, target, setting.acceptance) if setting.planned else None,
+                ),
             }
-            for at, (share, target) in enumerate(zip(SHARES, targets, strict=True))
+            for at, (share, target) in enumerate(zip(SHARES, targets[: len(SHARES)], strict=True))
         ]
     figures = {name: value for name, value in asdict(predicted).items() if name not in ("training", "unseen")}
-    return {"cells": cells, "predictors": {"family": family.name, "split": split, "tiers": family.tiers, **figures}}
+    about = {"family": family.name, "split": split, "tiers": family.tiers, **figures}
+    return {"cells": cells, "curves": curves, "predictors": about}
+
+
+def _curves(rivals: dict[str, list[Tuned | None]], unseen: Prompts) -> dict[str, list[tuple[float, float]]]:
+    """By kind, (quality, logarithm of GPU seconds) on unseen prompts of the cheapest rival for each target of CURVE."""
+    curves: dict[str, list[tuple[float, float]]] = {"best": [], "best_plain": []}
+    for at in range(len(SHARES), len(SHARES) + len(CURVE)):
+        able = {name: choice for name, choices in rivals.items() if (choice := choices[at]) is not None}
+        for kind, names in (("best", list(able)), ("best_plain", list(filter(plain, able)))):
+            gpu_s, quality = able[min(names, key=lambda name: able[name].gpu_s)].system.run(unseen)
+            curves[kind].append((quality, math.log(gpu_s)))
+    return curves
+
+
+def ratio_at_equal_quality(ours: Floats, curves: Floats) -> dict[str, float]:
+    """Our GPU seconds over those of a curve at our quality, all means over splits; with a jackknife over splits.
+
+    ours (S, 2): quality and logarithm of GPU seconds on unseen prompts. curves (S, T, 2): the same of the rivals of each
+    target. Of the points of a curve the cheapest counts that has at least the quality; beyond its end, its last.
+    """
+
+    def ratio(rows: list[int]) -> float:
+        quality, log_s = ours[rows].mean(axis=0)
+        points = np.array(sorted(curves[rows].mean(axis=0).tolist()))
+        least = np.minimum.accumulate(points[::-1, 1])[::-1]
+        return float(log_s - np.interp(quality, points[:, 0], least))
+
+    count = len(ours)
+    whole = ratio(list(range(count)))
+    without = [ratio([row for row in range(count) if row != split]) for split in range(count)] if count > 1 else [whole]
+    around = interval([count * whole - (count - 1) * one for one in without])
+    return {
+        "mean": round(math.exp(whole), 4),
+        **{name: round(math.exp(whole + around[name] - around["mean"]), 4) for name in ("low", "high")},
+    }
 
 
 def _cell(
@@ -114,8 +163,13 @@ def _figures(choice: Tuned, unseen: Prompts) -> dict[str, float]:
     }
 
 
-def summarised(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By family and target: our GPU time over that of other ways, and the points of quality more, on unseen prompts."""
+def summarised(
+    cells: Sequence[dict[str, Any]], curves: dict[tuple[str, int], dict[str, list[tuple[float, float]]]]
+) -> list[dict[str, Any]]:
+    """By family and target: our GPU time over that of other ways, and the points of quality more, on unseen prompts.
+
+    curves: by family and split; empty where ours is the best rival.
+    """
     summary = []
     for family, share in dict.fromkeys((cell["family"], cell["share"]) for cell in cells):
         of = [cell for cell in cells if (cell["family"], cell["share"]) == (family, share)]
@@ -131,10 +185,27 @@ def summarised(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 points = interval([ours["quality_unseen"] - row["quality_unseen"] for ours, row in pairs])
                 ratio = {name: round(math.exp(logs[name]), 4) for name in ("mean", "low", "high")}
                 line[key] = {"gpu_seconds_ratio": ratio, "quality_difference": round(points["mean"], 2)}
+        ours = np.array([[cell["ours"]["quality_unseen"], math.log(cell["ours"]["gpu_seconds"])] for cell in of])
+        for kind in ("best", "best_plain") if curves else ():
+            rivals = np.array([curves[family, cell["split"]][kind] for cell in of])
+            line[kind]["at_equal_quality"] = ratio_at_equal_quality(ours, rivals)
         missed = [cell["target_quality"] - cell["ours"]["quality_unseen"] for cell in of]
         line["below_target"] = round(float(np.mean(missed)), 2)
         summary.append(line)
     return summary
+
+
+def _at_equal_quality(summary: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over all families and targets."""
+    best, best_plain = (
+        np.array([line[kind]["at_equal_quality"]["mean"] for line in summary]) for kind in ("best", "best_plain")
+    )
+    return {
+        "best_geometric_mean": round(float(np.exp(np.log(best).mean())), 4),
+        "best_plain_geometric_mean": round(float(np.exp(np.log(best_plain).mean())), 4),
+        "cheaper_than_best_plain_by_15_percent": int((best_plain <= 0.85).sum()),
+        "best_is_cheaper_by_15_percent": int((best_plain / best <= 0.85).sum()),
+    }
 
 
 def _shown(setting: str, summary: Sequence[dict[str, Any]]) -> None:
@@ -142,6 +213,7 @@ def _shown(setting: str, summary: Sequence[dict[str, Any]]) -> None:
     for line in summary:
         ratios = "; ".join(
             f"{key} {line[key]['gpu_seconds_ratio']['mean']:.2f} ({line[key]['quality_difference']:+.1f})"
+            + (f" = {line[key]['at_equal_quality']['mean']:.2f}" if "at_equal_quality" in line[key] else "")
             for key in COMPARED
             if key in line
         )
@@ -160,13 +232,12 @@ def run_quick(_: int) -> None:
 def _run(splits: Sequence[int]) -> None:
     results = measured(measure, splits)
     summaries = {}
+    curves = {(one["predictors"]["family"], one["predictors"]["split"]): one["curves"] for one in results}
     for setting in SETTINGS:
         cells = [cell for result in results for cell in result["cells"][setting.name]]
-        summary = summarised(cells)
+        summary = summarised(cells, curves if setting.planned else {})
         _shown(setting.name, summary)
-        cheaper = [line for line in summary if line["best_plain"]["gpu_seconds_ratio"]["mean"] <= 0.85]
-        equal = [line for line in summary if abs(line["best_plain"]["quality_difference"]) <= EQUAL]
-        counts = {"cells": len(summary), "equal_quality": len(equal), "cheaper_by_15_percent": len(cheaper)}
+        counts = {"cells": len(summary), **(_at_equal_quality(summary) if setting.planned else {})}
         summaries[setting.name] = {**asdict(setting), **counts, "lines": summary}
     figures = {
         "splits": list(splits),

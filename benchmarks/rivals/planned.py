@@ -11,6 +11,7 @@ from penstock.planner_service.files import read_trace
 from penstock.planner_service.planning.cascade_choice import form_words
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.question.planning_options import Options
+from penstock.planner_service.question.site import with_drafts
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator.workload import Ints
 from penstock.services.acceptance.skip_for import EPSILON as SAME_GAIN
@@ -24,11 +25,12 @@ EXPECTED = 0.5
 """The confidence at which a plan reaches the target on average, as what rivals are tuned for."""
 
 
-def planned(family: Family, rows: Ints, prompts: Prompts, target: float) -> tuple[str, Tuned]:
+def planned(family: Family, rows: Ints, prompts: Prompts, target: float, acceptance: float) -> tuple[str, Tuned]:
     """(its form, the plan) of least cost for the judged prompts `rows`, by the default question and with skip prediction;
     the largest model alone where that is refused. Tiers draft for each other where that costs less here, as workers decide.
-    prompts: the same ones."""
-    judged = family.judged(rows, prompts.predicted)
+    prompts: the same ones. acceptance: of the tokens of drafts."""
+    site = replace(family.site, draft_acceptance=(acceptance,) * len(family.tiers))
+    judged = with_drafts(family.judged(rows, prompts.predicted), site)
     rate_per_s = BUSY_GPUS / float(prompts.fresh_s[:, -1].mean())
     options = Options(
         min_quality=target,
@@ -38,7 +40,7 @@ def planned(family: Family, rows: Ints, prompts: Prompts, target: float) -> tupl
         rules=RuleOptions(skip=True),
     )
     try:
-        plan = plan_for(family.site, read_trace(public(TRACE)), judged, options.for_tiers(len(family.tiers))).plan
+        plan = plan_for(site, read_trace(public(TRACE)), judged, options.for_tiers(len(family.tiers))).plan
     except (Unreachable, InvalidRequest) as error:
         print(f"{family.name}: {error}", flush=True)
         system = Cascade((len(family.tiers) - 1,), (), (), False)

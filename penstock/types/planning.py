@@ -228,13 +228,15 @@ class RemoteApi:
 class CascadeTier:
     """One tier of the cascade. measured: a tier that has some is planned with these replicas only; a models file names their
     `profiles`. speculation: not with measured replicas, which are measured with what drafts. remote: an API serves the tier;
-    the model's name is the one there."""
+    the model's name is the one there. draft_acceptance: of the next token of a rejected answer, if those before it are
+    accepted; 0: drafts are not counted."""
 
     name: str
     model: Model
     measured: tuple[MeasuredReplica, ...] = ()
     speculation: Speculation = Speculation()
     remote: RemoteApi | None = None
+    draft_acceptance: Annotated[float, SHARE] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ def site_of(cluster: Cluster, cascade: Cascade) -> Site:
         speculation if any(one.drafters for one in speculation) else (),
         None if cascade.judge is None else _grading(cascade.judge, [tier.name for tier in tiers]),
         remotes if any(one is not None for one in remotes) else (),
+        draft_acceptance=tuple(tier.draft_acceptance for tier in tiers),
     )
 
 
@@ -117,6 +118,8 @@ def _tier_problems(tier: CascadeTier, types: Sequence[ClusterSpec], at: str) -> 
     if tier.remote is not None:
         if tier.measured or drafters:
             yield f"{at}.remote", "not with profiles or speculation"
+        if tier.draft_acceptance:
+            yield f"{at}.draft_acceptance", "not with remote: APIs take no drafts"
         if tier.model.layers or not tier.model.name:
             yield f"{at}.model", "must be a name for a remote tier"
         if any(each.dollars_per_gpu_hour is None for each in types):

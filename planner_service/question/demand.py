@@ -44,6 +44,7 @@ def demand_of(
         known_quality=demand.requests.known_quality,
         refused=demand.requests.refused,
         cached_tokens=part.cached_tokens if part.cached_tokens.any() else None,
+        drafts=judged.drafts,
     )
     return Demand(judged, drawn, arrival_s)
 

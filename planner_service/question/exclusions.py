@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.planner_service.routing.quality import JudgedSample
 
 REMOTE, GRADED, TYPES, SLOS = "remote tiers", "a stated judge", "several types of GPU", "SLO classes"
+DRAFTED = "drafts of rejected answers"
 AT_ONCE, WORTH, NO_MEAN = "arrivals all at once", "qualities apart from the scores", "no mean to hold"
 UNPREDICTED = "no predicted scores"
 TOO_MANY = "too many tiers with rules or max_tiers"
@@ -94,6 +95,7 @@ TABLE = (
         "must be those of the judged answers where long answers are accepted",
     ),
     Exclusion((SLOS,), (REMOTE,), "remote", "tiers are not simulated with SLOs"),
+    Exclusion((SLOS,), (DRAFTED,), "draft_acceptance", "is not simulated with SLOs"),
     Exclusion((SLOS,), (GRADED,), "judge", "is not simulated with SLOs: state judge_s instead"),
     Exclusion(("goal: rate", "rate"), (AT_ONCE,), "rate", NO_RATE),
     Exclusion((f"{SWEEP}: rate",), (AT_ONCE,), "sweep", NO_RATE),
@@ -139,6 +141,7 @@ def names_of_files(site: "Site", judged: "JudgedSample | None" = None, *, at_onc
         GRADED: site.grading is not None,
         TYPES: bool(site.more),
         SLOS: site.one_batch,
+        DRAFTED: any(site.draft_acceptance),
         AT_ONCE: at_once,
     }
     if judged is not None:

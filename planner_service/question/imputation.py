@@ -67,6 +67,7 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
         np.where(np.isnan(known_out), lent, known_out).astype(np.int64),
         np.where(np.isnan(known_score), profile.scores[donor], known_score),
         _predicted(profile, usable, drawn, donor),
+        drafts=profile.drafts,
         known_quality=None if profile.known_quality is None else profile.known_quality[donor],
         refused=np.where(np.isnan(known_score), lent_refused, known_score == 0),
     )

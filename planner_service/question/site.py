@@ -11,6 +11,7 @@ from penstock.planner_service.simulator.judged import has_one_batch
 from penstock.planner_service.simulator.remote import RemoteTier
 from penstock.planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter, speculating_latency
 from penstock.planner_service.simulator.workload import Floats
+from penstock.services.acceptance.judged import GivenDrafts
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.hardware import (
     ClusterSpec,
@@ -24,6 +25,7 @@ from penstock.services.domain.hardware import (
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.rules import AcceptanceRules
 
+MOST_VERIFIED = 16  # tokens of a draft in a pass
 PIPELINES = (1, 2, 3, 4, 6, 8)
 
 _Value = TypeVar("_Value")
@@ -52,6 +54,7 @@ class Site:
     measured: by tier, replicas whose step times were measured; a tier that has some uses only those, else a roofline.
     speculation: by tier, what drafts for it; empty for none at all. Profiles have it already.
     remotes: by tier, the API that serves it instead of GPUs; empty where none is remote.
+    draft_acceptance: by tier, of the next token of a rejected answer, see GivenDrafts; 0 where drafts are not counted.
     one_batch: whether replicas must have one batch, as those that keep SLOs.
     """
 
@@ -67,6 +70,7 @@ class Site:
     grading: Grading | None = None
     remotes: tuple[RemoteTier | None, ...] = ()
     one_batch: bool = False
+    draft_acceptance: tuple[float, ...] = ()
 
     @property
     def types(self) -> tuple[ClusterSpec, ...]:
@@ -150,6 +154,7 @@ class Site:
             speculation=speculation if any(one.drafters for one in speculation) else (),
             grading=grading,
             remotes=remotes if any(one is not None for one in remotes) else (),
+            draft_acceptance=_at(self.draft_acceptance, tiers),
         )
 
     def remote_of(self, tier: int) -> RemoteTier | None:
@@ -234,6 +239,31 @@ class Demand:
     def scaled(self, factor: float) -> "Demand":
         """The same requests, `factor` times as fast."""
         return Demand(self.judged, self.requests, self.arrival_s / factor)
+
+
+def with_drafts(judged: JudgedSample, site: Site) -> JudgedSample:
+    """The same prompts, where tiers have rejected answers as drafts.
+
+    A pass verifies as many tokens as give most requests per GPU second where all replicas are busy, as workers decide by what
+    one more costs them.
+    """
+    if not any(site.draft_acceptance):
+        return judged
+    drafts = []
+    for tier, acceptance in enumerate(site.draft_acceptance):
+        tokens = (judged.input_tokens + judged.output_tokens[:, tier]).max()
+        means = (
+            float(judged.input_tokens.mean()),
+            float(judged.output_tokens[:, tier].mean()),
+            float(judged.cached.mean()),
+        )
+        kinds = replica_kinds(site, tier, site.gpus, int(tokens))[0] if acceptance else []
+        served = {
+            window: max(kind.capacity_per_s(*means, window, acceptance) / kind.shape.gpus for kind in kinds)
+            for window in range(MOST_VERIFIED + 1 if kinds else 0)
+        }
+        drafts.append(GivenDrafts(acceptance, max(served, key=lambda window: served[window], default=0)))
+    return replace(judged, drafts=tuple(drafts))
 
 
 def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tuple[list[Replica], str]:

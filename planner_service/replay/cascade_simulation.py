@@ -145,7 +145,8 @@ class _Simulation:
     def _serve(self, tier: int, strategy: Strategy, at_s: Floats) -> SimulatedTier:
         rows = np.flatnonzero(self._processed[tier])
         rows = rows[np.argsort(at_s[rows], kind="stable")]
-        load = self._load(tier, Arrivals(rows, at_s[rows]))
+        drafts = self._demand.requests.draft_tokens(tier, self._processed)
+        load = self._load(tier, Arrivals(rows, at_s[rows], drafts[rows]))
         if len(load.work) and not strategy.used:
             what = f"{len(rows)} requests reach" if len(rows) else f"{len(load.work)} answers are to be graded by"
             raise invalid("thresholds", f"{what} tier {self._site.tiers[tier]}, which has no GPUs")

@@ -80,12 +80,11 @@ def load_of(
     offered_per_s = (len(arrival_s) - 1) / span_s
     limits: list[tuple[float, str]] = []
     utilisation = []
-    arrivals, answers = (
-        [Arrivals(np.flatnonzero(chosen), arrival_s[chosen]) for chosen in rows]
-        for rows in (processed, requests.judged_answers(processed))
-    )
+    answers = [Arrivals(np.flatnonzero(these), arrival_s[these]) for these in requests.judged_answers(processed)]
     for tier, strategy in enumerate(strategies):
-        work = tier_load(requests, tier, arrivals[tier], grading, list(enumerate(answers))).work
+        chosen, drafts = processed[tier], requests.draft_tokens(tier, processed)
+        own = Arrivals(np.flatnonzero(chosen), arrival_s[chosen], drafts[chosen])
+        work = tier_load(requests, tier, own, grading, list(enumerate(answers))).work
         if not len(work) or not strategy.used:
             utilisation.append(0.0)
             continue

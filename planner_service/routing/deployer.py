@@ -27,7 +27,7 @@ from penstock.planner_service.routing.solution import Deployment
 from penstock.planner_service.routing.tier_traffic import TierTraffic
 from penstock.planner_service.simulator.felt import Measured, felt_s, latency_words, measured_at
 from penstock.planner_service.simulator.tier import Dispatch, Replica, serve
-from penstock.planner_service.simulator.workload import Bools, Floats, Workload
+from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from penstock.types.planning import Objective
 
 FEW = 50  # requests of a tier, of which what it sustains is simulated with them
@@ -66,7 +66,7 @@ class Deployer:
         self._saturation: dict[int, Mapping[Replica, float]] = {}
         self._verified: set[int] = set()  # tiers
         self._keeps_up: dict[bytes, bool] = {}
-        self._tables: dict[tuple[int, bytes, bytes, Measured], LatencyTable] = {}
+        self._tables: dict[tuple[int, bytes, bytes, Measured, bytes], LatencyTable] = {}
         self._known: dict[tuple[bytes, ...], Deployment | None] = {}
         self._tried: set[tuple[bytes, ...]] = set()
         self._reached: dict[tuple[LatencyTable, ...], float] = {}  # limits within which there are enough GPUs
@@ -272,7 +272,7 @@ class Deployer:
         _, tables = self._routed(thresholds)
         latencies, written_s = np.zeros(processed.shape), np.zeros(processed.shape)
         for tier, (table, strategy) in enumerate(zip(tables, strategies, strict=True)):
-            load = self._traffic.load(tier, processed[tier], self._traffic.answers(tier, processed))
+            load = self._load(tier, processed)
             tiers, times = np.where(load.graded == OWN, tier, load.graded), table.times(strategy)
             np.add.at(latencies, (tiers, load.row), times.finish_s)
             written_s[tier, load.row[load.own]] = times.written_s[load.own]
@@ -298,10 +298,17 @@ class Deployer:
         return np.array([self.tier_alone_s(tier, measured) for tier in range(len(self.sample.tiers))])
 
     def tier_alone_s(self, tier: int, measured: Measured) -> Floats:
-        """(N) seconds of each request alone on the fastest replica of a tier; infinite where none fits."""
-        everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
-        table = self._table(tier, everyone, nobody, measured)
-        return table.alone_s(measured) if table.can_serve else np.full(len(everyone), INFEASIBLE)
+        """(N) seconds of each request alone on the fastest replica of a tier, with or without drafts, whichever is less.
+
+        Infinite where none fits.
+        """
+        everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
+        drafts = self.sample.draft_tokens(tier, everyone)
+        least_s = np.full(len(self.sample), INFEASIBLE)
+        for each in (0 * drafts, drafts) if drafts.any() else (drafts,):
+            table = self._table(tier, everyone[tier], everyone[:0], measured, each)
+            least_s = np.minimum(least_s, table.alone_s(measured)) if table.can_serve else least_s
+        return least_s
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
         return self._traffic.workload(tier, chosen)
@@ -317,7 +324,13 @@ class Deployer:
             return key, [self._unserved] * len(processed)
         measured = [measured_at(self.objective, streamed=bool(streams)) for streams in self.sample.streamed(processed)]
         return key, [
-            self._table(tier, row, self._traffic.answers(tier, processed), measured[tier])
+            self._table(
+                tier,
+                row,
+                self._traffic.answers(tier, processed),
+                measured[tier],
+                self.sample.draft_tokens(tier, processed),
+            )
             for tier, row in enumerate(processed)
         ]
 
@@ -344,11 +357,18 @@ class Deployer:
             self._keeps_up[key] = not len(work) or needed <= grading.sustained_per_s(work)
         return self._keeps_up[key]
 
-    def _table(self, tier: int, chosen: Bools, answers: Bools, measured: Measured) -> LatencyTable:
+    def _load(self, tier: int, processed: Bools) -> TierLoad:
+        """What a tier is sent where these requests reach each tier, (C, N)."""
+        answers, drafts = self._traffic.answers(tier, processed), self.sample.draft_tokens(tier, processed)
+        return self._traffic.load(tier, processed[tier], answers, drafts)
+
+    def _table(
+        self, tier: int, chosen: Bools, answers: Bools, measured: Measured, drafts: Ints | None = None
+    ) -> LatencyTable:
         """measured: what the tier is measured by; one that only grades, by the whole latency."""
-        key = (tier, chosen.tobytes(), answers.tobytes(), measured)
+        key = (tier, chosen.tobytes(), answers.tobytes(), measured, b"" if drafts is None else drafts.tobytes())
         if key not in self._tables:
-            load = self._traffic.load(tier, chosen, answers)
+            load = self._traffic.load(tier, chosen, answers, drafts)
             self._tables[key] = self._new_table(tier, load, measured if load.own.any() else Measured.LATENCY)
             if tier in self._verified:
                 self._tables[key].verify()
@@ -373,8 +393,7 @@ class Deployer:
         """What simulation says of arithmetic capacities, over all requests: an estimate for those that reach the tier."""
         if tier not in self._saturation:
             everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
-            work = self._traffic.load(tier, everyone[tier], self._traffic.answers(tier, everyone)).work
-            self._saturation[tier] = self._saturations(tier, work)
+            self._saturation[tier] = self._saturations(tier, self._load(tier, everyone).work)
         return self._saturation[tier]
 
     def _saturations(self, tier: int, work: Workload) -> Mapping[Replica, float]:

@@ -95,10 +95,14 @@ class TierLoad:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """Which rows of a sample come, and when. row (M), at_s (M)."""
+    """Which rows of a sample come, and when. row (M), at_s (M).
+
+    draft_tokens (M): see `JudgedSample.draft_tokens`; None for no drafts.
+    """
 
     row: Ints
     at_s: Floats
+    draft_tokens: Ints | None = None
 
 
 def tier_load(
@@ -112,12 +116,13 @@ def tier_load(
 
     own: in order of arrival. answers: (the tier that gives them, when they are complete).
     """
+    drafts = np.zeros(len(own.row), np.int64) if own.draft_tokens is None else own.draft_tokens
     if grading is None or grading.tier != tier:
-        tokens = sample.input_tokens[own.row], sample.output_tokens[own.row, tier]
-        work = Workload(own.at_s, *tokens, cached_tokens=sample.cached[own.row])
+        work = Workload(own.at_s, *sample.lengths(tier, own.row, drafts), cached_tokens=sample.cached[own.row])
         return TierLoad(work, own.row, np.full(len(own.row), OWN, np.int64))
-    outputs = [sample.output_tokens[own.row, tier] if len(own.row) else np.zeros(0, np.int64)]
-    row, at_s, inputs, cached = [own.row], [own.at_s], [sample.input_tokens[own.row]], [sample.cached[own.row]]
+    nothing = np.zeros(0, np.int64)  # a judge model is none of the sample's tiers
+    own_inputs, own_outputs = sample.lengths(tier, own.row, drafts) if len(own.row) else (nothing, nothing)
+    row, at_s, inputs, outputs, cached = [own.row], [own.at_s], [own_inputs], [own_outputs], [sample.cached[own.row]]
     graded = [np.full(len(own.row), OWN, np.int64)]
     for of, complete in answers:
         row.append(complete.row)

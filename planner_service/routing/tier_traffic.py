@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.planner_service.routing.grading import Arrivals, Grading, TierLoad, tier_load
 from penstock.planner_service.routing.quality import JudgedSample
-from penstock.planner_service.simulator.workload import Bools, Floats, Workload
+from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
 
 
 class TierTraffic:
@@ -19,21 +19,22 @@ class TierTraffic:
         return self.rate_per_s * len(work) / len(self._sample)
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
-        return tier_load(self._sample, tier, self._arrivals(chosen)).work
+        return self.load(tier, chosen, chosen[None][:0]).work
 
     def answers(self, tier: int, processed: Bools) -> Bools:
         """(A, N) the answers, by the tier that gave them, that `tier` grades; A is 0 where it grades none."""
         graded = self._grading is not None and self._grading.tier == tier
         return self._sample.judged_answers(processed) if graded else processed[:0]
 
-    def load(self, tier: int, chosen: Bools, answers: Bools) -> TierLoad:
+    def load(self, tier: int, chosen: Bools, answers: Bools, drafts: Ints | None = None) -> TierLoad:
+        """What a tier is sent: chosen (N) requests, with drafts of so many tokens (N), and (A, N) answers to be graded."""
         graded = [(of, self._arrivals(these)) for of, these in enumerate(answers)]
-        return tier_load(self._sample, tier, self._arrivals(chosen), self._grading, graded)
+        return tier_load(self._sample, tier, self._arrivals(chosen, drafts), self._grading, graded)
 
     def of_judge(self, grading: Grading, processed: Bools) -> TierLoad:
         """What the replicas of a judge model are sent."""
         return self.load(grading.tier, np.zeros(len(self._sample), np.bool_), self._sample.judged_answers(processed))
 
-    def _arrivals(self, these: Bools) -> Arrivals:
+    def _arrivals(self, these: Bools, drafts: Ints | None = None) -> Arrivals:
         rows = np.flatnonzero(these)
-        return Arrivals(rows, self.arrival_s[rows])
+        return Arrivals(rows, self.arrival_s[rows], None if drafts is None else drafts[rows])

@@ -15,6 +15,20 @@ from penstock.types.rules import AcceptanceRules
 OF_ANSWERS = ("predicted", "passed_over", "known_quality", "long_enough", "refused")
 
 
+@dataclass(frozen=True, slots=True)
+class GivenDrafts:
+    """What rejected answers are to a tier. acceptance: the probability that it draws the next token as well if it drew those
+    before. window: tokens that a pass verifies; 0 where that does not pay."""
+
+    acceptance: float
+    window: int
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """That a pass is expected to give."""
+        return sum(self.acceptance**place for place in range(self.window + 1))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSample:
     """N prompts answered and scored by all C tiers. scores (N, C), from 0 to 100; output_tokens (N, C); input_tokens (N).
@@ -28,6 +42,8 @@ class JudgedSample:
     By rules, see `under`; (N, C), None for no answer. passed_over: tiers that are not asked. long_enough: accepted whatever
     the threshold. highest_delivered: a request's reply is its answer with the highest score. routed: scores are predicted
     ones, and a request goes to one tier alone, the first that its score is enough for; see `routed_by`.
+
+    drafts: by tier, what rejected answers of earlier tiers are as drafts; empty where drafts are not counted.
     """
 
     tiers: tuple[str, ...]
@@ -42,6 +58,7 @@ class JudgedSample:
     highest_delivered: bool = False
     routed: bool = False
     cached_tokens: Ints | None = None
+    drafts: tuple[GivenDrafts, ...] = ()
 
     def __post_init__(self) -> None:
         shape = (len(self.input_tokens), len(self.tiers))
@@ -108,8 +125,32 @@ class JudgedSample:
             tiers=tuple(self.tiers[tier] for tier in columns),
             output_tokens=self.output_tokens[:, columns],
             scores=self.scores[:, columns],
+            drafts=tuple(self.drafts[tier] for tier in columns) if self.drafts else (),
             **{name: values[:, columns] for name, values in self._of_answers().items()},
         )
+
+    def draft_tokens(self, tier: int, processed: Bools) -> Ints:
+        """(N) the tokens of the rejected answer with which each request reaches a tier; 0 for none, and for requests that do
+        not reach it. processed (C, N): who reaches each tier."""
+        tokens = np.zeros(len(self), np.int64)
+        if tier >= len(self.drafts) or not self.drafts[tier].window:
+            return tokens
+        for earlier in range(tier):
+            tokens = np.where(processed[earlier], self.output_tokens[:, earlier], tokens)
+        return np.where(processed[tier], tokens, 0)
+
+    def lengths(self, tier: int, rows: Ints, draft_tokens: Ints) -> tuple[Ints, Ints]:
+        """(input tokens, output tokens) of requests as a tier computes them, by row.
+
+        draft_tokens (rows): of a rejected answer. For steps that give a token each, the answer is as long as its passes are
+        many, and what these verify counts as prompt.
+        """
+        inputs, outputs = self.input_tokens[rows], self.output_tokens[rows, tier]
+        if not draft_tokens.any():
+            return inputs, outputs
+        given, drafted = self.drafts[tier], np.minimum(outputs, draft_tokens)
+        passes = np.ceil(drafted / given.tokens_per_pass).astype(np.int64)
+        return inputs + given.window * passes, outputs - drafted + passes
 
     def _of_answers(self) -> dict[str, Any]:
         """What is known of each answer in addition to its score and tokens, (N, C) each, by field."""

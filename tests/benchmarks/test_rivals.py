@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.rivals import ratio_at_equal_quality
 from benchmarks.rivals.families import Prompts
 from benchmarks.rivals.systems import Cascade, cascades
 from penstock.planner_service.routing.quality import JudgedSample, route
@@ -62,3 +63,12 @@ def test_a_given_draft_pays_where_weights_are_what_a_step_waits_for() -> None:
     busy = Replica(shape, compute, 1_000_000)
     assert busy.capacity_per_s(1, 100, 0, 2, 0.5) < busy.capacity_per_s(1, 100)
     assert busy.capacity_per_s(1, 100, 0, 0, 0.5) == busy.capacity_per_s(1, 100)
+
+
+def test_ratios_at_equal_quality_are_read_from_the_rivals_curve() -> None:
+    """A way on the curve has the ratio one, a cheaper one less; a dearer rival with less quality does not count."""
+    quality, log_s = np.array([50.0, 55, 60, 70]), np.log([1.0, 4.0, 2.0, 8.0])
+    curves = np.repeat(np.column_stack([quality, log_s])[None], 5, axis=0)
+    for ours, gpu_s, expected in ((65.0, 4.0, 1.0), (57.0, 1.0, 0.5), (80.0, 4.0, 0.5)):
+        found = ratio_at_equal_quality(np.tile([ours, np.log(gpu_s)], (5, 1)), curves)
+        assert list(found.values()) == pytest.approx([expected] * 3)

@@ -13,6 +13,7 @@ from penstock.planner_service import api
 from penstock.planner_service.planning.sweep import Axis
 from penstock.planner_service.question.exclusions import (
     AT_ONCE,
+    DRAFTED,
     GRADED,
     NO_MEAN,
     REMOTE,
@@ -71,6 +72,7 @@ class Files:
     remote: bool = False
     judge: CascadeJudge | None = None
     drafters: bool = False
+    rejected: bool = False
     types: int = 1
     cached: bool = False
     qualities: bool = False
@@ -84,8 +86,11 @@ class Files:
         if self.drafters:
             drafts = Speculation((Drafter(Model("qwen2.5-0.5b"), 0.7),))
             tiers[0] = dataclasses.replace(tiers[0], speculation=drafts)
+        if self.rejected:
+            tiers = [dataclasses.replace(tier, draft_acceptance=0.8) for tier in tiers]
         if self.remote:
-            tiers[-1] = dataclasses.replace(tiers[-1], model=Model("api"), remote=RemoteApi(1.0, 4.0, 0.5, 0.01))
+            api = RemoteApi(1.0, 4.0, 0.5, 0.01)
+            tiers[-1] = dataclasses.replace(tiers[-1], model=Model("api"), remote=api, draft_acceptance=0.0)
         return Cascade(tuple(tiers), 0.05, judge=self.judge)
 
     @property
@@ -177,6 +182,7 @@ OPTIONS = (
     Option("several types", {"types": 2}, lambda p: len(p.site.types) == 2),
     Option("four tiers", {"tiers": 4}, lambda p: len(p.plan.tiers) == 4 or p.plan.choice),
     Option("drafters", {"drafters": True}),
+    Option("drafts of rejected answers", {"rejected": True}),
     Option("cached", {"cached": True}, lambda p: p.plan.cached_share > 0 or p.options.ignore_cached),
     Option("qualities", {"qualities": True}),
     Option("SLO classes", {"slos": True}, lambda p: [one.name for one in p.compared([CHAT]).slo] == ["chat"]),
@@ -262,7 +268,7 @@ def test_names_of_the_table_are_those_of_questions() -> None:
     """Else a row would refuse nothing."""
     fields = {one.name for one in dataclasses.fields(PlanOptions)} - {"rules"}
     fields |= {f"rules.{one.name}" for one in dataclasses.fields(RuleOptions)}
-    facts = {REMOTE, GRADED, TYPES, SLOS, AT_ONCE, WORTH, NO_MEAN, UNPREDICTED, TOO_MANY, SWEEP}
+    facts = {REMOTE, GRADED, TYPES, SLOS, DRAFTED, AT_ONCE, WORTH, NO_MEAN, UNPREDICTED, TOO_MANY, SWEEP}
     for row in TABLE:
         for name in (*row.these, *row.those):
             known = name.partition(": ")[0]

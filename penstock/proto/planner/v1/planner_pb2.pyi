@@ -1250,7 +1250,12 @@ class CascadeTier(_message.Message):
     MEASURED_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     REMOTE_FIELD_NUMBER: _builtins.int
+    DRAFT_ACCEPTANCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    draft_acceptance: _builtins.float
+    """The probability, 0 to 1, that the tier draws the next token of a rejected answer as well if it drew those before: of such
+    drafts answers take fewer passes. Not with remote. [0: drafts are not counted]
+    """
     @_builtins.property
     def model(self) -> Global___Model:
         """In a file, a name alone is also a text: `model: llama-3.1-8b`."""
@@ -1275,10 +1280,11 @@ class CascadeTier(_message.Message):
         measured: _abc.Iterable[Global___MeasuredReplica] | None = ...,
         speculation: Global___Speculation | None = ...,
         remote: Global___RemoteApi | None = ...,
+        draft_acceptance: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "model", b"model", "name", b"name", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_acceptance", b"draft_acceptance", "measured", b"measured", "model", b"model", "name", b"name", "remote", b"remote", "speculation", b"speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
