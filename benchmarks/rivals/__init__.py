@@ -10,7 +10,8 @@ own code chooses for the training half, in the setting that is called measured; 
 GPU time is arithmetic: each request on the replicas of its tier that serve most per GPU of the example cluster, always
 busy, by the planner's step times. Scoring an answer is a pass of a model like the first tier over prompt and answer. What
 answers are worth is the table's score; in the setting `erring judge` cascades decide by it with a normal error. Acceptance of
-drafts is the share of greedy tokens in which a real pair agrees (Qwen2.5-Coder 0.5B and 1.5B), and half of it.
+drafts is the share of greedy tokens in which a real pair agrees (Qwen2.5-Coder 0.5B and 1.5B), and half of it; replicas of
+several GPUs are taken to verify drafts, too.
 
 Figures are means over splits with intervals (Student's t), of ratios on a logarithmic scale. A rival that was tuned for a
 target may have more or less quality on unseen prompts than ours, whose plans allow for that. So ours is compared at equal

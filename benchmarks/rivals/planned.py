@@ -29,7 +29,7 @@ def planned(family: Family, rows: Ints, prompts: Prompts, target: float, accepta
     """(its form, the plan) of least cost for the judged prompts `rows`, by the default question and with skip prediction;
     the largest model alone where that is refused. Tiers draft for each other where that costs less here, as workers decide.
     prompts: the same ones. acceptance: of the tokens of drafts."""
-    site = replace(family.site, draft_acceptance=(acceptance,) * len(family.tiers))
+    site = replace(family.site, draft_acceptance=(acceptance,) * len(family.tiers), drafts_on_many=True)
     judged = with_drafts(family.judged(rows, prompts.predicted), site)
     rate_per_s = BUSY_GPUS / float(prompts.fresh_s[:, -1].mean())
     options = Options(

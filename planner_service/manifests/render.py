@@ -1,6 +1,6 @@
 """A plan as a mesh file, as groups of replicas, and as a compose file. No I/O.
 
-A replica is an SGLang server with a Penstock worker before it, or, in a tier whose plan has drafters, a worker that runs the
+A replica is an SGLang server with a Penstock worker before it, or, in a tier whose plan has drafts, a worker that runs the
 model itself: only Penstock's own engine drafts as it was planned. The servers' flags are those of the tier's engine.
 
 A replica of up to a node's GPUs is one server; a longer pipeline is one server over several nodes (SGLang's --nnodes). Every
@@ -46,7 +46,7 @@ Manifest = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Group:
     """`count` equal replicas of one tier. nodes: that one replica spans; gpus: of each of these. drafts: its workers run the
-    model themselves, with models that draft."""
+    model themselves, and verify drafts."""
 
     tier: int
     name: str
@@ -61,12 +61,10 @@ def groups(site: Site, shapes: Sequence[Sequence[tuple[ReplicaShape, int]]]) -> 
     """The groups of the tiers, but of remote ones. InvalidRequest for a replica whose shards do not fit a node."""
     result = []
     for tier, parts in enumerate(shapes):
-        drafts = bool(site.speculation_of(tier).drafters)
+        drafts = site.has_drafts(tier)
         for j, (shape, count) in enumerate(parts if site.remote_of(tier) is None else ()):
             if drafts and shape.gpus > 1:
-                raise invalid(
-                    f"tiers[{tier}].replicas[{j}]", f"{site.tiers[tier]} has drafters: {ONE_GPU}, not {shape}"
-                )
+                raise invalid(f"tiers[{tier}].replicas[{j}]", f"{site.tiers[tier]} has drafts: {ONE_GPU}, not {shape}")
             room = _type_of(site, shape, f"tiers[{tier}].replicas[{j}]").gpus_per_node
             if shape.tp > room:
                 raise invalid(f"tiers[{tier}].replicas[{j}]", f"{shape} does not fit nodes of {room} GPUs")
@@ -157,14 +155,11 @@ def _engine(site: Site, tier: int) -> Manifest:
     """The engine of a tier in the mesh file, with the limits that the plan was simulated with."""
     speculation, limits = site.speculation_of(tier), site.limits
     common = {"device": "cuda", "max_step_tokens": limits.max_step_tokens, "kv_block_tokens": limits.block_tokens}
-    if not speculation.drafters:
+    if not site.has_drafts(tier):
         return {"engine": "sglang", **common, "sglang": {"start_timeout_s": START_S, "flags": [MIXED_CHUNKS]}}
     drafters = [_model_folder(spec.name) for spec, _ in speculation.drafters]
-    return {
-        "engine": "torch",
-        **common,
-        "speculation": {"drafters": drafters, "max_window": speculation.max_window},
-    }
+    drafting = {"speculation": {"drafters": drafters, "max_window": speculation.max_window}} if drafters else {}
+    return {"engine": "torch", **common, **drafting}
 
 
 def _model_folder(model: str) -> str:

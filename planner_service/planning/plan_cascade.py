@@ -146,7 +146,7 @@ def _with_chosen_tiers(
     on_evaluation: Callable[[int], None],
 ) -> CascadePlan:
     """The best plan over the forms of the candidates."""
-    everything = dataclasses.replace(site, grading=None)
+    everything = dataclasses.replace(site, grading=None, drafts_on_many=True)  # as the first tier of a form has none
     alone, unfit = deployer_for(
         everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
     )

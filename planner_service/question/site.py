@@ -55,6 +55,7 @@ class Site:
     speculation: by tier, what drafts for it; empty for none at all. Profiles have it already.
     remotes: by tier, the API that serves it instead of GPUs; empty where none is remote.
     draft_acceptance: by tier, of the next token of a rejected answer, see GivenDrafts; 0 where drafts are not counted.
+    drafts_on_many: whether replicas of several GPUs take rejected answers as drafts, as no engine of ours does.
     one_batch: whether replicas must have one batch, as those that keep SLOs.
     """
 
@@ -71,6 +72,7 @@ class Site:
     remotes: tuple[RemoteTier | None, ...] = ()
     one_batch: bool = False
     draft_acceptance: tuple[float, ...] = ()
+    drafts_on_many: bool = False
 
     @property
     def types(self) -> tuple[ClusterSpec, ...]:
@@ -115,8 +117,8 @@ class Site:
             return None, f"the cluster has no GPUs of type '{shape.gpu}': {self.type_names}"
         speculation = self.speculation_of(tier)
         drafters = [drafter for drafter, _ in speculation.drafters]
-        if drafters and shape.gpus > 1:
-            return None, f"{self.tiers[tier]} has drafters: {ONE_GPU}, not {shape}"
+        if shape.gpus > 1 and (drafters or (self.has_drafts(tier) and not self.drafts_on_many)):
+            return None, f"{self.tiers[tier]} has drafts: {ONE_GPU}, not {shape}"
         fits = fit(model, shape, kind, self.runtime, longest_tokens * shape.pp, drafters)
         if not fits.ok:
             return None, fits.reason
@@ -164,6 +166,11 @@ class Site:
     def speculation_of(self, tier: int) -> TierSpeculation:
         """What drafts for a tier; without drafters where nothing does."""
         return self.speculation[tier] if self.speculation else TierSpeculation()
+
+    def has_drafts(self, tier: int) -> bool:
+        """Whether a tier's engine verifies drafts, of drafters or of answers that earlier tiers gave."""
+        rejected = tier > 0 and bool(self.draft_acceptance) and self.draft_acceptance[tier] > 0
+        return rejected or bool(self.speculation_of(tier).drafters)
 
     def without_drafters(self, tiers: Collection[int]) -> "Site":
         """The same site where nothing drafts for these tiers."""

@@ -6,23 +6,26 @@ import numpy as np
 import pytest
 
 from penstock.planner_service.api import plans
-from penstock.planner_service.question.site import replica_kinds
+from penstock.planner_service.manifests.render import groups, mesh_file, planned_tiers
+from penstock.planner_service.question.site import ONE_GPU, replica_kinds
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, route
 from penstock.services.acceptance.judged import GivenDrafts
 from penstock.services.domain.errors import InvalidRequest
-from penstock.types.planning import PlanningQuestion, RemoteApi
+from penstock.services.domain.hardware import ReplicaShape
+from penstock.types.planning import Model, PlanningQuestion, RemoteApi
 from tests.support.questions import question, site_and_demand
 
-ACCEPTANCE = (0.0, 0.8, 0.9)
+ACCEPTANCE = (0.8, 0.8, 0.9)
+ON_ONE_GPU = ("qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-14b")
 
 
 def drafted(**options: object) -> PlanningQuestion:
     asked = question(**options)
     tiers = [
-        dataclasses.replace(tier, draft_acceptance=share)
-        for tier, share in zip(asked.models.tiers, ACCEPTANCE, strict=True)
+        dataclasses.replace(tier, model=Model(model), draft_acceptance=share)
+        for tier, model, share in zip(asked.models.tiers, ON_ONE_GPU, ACCEPTANCE, strict=True)
     ]
     return dataclasses.replace(asked, models=dataclasses.replace(asked.models, tiers=tuple(tiers)))
 
@@ -92,10 +95,23 @@ def test_drafts_take_less_gpu_time_and_what_is_planned_is_what_is_simulated() ->
     assert deployer.gpu_s((0.0, 0.0)) == undrafted.gpu_s((0.0, 0.0))
 
 
+def test_tiers_with_drafts_run_on_one_gpu_by_an_engine_that_takes_them() -> None:
+    """SGLang's servers take none. Neither do replicas over several GPUs; a tier without drafts may have these."""
+    site, _ = site_and_demand(drafted())
+    assert site.replica(0, ReplicaShape(2, 1), 1000)[0] is not None
+    assert site.replica(2, ReplicaShape(2, 1), 1000) == (None, f"large has drafts: {ONE_GPU}, not TP=2")
+    assert site.only([2]).replica(0, ReplicaShape(2, 1), 1000)[0] is not None  # nothing escalates to it
+    on_one = [[(ReplicaShape(1, 1), 1)]] * 3
+    assert [group.drafts for group in groups(site, on_one)] == [False, True, True]
+    tiers = mesh_file(site, planned_tiers((50.0, 50.0), (1, 1, 1)))["tiers"]
+    assert [tier["engine"] for tier in tiers] == ["sglang", "torch", "torch"]
+    assert "speculation" not in tiers[2]
+
+
 def test_drafts_that_cannot_be_are_named() -> None:
     asked = drafted()
-    remote = RemoteApi(1.0, 1.0, 0.1, 0.01)
-    tiers = (*asked.models.tiers[:2], dataclasses.replace(asked.models.tiers[2], remote=remote))
+    remote = dataclasses.replace(asked.models.tiers[2], model=Model("api"), remote=RemoteApi(1.0, 1.0, 0.1, 0.01))
+    tiers = (*asked.models.tiers[:2], remote)
     for changed, field in (
         (tiers, r"models\.tiers\[2\]\.draft_acceptance"),
         ((dataclasses.replace(tiers[0], draft_acceptance=1.5), *tiers[1:]), r"models\.tiers\[0\]\.draft_acceptance"),

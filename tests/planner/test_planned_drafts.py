@@ -154,7 +154,7 @@ def test_replicas_over_several_gpus_are_not_planned_with_drafters(plan: Path, tm
     done = run("values", "--plan", own)
     assert done.returncode == 2
     said = " ".join(done.output.split())
-    assert "tiers[1].replicas[0]: large has drafters: the engine that drafts runs a replica on one GPU" in said
+    assert "tiers[1].replicas[0]: large has drafts: the engine that drafts runs a replica on one GPU" in said
 
 
 @pytest.mark.parametrize(
