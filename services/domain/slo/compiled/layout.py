@@ -30,7 +30,10 @@ INTERPOLATIONS = 6
 """Before halving: on a straight piece of the step times three are enough."""
 SLACK_PACES = 0.5
 """How far a reply may be ahead of its pace for later use, in paces (`step.next_due_s`)."""
-KEPT_SHARE = PACE_WINDOW_TOKENS / (PACE_WINDOW_TOKENS + SLACK_PACES)
+LATE_PACES = 0.3
+"""By how much of the promised pace a step may end later than predicted, and no window is late. Predictions are a p95, and
+best effort fills steps up to what they allow: one step in twenty would break every promise of its batch."""
+KEPT_SHARE = (PACE_WINDOW_TOKENS - LATE_PACES) / (PACE_WINDOW_TOKENS + SLACK_PACES)
 """The share of the promised seconds per token that is kept on average: then no window is late, however slack is used."""
 
 

@@ -20,7 +20,7 @@ A pace is judged over every window of ten gaps, and kept by a stricter rule (`ne
 time at which the one before was due, and at most SLACK_PACES further after the time at which that came. So what came early
 may be used later, for instance by a prompt that does not fit between two tokens. TPOT_S is KEPT_SHARE of the promised pace:
 
-    due[k + 10] <= due[k] + 10 tpot <= came[k] + SLACK_PACES tpot + 10 tpot = came[k] + 10 promised.
+    due[k + 10] <= due[k] + 10 tpot <= came[k] + SLACK_PACES tpot + 10 tpot = came[k] + (10 - LATE_PACES) promised.
 
 The first token counts as due when it came, so that a reply shorter than a window is in time as a whole, too.
 """
