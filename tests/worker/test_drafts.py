@@ -15,7 +15,7 @@ from penstock.types.replies import FinishReason
 from penstock.types.requests import MAX_DRAFT_CHARS, MAX_DRAFT_TOKENS, Draft, GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished
-from penstock.worker_service.speculation.windows import row_price
+from penstock.worker_service.speculation.windows import FIRST_SHARE, row_price
 from tests.support.engines import (
     GREEDY,
     QUESTIONS,
@@ -194,10 +194,10 @@ async def test_a_row_costs_as_much_as_the_batch_makes_it(start: Make) -> None:
     replies = [asyncio.create_task(answer(engine, request(f"r{i}", QUESTIONS[i], asked))) for i in range(4)]
     async with asyncio.timeout(120):
         await until(lambda: len(engine._core.scheduler.running) == 4)
-    assert engine._row_price() == row_price(4)
+    assert engine._row_price() == row_price(4, FIRST_SHARE)
     release()
     await asyncio.gather(*replies)
-    assert engine._row_price() == row_price(0)
+    assert engine._row_price() == row_price(0, FIRST_SHARE)
 
 
 async def test_a_finished_request_leaves_no_source(start: Make) -> None:

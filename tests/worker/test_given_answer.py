@@ -14,7 +14,7 @@ from penstock.worker_service.speculation.given_answer import (
     GivenAnswer,
     RunAcceptance,
 )
-from penstock.worker_service.speculation.windows import ROW_SHARE, best_window, row_price
+from penstock.worker_service.speculation.windows import FIRST_SHARE, LAST_PASSES, RowShare, best_window, row_price
 
 TEXT = b"The quick brown fox jumps over the lazy dog; then it sleeps in the warm evening sun until the next day begins."
 
@@ -164,11 +164,33 @@ def test_the_window_is_the_best_of_all(seed: int) -> None:
 
 def test_a_row_is_dearer_the_more_replies_share_a_pass() -> None:
     """In a large batch a proposed row costs as much as a token, and doubtful ones are skipped."""
-    prices = [row_price(replies) for replies in (1, 4, 16, 64, 10_000)]
-    assert prices[0] == pytest.approx(ROW_SHARE)
+    prices = [row_price(replies, FIRST_SHARE) for replies in (1, 4, 16, 64, 10_000)]
+    assert prices[0] == pytest.approx(FIRST_SHARE)
     assert prices == sorted(prices)
     assert prices[-1] == pytest.approx(1.0, abs=0.01)
     windows = [best_window([0.95] * 100, price) for price in prices]
     assert windows == sorted(windows, reverse=True)
     assert windows[0] > 10
     assert windows[-1] == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.15, 0.55, 0.98])
+def test_what_a_row_costs_is_learned_from_passes(share: float) -> None:
+    """Of passes that take a fifth more or less than their rows say, and anew where another model serves."""
+    learned, rng = RowShare(), random.Random(3)
+    assert learned.value == FIRST_SHARE
+    for one_s, expected in ((0.02, 0.5), (0.1, share)):
+        for _ in range(int(6 * LAST_PASSES)):
+            rows = rng.choice((1, 1, 2, 4, 9))
+            learned.add(rows, one_s * (1 - expected + expected * rows) * rng.uniform(0.8, 1.2))
+        assert learned.value == pytest.approx(expected, abs=0.06)
+
+
+def test_passes_over_as_many_rows_say_nothing_of_a_row() -> None:
+    learned = RowShare()
+    for _ in range(50):
+        learned.add(4, 0.1)
+    assert learned.value == FIRST_SHARE
+    for _ in range(10):
+        learned.add(8, 0.2)
+    assert learned.value == 1.0

@@ -34,7 +34,6 @@ from penstock.worker_service.engine.interface import (
 from penstock.worker_service.engine.runner import ModelRunner
 from penstock.worker_service.grammar import GrammarCompiler
 from penstock.worker_service.speculation.sources import DraftSource
-from penstock.worker_service.speculation.windows import row_price
 from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
 from penstock.worker_service.text.request_failures import request_failed
@@ -290,7 +289,7 @@ class LoopEngine:
             await self._leave(request_id, stream)
 
     def _row_price(self) -> float:
-        return row_price(len(self._core.scheduler.running))
+        return self._core.proposals.row_price(len(self._core.scheduler.running))
 
     async def _leave(self, request_id: str, stream: _Stream) -> None:
         """Remove a stream; abort its request if it is still running."""

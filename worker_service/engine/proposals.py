@@ -12,6 +12,7 @@ from penstock.worker_service.engine.interface import SpeculationState
 from penstock.worker_service.scheduling.batching import BatchScheduler
 from penstock.worker_service.scheduling.steps import Chunk, StepPlan
 from penstock.worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
+from penstock.worker_service.speculation.windows import RowShare, row_price
 from penstock.worker_service.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Proposals:
         self._watching = False  # whether there was a source or a drafter when the step was planned
         self.drafter: Drafter | None = None
         self.of_sources, self.of_drafter = DraftCounts(), DraftCounts()
+        self._row_share = RowShare()
         self._accepted_share: float | None = None
 
     def state(self) -> SpeculationState:
@@ -74,6 +76,11 @@ class Proposals:
             return None
         chain, window = self.drafter.current
         return Drafting(chain, window, self._accepted_share)
+
+    def row_price(self, replies: int) -> float:
+        """What one more row costs a reply where so many share each pass; see `windows.row_price`. May be called by any
+        thread."""
+        return row_price(replies, self._row_share.value)
 
     def attach(self, request_id: str, source: DraftSource) -> None:
         """From now on, `source` proposes tokens of this request."""
@@ -140,9 +147,11 @@ class Proposals:
                 self._count_share(verified, continuation.accepted)
             if drafted and continuation.reason is None:  # what comes after the end of a reply is not known
                 verdicts[request_id] = (verified, continuation.accepted)
+        decodes_only = all(chunk.count == 1 and chunk.logits for chunk in chunks)
+        if decodes_only:
+            self._row_share.add(rows, seconds)
         if self.drafter is None or not continuations:
             return
-        decodes_only = all(chunk.count == 1 and chunk.logits for chunk in chunks)
         step = VerifiedStep(len(continuations), rows, decodes_only, seconds, verdicts)
         try:
             self.drafter.observe(step)

@@ -9,12 +9,41 @@ is too much.)
 
 from collections.abc import Iterable
 
-ROW_SHARE = 0.15
-"""Cost of one more row, as a share of a pass with one row: passes over 8 rows of the shipped medium and large model take 2.0
-to 2.2 times as long as one over a single row in the compiled pass."""
+FIRST_SHARE = 0.15
+"""Before passes were measured: those over 8 rows of the shipped medium and large model take 2.0 to 2.2 times as long as one
+over a single row. Of 4-bit weights on a CPU it is three times as much."""
+FEWEST_PASSES = 6
+LAST_PASSES = 100.0
+"""That count; an older one by as much less as passes came after it."""
 
 
-def row_price(replies: int, row_share: float = ROW_SHARE) -> float:
+class RowShare:
+    """What one more row costs, as a share of a pass with one row: by least squares over the last passes of decodes."""
+
+    def __init__(self) -> None:
+        self._count = self._rows = self._seconds = self._rows_squared = self._product = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Count a pass."""
+        old = 1 - 1 / LAST_PASSES
+        self._count = old * self._count + 1
+        self._rows = old * self._rows + rows
+        self._seconds = old * self._seconds + seconds
+        self._rows_squared = old * self._rows_squared + rows * rows
+        self._product = old * self._product + rows * seconds
+
+    @property
+    def value(self) -> float:
+        """From 0 to 1; FIRST_SHARE before passes over different numbers of rows were counted."""
+        spread = self._count * self._rows_squared - self._rows**2
+        if self._count < FEWEST_PASSES or spread <= 1e-6 * self._rows**2:
+            return FIRST_SHARE
+        row_s = (self._count * self._product - self._rows * self._seconds) / spread
+        one_s = (self._seconds - row_s * (self._rows - self._count)) / self._count
+        return min(1.0, max(0.0, row_s / one_s)) if one_s > 0 else 1.0
+
+
+def row_price(replies: int, row_share: float) -> float:
     """What one more row costs a reply, in units of what a token costs it, when so many replies share each pass; at most 1."""
     return row_share * replies / (1 - row_share + row_share * replies)
 
