@@ -35,9 +35,8 @@ from benchmarks.spread import interval
 from penstock.planner_service.simulator.workload import Floats
 
 SHARES = (0.25, 0.5, 0.75, 0.95)  # of the way from the worst model's quality to the best's
-CURVE = tuple(
-    np.linspace(0.05, 1.0, 20).tolist()
-)  # the same, of the rivals that ours is compared with at equal quality
+CURVE = tuple(np.linspace(0.05, 1.0, 20).tolist())
+"""The same, of the rivals that ours is compared with at equal quality."""
 SPLITS, QUICK_SPLITS = range(1, 6), range(1, 3)
 ACCEPTANCE = 0.86
 SETTINGS = (
@@ -106,14 +105,21 @@ def measure(family: Family, split: int) -> dict[str, Any]:
     return {"cells": cells, "curves": curves, "predictors": about}
 
 
+def _cheapest(rivals: dict[str, list[Tuned | None]], at: int) -> tuple[dict[str, Tuned], dict[str, str]]:
+    """(the rivals that reach a target, by kind the name of the cheapest)."""
+    able = {name: choice for name, choices in rivals.items() if (choice := choices[at]) is not None}
+    kinds = (("best", able), ("best_plain", filter(plain, able)))
+    return able, {kind: min(names, key=lambda name: able[name].gpu_s) for kind, names in kinds}
+
+
 def _curves(rivals: dict[str, list[Tuned | None]], unseen: Prompts) -> dict[str, list[tuple[float, float]]]:
     """By kind, (quality, logarithm of GPU seconds) on unseen prompts of the cheapest rival for each target of CURVE."""
-    curves: dict[str, list[tuple[float, float]]] = {"best": [], "best_plain": []}
+    curves: dict[str, list[tuple[float, float]]] = {}
     for at in range(len(SHARES), len(SHARES) + len(CURVE)):
-        able = {name: choice for name, choices in rivals.items() if (choice := choices[at]) is not None}
-        for kind, names in (("best", list(able)), ("best_plain", list(filter(plain, able)))):
-            gpu_s, quality = able[min(names, key=lambda name: able[name].gpu_s)].system.run(unseen)
-            curves[kind].append((quality, math.log(gpu_s)))
+        able, cheapest = _cheapest(rivals, at)
+        for kind, name in cheapest.items():
+            gpu_s, quality = able[name].system.run(unseen)
+            curves.setdefault(kind, []).append((quality, math.log(gpu_s)))
     return curves
 
 
@@ -144,14 +150,12 @@ def _cell(
     rivals: dict[str, list[Tuned | None]], at: int, unseen: Prompts, ours: tuple[str, Tuned] | None
 ) -> dict[str, Any]:
     """ours: None for the best rival."""
-    able = {name: choice for name, choices in rivals.items() if (choice := choices[at]) is not None}
-    best = min(able, key=lambda name: able[name].gpu_s)
-    best_plain = min(filter(plain, able), key=lambda name: able[name].gpu_s)
+    able, cheapest = _cheapest(rivals, at)
     rows = [
-        {"name": name, "best": name == best, "best_plain": name == best_plain, **_figures(choice, unseen)}
+        {"name": name, **{kind: name == one for kind, one in cheapest.items()}, **_figures(choice, unseen)}
         for name, choice in able.items()
     ]
-    form, chosen = ours or (best, able[best])
+    form, chosen = ours or (cheapest["best"], able[cheapest["best"]])
     return {"ours": {"form": form, **_figures(chosen, unseen)}, "rivals": rows}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.planner_service.api.slos import attainments
-from penstock.planner_service.files import judged_of, site_of, workload_of
+from penstock.planner_service.files import judged_for, site_of, workload_of
 from penstock.planner_service.manifests.node_layout import NodeLayout, node_layout
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.frontiers import Points, frontiers
@@ -20,7 +20,7 @@ from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_swee
 from penstock.planner_service.planning.verdict import next_step
 from penstock.planner_service.question.exclusions import SWEEP, names_of_files
 from penstock.planner_service.question.planning_options import Goal, Options
-from penstock.planner_service.question.site import Demand, Site, with_drafts
+from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable, best_of
@@ -99,10 +99,7 @@ def plan(question: PlanningQuestion, on_evaluation: Progress = lambda _: None, *
         Unreachable: No plan meets the targets; says which of them binds.
     """
     site = dataclasses.replace(site_of(question.cluster, question.models), one_batch=for_slos)
-    judged, trace = (
-        with_drafts(judged_of(question.quality, site.tiers), site),
-        workload_of(question.trace),
-    )
+    judged, trace = judged_for(question.quality, site), workload_of(question.trace)
     return _with_drafters(site, trace, judged, _options(question, site, trace, judged), on_evaluation)
 
 
@@ -175,10 +172,7 @@ def sweep(
         InvalidRequest: As `plan`; or the values do not go with the question.
     """
     site = site_of(question.cluster, question.models)
-    judged, trace = (
-        with_drafts(judged_of(question.quality, site.tiers), site),
-        workload_of(question.trace),
-    )
+    judged, trace = judged_for(question.quality, site), workload_of(question.trace)
     options = _options(question, site, trace, judged, SWEEP, f"{SWEEP}: {axis.value}")
     if not values:
         rate = options.rate or trace.rate_per_s

@@ -7,11 +7,11 @@ from typing import Any
 from penstock.planner_service.api.slos import REPLAYED, attainments
 from penstock.planner_service.codecs.plan_file import PlanFile
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import judged_of, site_of, workload_of
+from penstock.planner_service.files import judged_for, site_of, workload_of
 from penstock.planner_service.planning.cascade_plan import Felt
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planned_drafts import with_planned_drafters
-from penstock.planner_service.question.site import Demand, Site, with_drafts
+from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import SKIPPED, route
@@ -64,7 +64,7 @@ def simulate_on(
     arrivals = workload_of(trace)
     demand = demand_of(
         arrivals.uncached() if drawn.ignore_cached else arrivals,
-        with_drafts(judged_of(quality, site.tiers), site),
+        judged_for(quality, site),
         requests=min(REPLAYED, len(arrivals)) if drawn.requests is None else drawn.requests,
         seed=drawn.seed,
         lengths=drawn.lengths.value,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.planner_service.question.site import Site, with_drafts
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator.workload import Floats
 from penstock.question_files import load_judged
@@ -43,6 +44,15 @@ def judged_of(judged: JudgedPrompts, tiers: tuple[str, ...], at: str = "quality"
         known_quality=_of_all_or_none(prompts, len(tiers), at, "qualities"),
         refused=None if refused is None else refused > 0,
     )
+
+
+def judged_for(judged: JudgedPrompts, site: Site) -> JudgedSample:
+    """The judged prompts of a question, with what rejected answers are as drafts there.
+
+    Raises:
+        InvalidRequest: As judged_of.
+    """
+    return with_drafts(judged_of(judged, site.tiers), site)
 
 
 def _of_all_or_none(prompts: Sequence[JudgedPrompt], tiers: int, at: str, name: str) -> Floats | None:

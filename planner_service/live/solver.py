@@ -19,11 +19,10 @@ from penstock.mapper import from_message, to_message
 from penstock.planner_service import api
 from penstock.planner_service.codecs import stages_codec
 from penstock.planner_service.codecs.proto_codec import qoe_from_proto
-from penstock.planner_service.files import judged_of, measured_of, site_of, trace_of, workload_of
+from penstock.planner_service.files import judged_for, measured_of, site_of, trace_of, workload_of
 from penstock.planner_service.live.replan_job import ReplanJob
 from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.question.planning_options import Options
-from penstock.planner_service.question.site import with_drafts
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.stages.partition import MoveCost
@@ -94,12 +93,7 @@ def replan(payload: bytes, emit: Emit) -> None:
     site = site_of(question.cluster, question.models)
     options = Options.of(replace(question, rate=job.rate_per_s), len(site.tiers))
     prompts = max(options.requests or USUAL_PROMPTS, LEAST_PROMPTS)
-    judged = imputed(
-        with_drafts(judged_of(question.quality, site.tiers), site),
-        job.records,
-        prompts,
-        options.seed,
-    )
+    judged = imputed(judged_for(question.quality, site), job.records, prompts, options.seed)
     rules = job.rules
     if judged.predicted is None:  # then routers cannot predict either, and ask every tier
         rules = replace(rules, skip_below=(), skip_for=())

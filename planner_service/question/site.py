@@ -264,7 +264,7 @@ def with_drafts(judged: JudgedSample, site: Site) -> JudgedSample:
             float(judged.output_tokens[:, tier].mean()),
             float(judged.cached.mean()),
         )
-        kinds = replica_kinds(site, tier, site.gpus, int(tokens))[0] if acceptance else []
+        kinds = replica_kinds(site, tier, site.gpus, int(tokens))[0] if tier and acceptance else []
         served = {
             window: max(kind.capacity_per_s(*means, window, acceptance) / kind.shape.gpus for kind in kinds)
             for window in range(MOST_VERIFIED + 1 if kinds else 0)

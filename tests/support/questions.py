@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock.planner_service.files import judged_of, site_of, workload_of
+from penstock.planner_service.files import judged_for, site_of, workload_of
 from penstock.planner_service.question.demand import demand_of
-from penstock.planner_service.question.site import Demand, Site, with_drafts
+from penstock.planner_service.question.site import Demand, Site
 from penstock.types.planning import (
     Cascade,
     CascadeTier,
@@ -108,6 +108,5 @@ def predicted(asked: PlanningQuestion) -> PlanningQuestion:
 def site_and_demand(asked: PlanningQuestion) -> tuple[Site, Demand]:
     """What a question is about."""
     site, trace = site_of(asked.cluster, asked.models), workload_of(asked.trace)
-    judged = with_drafts(judged_of(asked.quality, site.tiers), site)
-    count = len(trace) if asked.requests is None else asked.requests
+    judged, count = judged_for(asked.quality, site), len(trace) if asked.requests is None else asked.requests
     return site, demand_of(trace, judged, requests=count, seed=asked.seed, lengths=asked.lengths.value, rate=asked.rate)
