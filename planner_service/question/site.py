@@ -101,6 +101,10 @@ class Site:
         """(a replica of tier `tier` with room for such a request in each lane, or None; why not)."""
         if self.remote_of(tier) is not None:
             return None, f"{self.tiers[tier]} is remote: it takes no GPUs"
+        speculation = self.speculation_of(tier)
+        drafters = [drafter for drafter, _ in speculation.drafters]
+        if shape.gpus > 1 and (drafters or (self.has_drafts(tier) and not self.drafts_on_many)):
+            return None, f"{self.tiers[tier]} has drafts: {ONE_GPU}, not {shape}"
         if self.measured and self.measured[tier]:
             measured = next((r for r in self.measured[tier] if r.shape == shape), None)
             if measured is None:
@@ -115,10 +119,6 @@ class Site:
         model, kind = self.models[tier], self.type_of(shape)
         if kind is None:
             return None, f"the cluster has no GPUs of type '{shape.gpu}': {self.type_names}"
-        speculation = self.speculation_of(tier)
-        drafters = [drafter for drafter, _ in speculation.drafters]
-        if shape.gpus > 1 and (drafters or (self.has_drafts(tier) and not self.drafts_on_many)):
-            return None, f"{self.tiers[tier]} has drafts: {ONE_GPU}, not {shape}"
         fits = fit(model, shape, kind, self.runtime, longest_tokens * shape.pp, drafters)
         if not fits.ok:
             return None, fits.reason

@@ -100,7 +100,10 @@ def test_tiers_with_drafts_run_on_one_gpu_by_an_engine_that_takes_them() -> None
     site, _ = site_and_demand(drafted())
     assert site.replica(0, ReplicaShape(2, 1), 1000)[0] is not None
     assert site.replica(2, ReplicaShape(2, 1), 1000) == (None, f"large has drafts: {ONE_GPU}, not TP=2")
-    assert site.only([2]).replica(0, ReplicaShape(2, 1), 1000)[0] is not None  # nothing escalates to it
+    two = site.only([2]).replica(0, ReplicaShape(2, 1), 1000)[0]
+    assert two is not None  # nothing escalates to it
+    measured = dataclasses.replace(site, measured=((), (), (two,)))
+    assert measured.replica(2, two.shape, 1000) == (None, f"large has drafts: {ONE_GPU}, not TP=2")
     on_one = [[(ReplicaShape(1, 1), 1)]] * 3
     assert [group.drafts for group in groups(site, on_one)] == [False, True, True]
     tiers = mesh_file(site, planned_tiers((50.0, 50.0), (1, 1, 1)))["tiers"]
