@@ -3,7 +3,7 @@
 `python -m benchmarks.real_models answers` lets the models answer, for hours, at low priority; `records` in its place adds
 what they have answered to the records, without text. Each model answers each prompt once, alone, greedily, by the llamacpp
 engine with one thread, eight prompts at a time. Answers that were cut off count as wrong. CPU seconds are those of the tokens
-at the costs that `costs` has measured.
+at the costs that `costs` has measured, of escalated answers at those of `drafts`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.public_data import DataMissing
-from benchmarks.real_models.costs import read_costs
+from benchmarks.real_models.costs import read_costs, read_drafts
 from benchmarks.real_models.prompts import MODELS, Set
 from benchmarks.real_models.records import Record, read
 from benchmarks.real_models.systems import Model, Outcome, System, compared, cross_fitted, features, mixed, with_belief
@@ -114,7 +114,8 @@ def compare(models: Sequence[Model], system: System, goal: str) -> dict[str, Any
 def run(_: int) -> None:
     """Nothing here is timed: one round is all."""
     costs = read_costs()
-    models = [Model(read(name), costs[name], costs) for name in MODELS]
+    drafts = read_drafts()
+    models = [Model(read(name), costs[name], costs, name, drafts.get(name, {})) for name in MODELS]
     if not any(model.records for model in models):
         raise DataMissing("no records: run python -m benchmarks.real_models answers, and then records")
     figures = dict[str, Any]()

@@ -1,5 +1,6 @@
 """`python -m benchmarks.real_models answers`, for hours; `records` adds what has been answered to the committed records;
-`costs` measures what tokens cost, and `live [PART ...]` meshes of the models, on a quiet machine."""
+`costs` measures what tokens cost, `drafts` what escalated answers cost, and `live [PART ...]` meshes of the models, on a
+quiet machine."""
 
 import argparse
 import asyncio
@@ -10,7 +11,7 @@ from benchmarks.real_models.prompts import MODELS
 from benchmarks.real_models.records import read, update_all
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks.real_models", description=__doc__)
-parser.add_argument("what", choices=("answers", "records", "costs", "live"))
+parser.add_argument("what", choices=("answers", "records", "costs", "drafts", "live"))
 parser.add_argument("parts", nargs="*", metavar="PART", help=f"of live: {', '.join(live.PARTS)}; default: all")
 arguments = parser.parse_args()
 match arguments.what:
@@ -20,5 +21,7 @@ match arguments.what:
         asyncio.run(update_all())
     case "costs":
         costs.measure()
+    case "drafts":
+        costs.measure_drafts()
     case "live":
         live.measure(arguments.parts)

@@ -2,25 +2,41 @@
 
 Answers come from many hours and several machines. What systems cost is computed from their tokens and these figures, so that
 models are compared on equal terms. As where answers are generated: one thread, AT_ONCE replies in a batch.
+
+`drafts` measures what an escalated answer costs: the large model answers with the small one's answers as drafts, which fail
+examples of their prompts, and without, in turns, every GROUP of prompts.
 """
 
+import asyncio
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
 
 from benchmarks import report
-from benchmarks.real_models.generate import AT_ONCE, loaded
-from benchmarks.real_models.prompts import MODELS, tasks
+from benchmarks.real_models.generate import AT_ONCE, Asker, Store, answers, loaded
+from benchmarks.real_models.prompts import MAX_TOKENS, MODELS, Set, Task, tasks
+from benchmarks.real_models.records import RUN_S, passed
+from penstock.judge_service.scorers.code.examples import examples_in
+from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
+from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
 
 FILE = report.RESULTS / "real_models" / "costs.json"
+DRAFTS = report.RESULTS / "real_models" / "drafts.json"
 OUTPUT_TOKENS, ROUNDS = 65, 3
+DRAFTED: Set = "humaneval"
+GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +64,10 @@ def measure() -> None:
     for _ in range(ROUNDS):
         some = [[next(prompts).text for _ in range(AT_ONCE)] for _ in range(2)]
         for model, core in cores.items():
-            read, _, read_s = _run(core, some[0], 1)
-            inputs, outputs, all_s = _run(core, some[1], OUTPUT_TOKENS)
-            prompt_s = read_s / read
-            costs[model].append(TokenCost(prompt_s, (all_s - prompt_s * inputs) / outputs))
+            read = run_all(core, [Asked(text, 1) for text in some[0]])
+            ran = run_all(core, [Asked(text, OUTPUT_TOKENS) for text in some[1]])
+            prompt_s = read.cpu_s / read.prompt_tokens
+            costs[model].append(TokenCost(prompt_s, (ran.cpu_s - prompt_s * ran.prompt_tokens) / ran.output_tokens))
             print(model, costs[model][-1], flush=True)
     medians = {
         model: TokenCost(*(statistics.median(of) for of in zip(*((c.prompt_s, c.output_s) for c in each), strict=True)))
@@ -62,19 +78,123 @@ def measure() -> None:
     report.write("real_models/costs", {"models": models, "rounds": rounds})
 
 
-def _run(core: EngineCore, texts: Sequence[str], max_tokens: int) -> tuple[int, int, float]:
-    """(prompt tokens, output tokens, CPU seconds) of a batch."""
-    inputs = outputs = ended = 0
-    for number, text in enumerate(texts):
-        tokens = core.tokenizer.encode(ChatPrompt((ChatMessage("user", text),)))
-        inputs += len(tokens)
-        sampling = SamplingParams(0.0, max_tokens=max_tokens)
-        core.add(GenerationRequest(f"{max_tokens}-{number}", TokenPrompt(tuple(tokens)), sampling), tokens)
+def read_drafts() -> dict[str, dict[tuple[str, str], float]]:
+    """By large model, then small model and set: the CPU of an answer of the large one with a rejected answer of the small one
+    as draft, over its CPU without. Empty where it was not measured."""
+    if not DRAFTS.is_file():
+        return {}
+    figures = json.loads(DRAFTS.read_text())
+    return {figures["large"]: {(figures["small"], figures["set"]): figures["cpu"][0]}}
+
+
+def measure_drafts() -> None:
+    """The small model's answers that are not known yet are generated before."""
+    store, (small, large) = Store(), MODELS[:2]
+    some = tasks(DRAFTED)
+    Asker(store).ask(small, answers(some))
+    rejected = asyncio.run(_rejected(some, store.read(small, "answer")))
+    core, acceptance = loaded(large), RunAcceptance()
+    groups = list[dict[str, Any]]()
+    for number, first in enumerate(range(0, len(rejected), GROUP)):
+        group = rejected[first : first + GROUP]
+        seconds, texts = dict[str, float](), dict[str, list[tuple[int, ...]]]()
+        for way in ("plain", "drafted") if number % 2 else ("drafted", "plain"):
+            asked = [Asked(task.text, MAX_TOKENS[task.set], text if way == "drafted" else "") for task, text in group]
+            ran = run_all(core, asked, acceptance)
+            seconds[way], texts[way] = ran.cpu_s, ran.outputs
+        same = sum(one == other for one, other in zip(texts["plain"], texts["drafted"], strict=True))
+        groups.append({"prompts": len(group), "same": same, **{f"{way}_s": round(s, 1) for way, s in seconds.items()}})
+        print(groups[-1], flush=True)
+    counts = core.proposals.state()
+    figures = {
+        "small": small,
+        "large": large,
+        "set": DRAFTED,
+        "at_once": AT_ONCE,
+        "cpu": _ratio(groups),
+        "accepted": counts.accepted["given"],
+        "verified": counts.verified["given"],
+        "groups": groups,
+    }
+    print(figures["cpu"], report.write("real_models/drafts", figures))
+
+
+async def _rejected(some: Sequence[Task], known: Mapping[str, Mapping[str, Any]]) -> list[tuple[Task, str]]:
+    """The tasks that show examples, and their answers that fail one."""
+    sandbox = Sandbox(SandboxLimits(RUN_S))
+    await sandbox.start()
+    rejected = list[tuple[Task, str]]()
+    for task in some:
+        shown, text = examples_in(task.text), known[task.id]["text"]
+        if shown and await passed(task, text, shown, sandbox) < len(shown):
+            rejected.append((task, text))
+    return rejected
+
+
+def _ratio(groups: Sequence[Mapping[str, float]]) -> list[float]:
+    """(ratio, low, high): 95 % by bootstrap over groups."""
+    drafted, plain = (np.array([each[name] for each in groups]) for name in ("drafted_s", "plain_s"))
+    rows = np.random.default_rng(1).integers(0, len(groups), (2_000, len(groups)))
+    drawn = drafted[rows].sum(axis=1) / plain[rows].sum(axis=1)
+    return [round(float(each), 3) for each in (drafted.sum() / plain.sum(), *np.quantile(drawn, (0.025, 0.975)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """draft: empty for none."""
+
+    text: str
+    max_tokens: int
+    draft: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """outputs: tokens of each answer, in the order of the prompts. cpu_s: of the engine's thread."""
+
+    prompt_tokens: int
+    outputs: list[tuple[int, ...]]
+    cpu_s: float
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+
+def run_all(core: EngineCore, asked: Sequence[Asked], acceptance: RunAcceptance | None = None) -> Ran:
+    """Answer all, greedily, AT_ONCE at a time, with no KV of earlier prompts. acceptance: of the drafts."""
+    prompts = [core.tokenizer.encode(ChatPrompt((ChatMessage("user", each.text),))) for each in asked]
+    outputs: list[list[int]] = [[] for _ in asked]
+    salt, waiting = str(next(_runs)), iter(range(len(asked)))
     began_s = time.thread_time()
-    while ended < len(texts):
-        for _, output in core.step():
+
+    def start(count: int) -> int:
+        some = [*itertools.islice(waiting, count)]
+        for i in some:
+            sampling = SamplingParams(0.0, max_tokens=asked[i].max_tokens)
+            core.add(
+                GenerationRequest(f"{salt}-{i}", TokenPrompt(tuple(prompts[i])), sampling, cache_salt=salt), prompts[i]
+            )
+            if acceptance is not None and asked[i].draft:
+                draft = core.tokenizer.encode_text(asked[i].draft)
+                core.proposals.attach(f"{salt}-{i}", GivenAnswer(draft, acceptance, price))
+        return len(some)
+
+    def price() -> float:
+        return core.proposals.row_price(len(core.scheduler.running))
+
+    running = start(AT_ONCE)
+    while running:
+        for name, output in core.step():
             if isinstance(output, Exception):
                 raise output
-            if isinstance(output, EngineFinished):
-                ended, outputs = ended + 1, outputs + output.usage.output_tokens
-    return inputs, outputs, time.thread_time() - began_s
+            if isinstance(output, TokenFrame):
+                outputs[int(name.rpartition("-")[2])] += output.token_ids
+            elif isinstance(output, EngineFinished):
+                core.proposals.forget(name)
+                running += start(1) - 1
+    cpu_s = time.thread_time() - began_s
+    return Ran(sum(map(len, prompts)), [tuple(each) for each in outputs], cpu_s)
+
+
+_runs = itertools.count()

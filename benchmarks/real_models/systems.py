@@ -1,14 +1,15 @@
 """What systems of models get right and cost, from each model's records of the same prompts. No I/O.
 
-CPU seconds are those of the records' tokens at the models' costs (`costs`). Running examples is not counted: some 0.1 s.
+CPU seconds are those of the records' tokens at the models' costs (`costs`); a rejected answer is the draft of the next one,
+where what that saves was measured. Running examples is not counted: some 0.1 s.
 
 A system is a `Policy` with its limits. Limits, and the logistic models that make scores of records, are fitted to the prompts
 of all folds but one; what is counted is what they do to the prompts of that fold.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +48,21 @@ def features(record: Record, scorer: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Its records by prompt, and what tokens cost. believers: what tokens cost the models that are asked about answers."""
+    """Its records by prompt, and what tokens cost. believers: what tokens cost the models that are asked about answers.
+    drafted: by a model that was asked before, and set: what an answer costs with a rejected one as draft, over its cost."""
 
     records: Mapping[str, Record]
     cost: TokenCost
     believers: Mapping[str, TokenCost]
+    name: str = ""
+    drafted: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def cpu_s(self, prompt: str) -> float:
         return self.cost.of(self.records[prompt].tokens)
+
+    def escalated_s(self, prompt: str, before: "Model") -> float:
+        """CPU seconds of its answer where the one of the model before it is the draft."""
+        return self.cpu_s(prompt) * self.drafted.get((before.name, self.records[prompt].set), 1.0)
 
     def judging_s(self, prompt: str, scorer: str) -> float:
         """CPU seconds of a scorer beyond what the answer itself costs: samples are as long as the answer, and share its
@@ -72,12 +80,14 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Answers:
     """The answers of M models to N prompts. right, cpu_s, judging_s, score: (M, N); cut answers have the least score.
+    escalated_s: (M, N): CPU seconds after the model before it has answered.
 
     prompt: (N,) predicted share of right answers of the first model, by the prompt.
     """
 
     right: Bools
     cpu_s: Numbers
+    escalated_s: Numbers
     judging_s: Numbers
     score: Numbers
     prompt: Numbers
@@ -86,6 +96,7 @@ class Answers:
         return Answers(
             self.right[:, prompts],
             self.cpu_s[:, prompts],
+            self.escalated_s[:, prompts],
             self.judging_s[:, prompts],
             self.score[:, prompts],
             self.prompt[prompts],
@@ -124,7 +135,8 @@ def outcome(answers: Answers, policy: Policy) -> Outcome:
     for place, model in enumerate(policy.models):
         is_last = place == len(policy.models) - 1
         score, judged = answers.score[model], active & (policy.best or not is_last)
-        cpu_s += active * answers.cpu_s[model] + judged * answers.judging_s[model]
+        cost_s = answers.escalated_s if place else answers.cpu_s
+        cpu_s += active * cost_s[model] + judged * answers.judging_s[model]
         takes = active & ((score > best) if policy.best else True)
         right[takes], best[takes] = answers.right[model, takes], score[takes]
         if not is_last:
@@ -144,6 +156,12 @@ def read_answers(models: Sequence[Model], scorer: str, prompts: Sequence[str], f
     return Answers(
         right,
         np.array([[model.cpu_s(prompt) for prompt in prompts] for model in models]),
+        np.array(
+            [
+                [model.escalated_s(prompt, before) for prompt in prompts]
+                for before, model in pairwise([models[0], *models])
+            ]
+        ),
         np.array([[model.judging_s(prompt, scorer) for prompt in prompts] for model in models]),
         np.where(cut, -np.inf, score),
         _scored(seen, right[0], fit),
