@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from grpc import aio
-
 from penstock.client import connection, errors, plans
 from penstock.mapper import from_message, to_message
 from penstock.proto.planner.v1 import planner_pb2, planner_pb2_grpc
@@ -109,10 +107,9 @@ class AsyncPlannerClient:
         request = planner_pb2.PlanCascadeRequest(question=to_message(question, planner_pb2.PlanningQuestion))
         call = self._stub.PlanCascade(request)
         try:
-            async for response in call:
-                yield from_message(response, planned.PlanEvent)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+            with errors.raised_from_rpc():
+                async for response in call:
+                    yield from_message(response, planned.PlanEvent)
         finally:
             call.cancel()
 
@@ -210,9 +207,8 @@ class AsyncPlannerClient:
         """
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:
-            async for response in call:
-                yield from_message(response.plan, plans.Plan)
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+            with errors.raised_from_rpc():
+                async for response in call:
+                    yield from_message(response.plan, plans.Plan)
         finally:
             call.cancel()

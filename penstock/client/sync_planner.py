@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-import grpc
-
 from penstock.client import connection, errors, plans
 from penstock.mapper import from_message, to_message
 from penstock.proto.planner.v1 import planner_pb2, planner_pb2_grpc
@@ -112,10 +110,9 @@ class PlannerClient:
         request = planner_pb2.PlanCascadeRequest(question=to_message(question, planner_pb2.PlanningQuestion))
         call = self._stub.PlanCascade(request)
         try:
-            for response in call:
-                yield from_message(response, planned.PlanEvent)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+            with errors.raised_from_rpc():
+                for response in call:
+                    yield from_message(response, planned.PlanEvent)
         finally:
             call.cancel()
 
@@ -213,9 +210,8 @@ class PlannerClient:
         """
         call = self._stub.WatchPlan(planner_pb2.WatchPlanRequest(after_revision=after_revision))
         try:
-            for response in call:
-                yield from_message(response.plan, plans.Plan)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+            with errors.raised_from_rpc():
+                for response in call:
+                    yield from_message(response.plan, plans.Plan)
         finally:
             call.cancel()

@@ -133,19 +133,16 @@ async def test_a_mesh_that_starts_before_its_redis_comes_up_when_redis_does(
     own_redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:
     own_redis.stop()
-    mesh = TestMesh(mesh_file(), own_redis.url)
-    starting = asyncio.gather(
-        mesh.start(Role.PLANNER, "planner-0"),
-        mesh.start(Role.ROUTER, "router-0"),
-        mesh.start(Role.WORKER, "worker-large-0", tier="large"),
-    )
-    done, _ = await asyncio.wait({starting}, timeout=0.5)
-    assert not done
-    own_redis.start()
-    await starting
-    try:
+    async with TestMesh(mesh_file(), own_redis.url) as mesh:
+        starting = asyncio.gather(
+            mesh.start(Role.PLANNER, "planner-0"),
+            mesh.start(Role.ROUTER, "router-0"),
+            mesh.start(Role.WORKER, "worker-large-0", tier="large"),
+        )
+        done, _ = await asyncio.wait({starting}, timeout=0.5)
+        assert not done
+        own_redis.start()
+        await starting
         await mesh.complete()
         async with mesh.client() as client:
             assert (await client.generate("hello", model="large")).tier == "large"
-    finally:
-        await mesh.stop_all()

@@ -65,20 +65,17 @@ def module_mesh_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def mesh(module_mesh_file: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Mortals]]:
-    running = TestMesh(module_mesh_file, redis.url)
-    await running.start(Role.PLANNER, "planner-0", lease_s=LEASE_S)
-    await running.start(Role.ROUTER, "router-0", lease_s=LEASE_S)
-    await running.start(Role.WORKER, HOME, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
-    await running.start(Role.WORKER, OTHER, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
-    points, settings = SOURCES | TARGETS | ROUTERS, {"lease_s": LEASE_S, "frame_interval_ms": FRAME_MS}
-    try:
+    async with TestMesh(module_mesh_file, redis.url) as running:
+        await running.start(Role.PLANNER, "planner-0", lease_s=LEASE_S)
+        await running.start(Role.ROUTER, "router-0", lease_s=LEASE_S)
+        await running.start(Role.WORKER, HOME, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
+        await running.start(Role.WORKER, OTHER, tier="only", lease_s=LEASE_S, frame_interval_ms=FRAME_MS)
+        points, settings = SOURCES | TARGETS | ROUTERS, {"lease_s": LEASE_S, "frame_interval_ms": FRAME_MS}
         async with mortals(points, module_mesh_file, redis.url, http_port=0, **settings) as victims:
             await running.until(
                 lambda s: {*points, HOME, OTHER} <= {i.instance_id for i in s.instances} and s.plan_revision > 0
             )
             yield running, victims
-    finally:
-        await running.stop_all()
 
 
 class Reply(ReadStream):

@@ -27,16 +27,13 @@ SLOW = {"overhead_ms": 10.0, "token_us": 0.0, "context_token_ns": 0.0, "reply_to
 @pytest.fixture
 async def mesh(tmp_path: Path, redis: RedisProcess) -> AsyncIterator[tuple[TestMesh, Mortals]]:
     file = write_mesh_file(tmp_path, [{"name": "only", "model": "sim", "simulated": SLOW, "max_running": 64}])
-    made = TestMesh(file, redis.url)
-    await made.start(Role.PLANNER, "planner-0")
-    await made.start(Role.ROUTER, "router-0")
-    await made.start(Role.ROUTER, "router-1")
-    try:
+    async with TestMesh(file, redis.url) as made:
+        await made.start(Role.PLANNER, "planner-0")
+        await made.start(Role.ROUTER, "router-0")
+        await made.start(Role.ROUTER, "router-1")
         async with mortals(dict.fromkeys(WORKERS, f"prompt:{POISON}"), file, redis.url) as workers:
             await made.until(lambda s: set(WORKERS) <= {i.instance_id for i in s.instances} and s.plan_revision > 0)
             yield made, workers
-    finally:
-        await made.stop_all()
 
 
 async def until_killed(workers: Mortals, count: int) -> None:

@@ -197,16 +197,15 @@ async def test_who_leads_is_seen_and_only_the_leader_says_what_should_run(
     redis: RedisProcess, mesh_file: MeshFileMaker
 ) -> None:
     """In the status and the metrics: autoscalers may add up what several planners export."""
-    mesh = TestMesh(mesh_file(), redis.url)
+    async with TestMesh(mesh_file(), redis.url) as mesh:
 
-    def exported(name: str) -> tuple[str, int]:
-        """Whether the planner says that it leads, and for how many tiers it has a count."""
-        with urllib.request.urlopen(f"http://{mesh.parts[name].telemetry.metrics_address}/metrics") as response:
-            text = response.read().decode()
-        (leads,) = re.findall(r"^penstock_planner_leads\S* (\S+)$", text, re.MULTILINE)
-        return leads, len(re.findall(r"^penstock_desired_replicas\S*{", text, re.MULTILINE))
+        def exported(name: str) -> tuple[str, int]:
+            """Whether the planner says that it leads, and for how many tiers it has a count."""
+            with urllib.request.urlopen(f"http://{mesh.parts[name].telemetry.metrics_address}/metrics") as response:
+                text = response.read().decode()
+            (leads,) = re.findall(r"^penstock_planner_leads\S* (\S+)$", text, re.MULTILINE)
+            return leads, len(re.findall(r"^penstock_desired_replicas\S*{", text, re.MULTILINE))
 
-    try:
         for role, name in ((Role.PLANNER, "a"), (Role.PLANNER, "b"), (Role.ROUTER, "router-0")):
             await mesh.start(role, name)
         await mesh.until(lambda s: s.plan_revision > 0 and [i.instance_id for i in s.instances if i.leads] == ["a"])
@@ -215,8 +214,6 @@ async def test_who_leads_is_seen_and_only_the_leader_says_what_should_run(
         await mesh.stop("a")
         await mesh.until(lambda s: [i.instance_id for i in s.instances if i.leads] == ["b"])
         assert await asyncio.to_thread(exported, "b") == ("1.0", 2)
-    finally:
-        await mesh.stop_all()
 
 
 async def until_leads(client: Redis, keys: Keys, name: bytes) -> None:

@@ -96,8 +96,7 @@ async def container_check(router: Chassis, *names: str) -> int | None:
 
 
 async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
-    mesh = TestMesh(mesh_file(), redis.url)
-    try:
+    async with TestMesh(mesh_file(), redis.url) as mesh:
         router = await mesh.start(Role.ROUTER, "router-0")
         assert await statuses(router) == (200, 503, 503)
         assert (await answers(router))["/readyz"][1]["status"] == "no plan yet"
@@ -127,15 +126,12 @@ async def test_the_routes_and_grpc_health_follow_the_mesh(redis: RedisProcess, m
         await mesh.stop("worker-0")
         await until_answered(lambda: shows(router, (200, 503, 200)))
         await until_answered(lambda: shows(router, NOT_SERVING))
-    finally:
-        await mesh.stop_all()
 
 
 async def test_a_draining_router_says_so_while_its_requests_end(redis: RedisProcess, mesh_file: MeshFileMaker) -> None:
     """/health turns 503, /livez stays 200, gRPC health agrees; the reply under way comes to its end."""
     fast = {"overhead_ms": 1.0, "token_us": 1.0, "context_token_ns": 0.0, "reply_tokens": ENDLESS}
-    mesh = TestMesh(mesh_file([{"name": "large", "model": "sim-held", "simulated": fast}]), redis.url)
-    try:
+    async with TestMesh(mesh_file([{"name": "large", "model": "sim-held", "simulated": fast}]), redis.url) as mesh:
         await mesh.start(Role.PLANNER, "planner-0")
         router = await mesh.start(Role.ROUTER, "router-0", drain_s=120.0)
         await mesh.start(Role.WORKER, "worker-0", tier="large")
@@ -162,5 +158,3 @@ async def test_a_draining_router_says_so_while_its_requests_end(redis: RedisProc
         await reading
         assert tokens == 150
         await stopping
-    finally:
-        await mesh.stop_all()

@@ -235,13 +235,10 @@ def test_who_lost_its_lease_for_a_while_need_not_answer_again() -> None:
 @pytest.fixture
 async def mesh(redis: RedisProcess, mesh_file: MeshFileMaker) -> AsyncIterator[TestMesh]:
     """Of one tier, without workers."""
-    made = TestMesh(mesh_file([{"name": "only", "model": "sim"}]), redis.url)
-    try:
+    async with TestMesh(mesh_file([{"name": "only", "model": "sim"}]), redis.url) as made:
         await made.start(Role.PLANNER, "planner-0")
         await made.start(Role.ROUTER, "router-0")
         yield made
-    finally:
-        await made.stop_all()
 
 
 def states(status: MeshStatus) -> dict[str, str]:

@@ -55,6 +55,12 @@ class TestMesh:
         self.parts.pop(name)
         await self._stacks.pop(name).aclose()
 
+    async def __aenter__(self) -> "TestMesh":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop_all()
+
     async def stop_all(self) -> None:
         for name in sorted(self._stacks, key=lambda name: not name.startswith("router")):
             await self.stop(name)
@@ -118,8 +124,8 @@ async def running_mesh(
     mesh_file: Path, redis_url: str, *, routers: int = 1, mesh: TestMesh | None = None, **settings: Any
 ) -> AsyncIterator[TestMesh]:
     """The mesh that a file describes, complete. mesh: one to start it in. settings: of every service."""
-    mesh, file = mesh or TestMesh(mesh_file, redis_url), load_mesh_file(mesh_file)
-    try:
+    file = load_mesh_file(mesh_file)
+    async with mesh or TestMesh(mesh_file, redis_url) as mesh:
         await mesh.start(Role.PLANNER, "planner-0", **settings)
         for i in range(routers):
             await mesh.start(Role.ROUTER, f"router-{i}", **settings)
@@ -130,5 +136,3 @@ async def running_mesh(
                 await mesh.start(Role.WORKER, f"worker-{tier.name}-{i}", tier=tier.name, **settings)
         await mesh.complete()
         yield mesh
-    finally:
-        await mesh.stop_all()
