@@ -17,20 +17,21 @@ from penstock.planner_service.simulator.placed import STILL
 from penstock.planner_service.simulator.policies import Dispatch
 from penstock.planner_service.simulator.workload import Bools, Floats
 from penstock.services.acceptance import pipeline
-from penstock.services.acceptance.wait_price import priced_to_accept, priced_to_ask
+from penstock.services.acceptance.wait_price import Price, priced_to_accept, priced_to_ask
 from penstock.services.domain.dispatch import REQUEST_TOKENS
 from penstock.types.plans import TierPlan
 
 TICK_S = 0.1  # the view of a router is brought up to date as often
 MOVES = replace(STILL, tick_s=TICK_S)
+FREE = Price(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class PricedRouting:
-    """tiers: all. price: points of score per second of delay; 0: load does not matter."""
+    """tiers: all. price: of a second of delay; without points, load does not matter."""
 
     tiers: tuple[TierPlan, ...]
-    price: float = 0.0
+    price: Price = FREE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +99,7 @@ class _Simulation:
 
     def _passes_over(self, request: int, tier: int) -> bool:
         rules, predicted = self._routing.tiers[tier], float(self._predicted[request, tier])
-        if self._routing.price:
+        if self._routing.price.per_s:
             own_s, next_s = (self._dispatches[at].delay_s(REQUEST_TOKENS) for at in (tier, tier + 1))
             rules = priced_to_ask(rules, predicted, self._routing.price, own_s, next_s)
         names = (one.name for one in self._routing.tiers)
@@ -116,7 +117,7 @@ class _Simulation:
 
     def _accepted(self, request: int, tier: int) -> bool:
         rules, tokens = self._routing.tiers[tier], int(self._requests.output_tokens[request, tier])
-        if self._routing.price:
+        if self._routing.price.per_s:
             rules = priced_to_accept(rules, self._routing.price, self._dispatches[tier + 1].delay_s(tokens))
         score = float(self._requests.scores[request, tier])
-        return pipeline.decide(rules, score, tokens, accepts_tie=True).accepted
+        return pipeline.decide(rules, score, tokens).accepted

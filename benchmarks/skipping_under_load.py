@@ -35,6 +35,7 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.judged import has_one_batch
 from penstock.planner_service.simulator.workload import Floats
+from penstock.services.acceptance.wait_price import Price
 from penstock.types.plans import TierPlan
 from penstock.types.rules import LongAnswers
 
@@ -117,7 +118,7 @@ def routing(
     """long_answers: from so many tokens on, answers are accepted; None: length does not matter."""
     rule = None if long_answers is None else LongAnswers(long_answers, 0.0)
     first = TierPlan(TIERS[0], "", threshold, 1, skip_below=skip_below, long_answers=rule)
-    return PricedRouting((first, TierPlan(TIERS[1], "", None, 1)), price)
+    return PricedRouting((first, TierPlan(TIERS[1], "", None, 1)), Price(price))
 
 
 def at_threshold(rule: PricedRouting, threshold: float) -> PricedRouting:
@@ -266,7 +267,7 @@ def _row(rule: PricedRouting, demand: Demand, replicas: Replicas) -> dict[str, A
     return {
         "threshold": first.threshold,
         "skip_below": first.skip_below,
-        "price": rule.price,
+        "price": rule.price.per_s,
         "quality": round(of.quality, 3),
         "p95_s": round(of.p95_s, 3),
         "visited": of.visited,

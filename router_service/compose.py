@@ -1,7 +1,6 @@
 """Composes the router: state feed, instance pool, request driver, gRPC and HTTP APIs."""
 
 import asyncio
-import dataclasses
 import functools
 import logging
 import random
@@ -23,7 +22,6 @@ from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.openai_gateway import OpenAiGateway
 from penstock.router_service.request_intake import RequestIntake
 from penstock.router_service.routing.address_probe import AddressProbe
-from penstock.router_service.routing.burst_steps import BurstSteps
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.routing.lease_probe import LeaseProbe
 from penstock.router_service.routing.readiness import readiness
@@ -40,9 +38,10 @@ from penstock.router_service.telemetry.stats import RouterStats
 from penstock.router_service.tenancy.key_follower import KeyFollower
 from penstock.router_service.tenancy.tenancy import Tenancy
 from penstock.services.acceptance.pipeline import predicting
+from penstock.services.acceptance.wait_price import Price
 from penstock.services.channels import ChannelPool
 from penstock.services.clock import SystemClock
-from penstock.services.domain.instances import Role
+from penstock.services.domain.instances import Load, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.score_prediction import PredictorError, ScorePredictor
 from penstock.services.field_problems import SettingsError
@@ -115,8 +114,7 @@ async def compose(chassis: Chassis) -> None:
     if tenancy.needs_keys:
         chassis.guard.authenticate = tenancy.authenticate
     undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
-    bursts = BurstSteps(view, chassis.instance_id, options.burst_window_s, chassis.telemetry.meter)
-    chassis.load = lambda: dataclasses.replace(bursts.load(), awaited=pool.awaited())
+    chassis.load = lambda: Load(awaited=pool.awaited())
     cascade = CascadeGeneration(
         view,
         tiers,
@@ -125,12 +123,11 @@ async def compose(chassis: Chassis) -> None:
         flag_below=options.flag_below,
         undrafted=undrafted,
         predictor=_predictor(chassis),
-        bursts=bursts,
-        waiting=WaitingPrice(options.waiting_price, pool.delay_s) if options.waiting_price else None,
+        waiting=WaitingPrice(Price(options.waiting_price, options.waiting_points), pool.delay_s)
+        if options.waiting_price
+        else None,
     )
-    driver = RequestDriver(
-        cascade, queue, stats, late_traces, bursts=bursts, sampler=sampler, recorder=recorder, prompts=prompts
-    )
+    driver = RequestDriver(cascade, queue, stats, late_traces, sampler=sampler, recorder=recorder, prompts=prompts)
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     in_flight = InFlightRequests()
     intake = RequestIntake(driver, tenancy, view, in_flight, AnswerBatching(), options, slo)
@@ -138,7 +135,7 @@ async def compose(chassis: Chassis) -> None:
     siblings = None
     if chassis.slot is not None:
         siblings = await stack.enter_async_context(Siblings(chassis.slot))
-    status = StatusReader(chassis.instance_id, pool, queue, stats, agent, bursts, judge, siblings)
+    status = StatusReader(chassis.instance_id, pool, queue, stats, agent, judge, siblings)
     move = functools.partial(move_reply, tiers, view)
     if chassis.slot is not None:
         server = await start_server(chassis.slot, RouterProcessServicer(status.counters, move))

@@ -7,7 +7,6 @@ from penstock.router_service.admission.admission_queue import AdmissionQueue
 from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.routing.address_probe import CALLED
-from penstock.router_service.routing.burst_steps import BurstSteps
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.siblings.client import Siblings
 from penstock.router_service.siblings.counters import total
@@ -15,8 +14,6 @@ from penstock.router_service.telemetry.stats import RouterStats
 from penstock.services.domain.instances import InstanceRecord, Load
 from penstock.services.process_slot import ProcessSlot
 from penstock.types.mesh_status import (
-    BurstCounts,
-    BurstStatus,
     InstanceState,
     InstanceStatus,
     MeshStatus,
@@ -44,13 +41,12 @@ class StatusReader:
         queue: AdmissionQueue,
         stats: RouterStats,
         agent: MoveAgent,
-        bursts: BurstSteps,
         judge: JudgeClient,
         siblings: Siblings | None = None,
     ) -> None:
         """siblings: set if this process is one of several of a router."""
         self._instance_id, self._pool, self._queue, self._stats, self._agent = instance_id, pool, queue, stats, agent
-        self._bursts, self._judge, self._siblings = bursts, judge, siblings
+        self._judge, self._siblings = judge, siblings
 
     def counters(self) -> ProcessCounters:
         """The counters of this process."""
@@ -62,7 +58,6 @@ class StatusReader:
             requests_per_s=self._stats.requests_per_s(),
             ttft_s=self._stats.recent_ttft_s(),
             listening=self._siblings is None or self._siblings.listening,
-            burst=self._bursts.counts(),
             **counted,
         )
 
@@ -87,7 +82,6 @@ class StatusReader:
             processes=tuple(processes),
             ttft_p50_s=counted.ttft_percentile(0.5),
             ttft_p95_s=counted.ttft_percentile(0.95),
-            burst=self._burst(counted.burst),
             warnings=await self._warnings(plan),
             **{name: getattr(counted, name) for name in _SHOWN_AS_COUNTED},
         )
@@ -96,23 +90,6 @@ class StatusReader:
         judges = plan is not None and any(tier.threshold is not None for tier in plan.tiers)
         scorer = await self._judge.listed(plan.scorer) if plan is not None and judges else None
         return (scorer.warning,) if scorer is not None and scorer.warning else ()
-
-    def _burst(self, counted: BurstCounts | None) -> BurstStatus | None:
-        """counted: of all processes."""
-        plan = self._pool.view.plan
-        if counted is None or plan is None or plan.burst is None:
-            return None
-        return BurstStatus(
-            step=counted.step,
-            steps=len(plan.burst.steps),
-            mean_quality=plan.burst.mean_quality,
-            window_quality=counted.window_quality,
-            budget_left=counted.budget_left,
-            out_of_budget=counted.out_of_budget,
-            changes=counted.changes,
-            arrivals_per_s=self._bursts.arrivals_per_s(),
-            last_changes=tuple(self._bursts.last_changes),
-        )
 
     def _services(self) -> list[list[InstanceRecord]]:
         """All instances, grouped by service."""

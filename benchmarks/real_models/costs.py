@@ -64,8 +64,8 @@ def measure() -> None:
     for _ in range(ROUNDS):
         some = [[next(prompts).text for _ in range(AT_ONCE)] for _ in range(2)]
         for model, core in cores.items():
-            read = run_all(core, [Asked(text, 1) for text in some[0]])
-            ran = run_all(core, [Asked(text, OUTPUT_TOKENS) for text in some[1]])
+            read = run_all(core, [Job(text, 1) for text in some[0]])
+            ran = run_all(core, [Job(text, OUTPUT_TOKENS) for text in some[1]])
             prompt_s = read.cpu_s / read.prompt_tokens
             costs[model].append(TokenCost(prompt_s, (ran.cpu_s - prompt_s * ran.prompt_tokens) / ran.output_tokens))
             print(model, costs[model][-1], flush=True)
@@ -99,8 +99,8 @@ def measure_drafts() -> None:
         group = rejected[first : first + GROUP]
         seconds, texts = dict[str, float](), dict[str, list[tuple[int, ...]]]()
         for way in ("plain", "drafted") if number % 2 else ("drafted", "plain"):
-            asked = [Asked(task.text, MAX_TOKENS[task.set], text if way == "drafted" else "") for task, text in group]
-            ran = run_all(core, asked, acceptance)
+            jobs = [Job(task.text, MAX_TOKENS[task.set], text if way == "drafted" else "") for task, text in group]
+            ran = run_all(core, jobs, acceptance)
             seconds[way], texts[way] = ran.cpu_s, ran.outputs
         same = sum(one == other for one, other in zip(texts["plain"], texts["drafted"], strict=True))
         groups.append({"prompts": len(group), "same": same, **{f"{way}_s": round(s, 1) for way, s in seconds.items()}})
@@ -140,7 +140,7 @@ def _ratio(groups: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Job:
     """draft: empty for none."""
 
     text: str
@@ -161,22 +161,22 @@ class Ran:
         return sum(map(len, self.outputs))
 
 
-def run_all(core: EngineCore, asked: Sequence[Asked], acceptance: RunAcceptance | None = None) -> Ran:
+def run_all(core: EngineCore, jobs: Sequence[Job], acceptance: RunAcceptance | None = None) -> Ran:
     """Answer all, greedily, AT_ONCE at a time, with no KV of earlier prompts. acceptance: of the drafts."""
-    prompts = [core.tokenizer.encode(ChatPrompt((ChatMessage("user", each.text),))) for each in asked]
-    outputs: list[list[int]] = [[] for _ in asked]
-    salt, waiting = str(next(_runs)), iter(range(len(asked)))
+    prompts = [core.tokenizer.encode(ChatPrompt((ChatMessage("user", each.text),))) for each in jobs]
+    outputs: list[list[int]] = [[] for _ in jobs]
+    salt, waiting = str(next(_runs)), iter(range(len(jobs)))
     began_s = time.thread_time()
 
     def start(count: int) -> int:
         some = [*itertools.islice(waiting, count)]
         for i in some:
-            sampling = SamplingParams(0.0, max_tokens=asked[i].max_tokens)
+            sampling = SamplingParams(0.0, max_tokens=jobs[i].max_tokens)
             core.add(
                 GenerationRequest(f"{salt}-{i}", TokenPrompt(tuple(prompts[i])), sampling, cache_salt=salt), prompts[i]
             )
-            if acceptance is not None and asked[i].draft:
-                draft = core.tokenizer.encode_text(asked[i].draft)
+            if acceptance is not None and jobs[i].draft:
+                draft = core.tokenizer.encode_text(jobs[i].draft)
                 core.proposals.attach(f"{salt}-{i}", GivenAnswer(draft, acceptance, price))
         return len(some)
 

@@ -3,14 +3,13 @@
 from rich.table import Table
 
 from penstock.cli.output import console, print_json, seconds
-from penstock.cli.plan_report import burst_table
 from penstock.client.plans import Plan, Prediction, TierPlan
 from penstock.services.acceptance.pipeline import rule_lines
 from penstock.services.domain.hardware import ReplicaShape, replica_words
 
 
 def show(plan: Plan, *, json: bool) -> None:
-    """Print a plan: its tiers, burst ladder, prediction and judging."""
+    """Print a plan: its tiers, prediction and judging."""
     if json:
         print_json(plan)
         return
@@ -27,8 +26,6 @@ def show(plan: Plan, *, json: bool) -> None:
     console.print(table)
     for line in rule_lines(plan, None):
         console.print(line, highlight=False)
-    if plan.burst is not None:
-        console.print(burst_table(plan.burst, [t.name for t in plan.tiers]))
     if plan.prediction is not None:
         console.print(f"predicted: {predicted_words(plan.prediction)}; workload {plan.prediction.workload_digest}")
     console.print(f"scorer {plan.scorer or '(the default)'}, judge unavailable: {plan.judge_unavailable}")

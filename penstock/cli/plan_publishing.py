@@ -48,7 +48,7 @@ def apply(
 
 def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json: bool, quiet: bool) -> None:
     """Publish a computed plan. The scorer and the policy of the current plan stay."""
-    from penstock.planner_service.codecs.plan_file import mesh_ladder_of, served_tiers
+    from penstock.planner_service.codecs.plan_file import served_tiers
 
     plan = file.plan
     with targets.planner(admin) as planner:
@@ -76,7 +76,6 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
                 note=note,
                 prediction=plan.prediction,
                 **_said(file, rules_of(plan)),
-                burst=None if plan.burst is None else mesh_ladder_of(plan),
             ),
             expected_revision=current.revision,
         )

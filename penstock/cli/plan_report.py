@@ -1,6 +1,5 @@
 """What `penstock plan` says of a plan: a verdict, a table and what is known of it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -8,7 +7,7 @@ from rich.table import Table
 from penstock.cli.output import console, print_line, print_written, seconds
 from penstock.services.acceptance.pipeline import rule_lines
 from penstock.types.planned import CascadePlan, PlannedTier
-from penstock.types.rules import BurstLadder, RuleOptions
+from penstock.types.rules import RuleOptions
 from penstock.types.simulated import UserLatency
 
 LEFT_OUT = {
@@ -63,8 +62,6 @@ def show(plan: CascadePlan, rules: RuleOptions, written: list[Path]) -> None:
         *(f"tier {name} cannot be used: {reason}" for name, reason in plan.infeasible.items()),
     ]
     console.print("\n".join(lines), highlight=False)
-    if plan.burst is not None:
-        console.print(burst_table(plan.burst, [tier.name for tier in plan.tiers]))
     if written:
         print_written(*written)
 
@@ -97,27 +94,6 @@ def felt_line(felt: UserLatency) -> str:
 def cached_line(share: float) -> str:
     """What was assumed of prefix reuse."""
     return f"prefix reuse: {share:.1%} of the prompt tokens are cached, as in the trace; ignore_cached computes all"
-
-
-def burst_table(ladder: BurstLadder, tiers: Sequence[str]) -> Table:
-    """The steps by which thresholds give way. tiers: of the plan, in order."""
-    table = Table(title=f"Burst ladder, whose mean quality holds {ladder.mean_quality:g}", title_justify="left")
-    table.add_column("step", justify="right")
-    for tier in tiers[:-1]:
-        table.add_column(tier, justify="right")
-    for column in ("quality", "up to, requests/s", "limited by"):
-        table.add_column(column, justify="left" if column == "limited by" else "right")
-    for i, step in enumerate(ladder.steps):
-        rules = [_rule(rule.score, rule.tie_share) for rule in step.thresholds]
-        table.add_row(str(i), *rules, f"{step.quality:.2f}", f"{step.rate_per_s:.3g}", step.tier)
-    return table
-
-
-def _rule(score: float, tie_share: float) -> str:
-    """`70`; `70, 25 % of ties` where only a part of the answers that score 70 are accepted."""
-    if score > 100:
-        return "not used"
-    return f"{score:.4g}" if tie_share == 1 else f"{score:.4g}, {tie_share:.0%} of ties"
 
 
 def _strategy_words(tier: PlannedTier) -> str:

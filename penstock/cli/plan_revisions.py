@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import mesh_plan, options, plan_changes, targets
-from penstock.cli.output import console, errors, fail, print_json, print_line, tier_counts
+from penstock.cli.output import console, fail, print_json, print_line, tier_counts
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.plan_publishing import ForceOption, refuse_other_models, with_values
 from penstock.client import PlannerClient
@@ -83,10 +83,7 @@ def set_(
             source="operator",
             note=note,
             prediction=None,
-            burst=None if changes or counts or groups else plan.burst,
         )
-        if changed.burst is not plan.burst:
-            errors.print("The burst ladder was planned for other thresholds or instances: it is removed")
         _publish(planner, changed, plan, json=json)
 
 

@@ -32,21 +32,9 @@ def simulate(
         list[str] | None,
         options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
     ] = None,
-    burst_window: Annotated[
-        float,
-        options.number(
-            "--burst-window",
-            help="Seconds over which the mean quality of a burst ladder holds, as router.burst_window_s.",
-            least=10,
-            most=86_400,
-        ),
-    ] = 600.0,
     json: targets.Json = False,
 ) -> None:
-    """Replay a trace under a plan in virtual time, with the batch scheduler of the workers.
-
-    Where the plan has a burst ladder, thresholds give way as routers let them.
-    """
+    """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
     from penstock.planner_service import api
     from penstock.planner_service.codecs.plan_file import read_plan
     from penstock.question_files import load_trace
@@ -65,7 +53,7 @@ def simulate(
             ignore_cached=file.inputs.ignore_cached if ignore_cached is None else ignore_cached,
             dispatch=file.plan.dispatch if dispatch is None else Dispatch(dispatch),
         )
-        result = api.simulate_plan(file, load_trace(trace), drawn, burst_window_s=burst_window, classes=classes)
+        result = api.simulate_plan(file, load_trace(trace), drawn, classes=classes)
     if json:
         print_json(result)
         return
@@ -81,9 +69,4 @@ def simulate(
     print_line(plan_report.felt_line(result.user_latency_s))
     if result.cached_share > 0:
         print_line(plan_report.cached_line(result.cached_share))
-    if result.burst is not None:
-        shares = ", ".join(f"{i}: {count}" for i, count in enumerate(result.burst.steps))
-        print_line(
-            f"burst ladder, requests by step: {shares}; {result.burst.changes} changes, quality {result.burst.quality:.2f}"
-        )
     slo_attainment.show(result.slo)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.cli import options, targets
 from penstock.cli.output import console, print_json, seconds
-from penstock.types.mesh_status import BurstStatus, InstanceState, InstanceStatus, MeshStatus, SloCounts, TierStatus
+from penstock.types.mesh_status import InstanceState, InstanceStatus, MeshStatus, SloCounts, TierStatus
 
 BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
@@ -127,7 +127,6 @@ def _head(mesh: MeshStatus) -> Panel:
         *((("advised moves that failed ", "dim"), f"{mesh.advice_unmet}  ") if mesh.advice_unmet else ()),
         *((("latency objectives ", "dim"), _objectives(mesh)) if mesh.slo != SloCounts() else ()),
         ("escalations per request ", "dim"), f"{escalated / finished:.2f}",
-        *((("\nburst step ", "dim"), _burst(mesh.burst)) if mesh.burst is not None else ()),
     )  # fmt: skip
     return Panel(text, title=f"penstock  {mesh.router_id}", title_align="left", border_style="cyan")
 
@@ -136,18 +135,6 @@ def _objectives(mesh: MeshStatus) -> str:
     """Requests with an SLO, by how they were served."""
     slo = mesh.slo
     return f"{slo.attained} met, {slo.broken} broken, {slo.best_effort} best effort, {slo.declined} declined  "
-
-
-def _burst(burst: BurstStatus) -> tuple[str, str]:
-    """How thresholds give way to the load, and the style to show it in: red where the budget is spent."""
-    quality = "" if burst.window_quality is None else f", mean quality {burst.window_quality:.1f}"
-    spent = ", budget spent" if burst.out_of_budget else f", {burst.budget_left:.0%} of the budget left"
-    last = f", last change {burst.last_changes[0].reason}" if burst.last_changes else ""
-    text = (
-        f"{burst.step} of {burst.steps - 1} at {burst.arrivals_per_s:.3g} requests/s{quality} "
-        f"(holds {burst.mean_quality:g}){spent}{last}"
-    )
-    return text, "red" if burst.out_of_budget else "yellow" if burst.step else ""
 
 
 def _answering(mesh: MeshStatus) -> tuple[str, str]:

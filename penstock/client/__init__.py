@@ -15,9 +15,6 @@ from penstock.client.errors import PenstockError as PenstockError
 from penstock.client.errors import PermissionDeniedError as PermissionDeniedError
 from penstock.client.errors import RequestFailedError as RequestFailedError
 from penstock.client.errors import UnavailableError as UnavailableError
-from penstock.client.plans import BurstLadder as BurstLadder
-from penstock.client.plans import BurstStep as BurstStep
-from penstock.client.plans import BurstThreshold as BurstThreshold
 from penstock.client.plans import LongAnswers as LongAnswers
 from penstock.client.plans import Plan as Plan
 from penstock.client.plans import Prediction as Prediction
@@ -52,8 +49,6 @@ from penstock.types.events import TierAdmitted as TierAdmitted
 from penstock.types.events import TierDeclined as TierDeclined
 from penstock.types.events import TierStarted as TierStarted
 from penstock.types.events import TierSummary as TierSummary
-from penstock.types.mesh_status import BurstChange as BurstChange
-from penstock.types.mesh_status import BurstStatus as BurstStatus
 from penstock.types.mesh_status import Drafting as Drafting
 from penstock.types.mesh_status import InstanceStatus as InstanceStatus
 from penstock.types.mesh_status import Loading as Loading

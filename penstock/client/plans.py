@@ -7,9 +7,6 @@ from penstock.types.plans import Prediction as Prediction
 from penstock.types.plans import QoeModel as QoeModel
 from penstock.types.plans import Stage as Stage
 from penstock.types.plans import TierPlan as TierPlan
-from penstock.types.rules import BurstLadder as BurstLadder
-from penstock.types.rules import BurstStep as BurstStep
-from penstock.types.rules import BurstThreshold as BurstThreshold
 from penstock.types.rules import LongAnswers as LongAnswers
 from penstock.types.rules import SkipFor as SkipFor
 

@@ -21,7 +21,6 @@ class EscalationReason(enum.StrEnum):
     TOO_LATE = "too_late"
     SLO_DECLINED = "slo_declined"
     PREDICTED_SCORE_LOW = "predicted_score_low"
-    TIE_NOT_ACCEPTED = "tie_not_accepted"
     UNKNOWN = "unknown"  # of a later version
 
 
@@ -29,14 +28,12 @@ class EscalationReason(enum.StrEnum):
 class Accepted:
     """The router has accepted the request.
 
-    burst_step: that the request takes of the plan's burst ladder; None without one, and for requests that name a tier or
-    resume a stream. heartbeat_interval_s: the longest time between two messages of the stream; None: not announced.
+    heartbeat_interval_s: the longest time between two messages of the stream; None: not announced.
     """
 
     request_id: str
     plan_revision: int
     seed: int
-    burst_step: int | None = None
     heartbeat_interval_s: float | None = None
 
 

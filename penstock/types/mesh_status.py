@@ -165,47 +165,6 @@ class SloCounts:
         )
 
 
-class BurstReason(enum.StrEnum):
-    """Why the step of the burst ladder changed."""
-
-    LOAD = "load"  # the demand is over what the step sustains
-    CALM = "calm"  # an earlier step has been enough for a while
-    BUDGET_SPENT = "budget_spent"
-    BUDGET_RECOVERED = "budget_recovered"
-    UNKNOWN = "unknown"  # of a later version
-
-
-@dataclass(frozen=True, slots=True)
-class BurstChange:
-    """New requests take another step of the burst ladder. at_s: Unix time."""
-
-    at_s: float
-    before: int
-    after: int
-    reason: BurstReason
-
-
-@dataclass(frozen=True, slots=True)
-class BurstStatus:
-    """How thresholds give way to the load. step: that new requests take, of `steps`; of several processes the highest.
-
-    mean_quality: that the mean over the window holds. window_quality: of the window's requests; None without any.
-    budget_left: share of the window's budget that is not spent. out_of_budget: the load needs a step that the budget does not
-    allow. arrivals_per_s: at all routers. changes: the number since the router started. last_changes: of one process, newest
-    first.
-    """
-
-    step: int
-    steps: int
-    mean_quality: float
-    window_quality: float | None
-    budget_left: float
-    out_of_budget: bool
-    arrivals_per_s: float
-    changes: int
-    last_changes: tuple[BurstChange, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
     """The mesh as seen by one router.
@@ -213,7 +172,7 @@ class MeshStatus:
     connected: whether Redis is reachable. state_age_s: for how long it has been unreachable. processes: of this router, if it
     has several; its counters are the sum over those that respond.
     migrations: replies that moved to another instance with their KV. advice_unmet: moves that a worker advised and that
-    failed. burst: None where the plan has no burst ladder. warnings: what an operator should know of the configuration.
+    failed. warnings: what an operator should know of the configuration.
     """
 
     router_id: str
@@ -235,7 +194,6 @@ class MeshStatus:
     advice_unmet: int = 0
     processes: tuple[RouterProcessStatus, ...] = ()
     slo: SloCounts = field(default_factory=SloCounts)
-    burst: BurstStatus | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -283,42 +241,12 @@ class ReplyMoved:
 
 
 @dataclass(frozen=True, slots=True)
-class BurstCounts:
-    """What one router process counts of its plan's burst ladder: see BurstStatus.
-
-    window_requests, window_quality_sum: requests of the window, and the sum of their planned qualities.
-    """
-
-    step: int = 0
-    budget_left: float = 0.0
-    out_of_budget: bool = False
-    changes: int = 0
-    window_requests: int = 0
-    window_quality_sum: float = 0.0
-
-    def __add__(self, other: "BurstCounts") -> "BurstCounts":
-        return BurstCounts(
-            max(self.step, other.step),
-            min(self.budget_left, other.budget_left),
-            self.out_of_budget or other.out_of_budget,
-            self.changes + other.changes,
-            self.window_requests + other.window_requests,
-            self.window_quality_sum + other.window_quality_sum,
-        )
-
-    @property
-    def window_quality(self) -> float | None:
-        """The mean planned quality of the window's requests; None without any."""
-        return self.window_quality_sum / self.window_requests if self.window_requests else None
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessCounters:
     """Counters since the process started. ttft_s: times to first token of its last requests, in no particular order.
 
     answered, escalated: requests by tier whose answer was accepted, and that were escalated. accepted_draft_tokens,
         rejected_draft_tokens: by tier, as in Usage. listening: whether the process
-        accepts new connections. burst: None where the plan has no burst ladder.
+        accepts new connections.
     """
 
     active: int = 0
@@ -337,7 +265,6 @@ class ProcessCounters:
     rejected_draft_tokens: Mapping[str, int] = field(default_factory=dict)
     listening: bool = False
     slo: SloCounts = field(default_factory=SloCounts)
-    burst: BurstCounts | None = None
 
     def ttft_percentile(self, share: float) -> float:
         """Percentile of the times to first token, in seconds; 0 without requests. share: from 0 to 1."""

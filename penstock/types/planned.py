@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective
 from penstock.types.plans import Prediction
-from penstock.types.rules import BurstLadder, PlanRules, TierRules
+from penstock.types.rules import PlanRules, TierRules
 from penstock.types.simulated import Percentiles, SloAttainment, UserLatency
 
 
@@ -311,11 +311,10 @@ class CascadePlan(PlanRules):
     """A computed plan; docs/planner.md explains its figures.
 
     latency_p95_s: of the slowest tier. *_interval_s: on other stretches of the trace; None where there were none.
-    burst: None if none was asked for, or for burst_reason; a tier that is not used has the score 101. candidates: None if
-    the tiers were given. infeasible: why tiers fit nowhere, by name. rate_per_s, breaks_at_rate: None where arrivals have no
-    rate; the second is what the first tier to break sustains. seconds: that planning took. cached_share: of all prompt
-    tokens, those that count as cached. load, judging: None where there is none. largest_alone: where the plan keeps to it.
-    slo: by class, where there are some. verdict: the plan in a sentence.
+    candidates: None if the tiers were given. infeasible: why tiers fit nowhere, by name. rate_per_s, breaks_at_rate: None
+    where arrivals have no rate; the second is what the first tier to break sustains. seconds: that planning took.
+    cached_share: of all prompt tokens, those that count as cached. load, judging: None where there is none. largest_alone:
+    where the plan keeps to it. slo: by class, where there are some. verdict: the plan in a sentence.
     """
 
     tiers: tuple[PlannedTier, ...]
@@ -328,8 +327,6 @@ class CascadePlan(PlanRules):
     budget: GpuBudget = GpuBudget.AT_MOST
     target: str = ""
     workload_digest: str = ""
-    burst: BurstLadder | None = None
-    burst_reason: str = ""
     latency: PlannedLatency | None = None
     user_latency_s: UserLatency | None = None
     latency_p95_interval_s: Interval | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.limits import MAX_TIERS, AtMost
 from penstock.types.ranges import COUNT, NOT_NEGATIVE, SCORE, Within
-from penstock.types.rules import BurstLadder, PlanRules, TierRules
+from penstock.types.rules import PlanRules, TierRules
 
 MAX_STAGES = 1_024  # of one tier; each has at least one instance
 MAX_INSTANCES = 100_000
@@ -89,8 +89,7 @@ class Plan(PlanRules):
     """A plan of the mesh. tiers: from the cheapest to the most expensive. revision: 0 if not published.
 
     scorer: empty for the judge's default. source: where the plan is from, note: of who published it, created_at: Unix time,
-    input_digest: of its inputs. prediction: only of a computed plan. burst: how thresholds give way under a burst; None: they
-    do not.
+    input_digest: of its inputs. prediction: only of a computed plan.
     """
 
     revision: int = 0
@@ -102,7 +101,6 @@ class Plan(PlanRules):
     created_at: float = 0.0
     input_digest: str = ""
     prediction: Prediction | None = None
-    burst: BurstLadder | None = None
 
     def tier(self, name: str) -> TierPlan | None:
         """The tier of a name, if there is one.

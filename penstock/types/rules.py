@@ -6,12 +6,10 @@ Each rule has a field here, one of the same name in the messages, and a file in 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from penstock.types.limits import MAX_TIERS, MAX_TOKENS, AtMost
-from penstock.types.ranges import POSITIVE, SCORE, Within
+from penstock.types.limits import MAX_TOKENS
+from penstock.types.ranges import SCORE, Within
 
-MAX_BURST_STEPS = 16
 TOKENS = Within(1, MAX_TOKENS)
-SHARE = Within(0, 1, above=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +30,6 @@ class SkipFor:
     """The later tier."""
     gain: Annotated[float, SCORE]
     """Over so many points of predicted score."""
-
-
-@dataclass(frozen=True, slots=True)
-class BurstThreshold:
-    """Answers that score more than `score`, 0 to 100, are accepted, and `tie_share` of those that score exactly that."""
-
-    score: Annotated[float, SCORE]
-    tie_share: Annotated[float, SHARE] = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class BurstStep:
-    """One step of a burst ladder. thresholds: of each tier but the last. quality: the planned mean score, 0 to 100.
-
-    rate_per_s: arrivals of the whole mesh up to which the step is used. tier: the one that limits the rate. tier_share: of
-    the requests, those that reach this tier, over 0.
-    """
-
-    thresholds: Annotated[tuple[BurstThreshold, ...], AtMost(MAX_TIERS - 1, "thresholds")]
-    quality: Annotated[float, SCORE]
-    rate_per_s: Annotated[float, POSITIVE]
-    tier: str
-    tier_share: Annotated[float, SHARE]
-
-
-@dataclass(frozen=True, slots=True)
-class BurstLadder:
-    """How thresholds give way under a burst. steps: at least two, the first with the plan's own thresholds.
-
-    mean_quality: that the mean over `router.burst_window_s` holds.
-    """
-
-    mean_quality: Annotated[float, SCORE]
-    steps: Annotated[tuple[BurstStep, ...], AtMost(MAX_BURST_STEPS, "steps")]
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, which a mesh file's models cannot inherit
@@ -105,16 +69,12 @@ class RuleOptions:
     """The acceptance rules that are chosen with a plan, in addition to thresholds.
 
     skip: below which predicted score each tier is passed over. long_answers: from which length and score on long answers are
-    accepted. best_answer: whether a request's reply is the best of its answers instead of the last. burst_floor:
-    thresholds that give way under a burst, down to this mean score; burst_mean: that their mean holds, None for the least
-    quality of the plan.
+    accepted. best_answer: whether a request's reply is the best of its answers instead of the last.
     """
 
     skip: bool = False
     long_answers: bool = False
     best_answer: bool = False
-    burst_floor: Annotated[float | None, SCORE] = None
-    burst_mean: Annotated[float | None, SCORE] = None
 
 
 def rules_of(value: TierRules | PlanRules) -> dict[str, Any]:

@@ -52,15 +52,6 @@ class SimulatedTier:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedBurst:
-    """steps: requests by step of the burst ladder. changes: of the step. quality: mean score of the accepted answers."""
-
-    steps: tuple[int, ...]
-    changes: int
-    quality: float
-
-
-@dataclass(frozen=True, slots=True)
 class Simulation:
     """cached_share: of all prompt tokens, those that are cached and not computed. slo: by class, where there are some."""
 
@@ -70,5 +61,4 @@ class Simulation:
     end_to_end_s: Percentiles
     user_latency_s: UserLatency
     tiers: tuple[SimulatedTier, ...]
-    burst: SimulatedBurst | None = None
     slo: tuple[SloAttainment, ...] = ()

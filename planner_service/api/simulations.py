@@ -15,7 +15,6 @@ from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import SKIPPED, route
-from penstock.planner_service.rules.burst_simulation import WINDOW_S, simulate_bursts
 from penstock.question_files import load_cluster, load_models, load_quality
 from penstock.services.acceptance.pipeline import OF_TIERS, tier_problems
 from penstock.services.domain.errors import InvalidRequest, check, invalid
@@ -24,8 +23,8 @@ from penstock.types.deployments import DeployedTier, Deployment
 from penstock.types.planned import CascadePlan
 from penstock.types.planning import JudgedPrompts, PlanningQuestion, PlanOptions, Trace
 from penstock.types.ranges import range_problems
-from penstock.types.rules import AcceptanceRules, BurstLadder, rules_of
-from penstock.types.simulated import SimulatedBurst, Simulation
+from penstock.types.rules import AcceptanceRules, rules_of
+from penstock.types.simulated import Simulation
 
 Shapes = tuple[tuple[tuple[ReplicaShape, int], ...], ...]  # by tier
 
@@ -47,13 +46,9 @@ def simulate_on(
     drawn: PlanOptions,
     deployment: Deployment,
     *,
-    burst: BurstLadder | None = None,
-    burst_window_s: float = WINDOW_S,
     classes: Sequence[WorkloadClass] = (),
 ) -> Simulation:
-    """A deployment on a site. drawn: how requests are. burst: a ladder by which thresholds give way, over burst_window_s.
-
-    classes: of requests, whose SLO attainment is reported.
+    """A deployment on a site. drawn: how requests are. classes: of requests, whose SLO attainment is reported.
 
     Raises:
         InvalidRequest: As `simulate`.
@@ -73,16 +68,7 @@ def simulate_on(
     rules = _rules(deployment, demand, drawn)
     demand, strategies = demand.under(rules), strategies_of(shapes_of(deployment), site)
     thresholds = tuple(SKIPPED if one.threshold is None else one.threshold for one in deployment.tiers[:-1])
-    simulated = None
-    if burst is None:
-        run = run_cascade(site, demand, thresholds, strategies, deployment.dispatch)
-    else:
-        bursts = simulate_bursts(
-            site, demand, burst, strategies, deployment.dispatch, window_s=burst_window_s, seed=drawn.seed
-        )
-        run = bursts.cascade
-        steps = tuple(int((bursts.steps == i).sum()) for i in range(len(burst.steps)))
-        simulated = SimulatedBurst(steps, bursts.changes, float(bursts.scores.mean()))
+    run = run_cascade(site, demand, thresholds, strategies, deployment.dispatch)
     felt = Felt.of(run)
     return Simulation(
         len(run.total_s),
@@ -91,7 +77,6 @@ def simulate_on(
         felt.end_to_end,
         felt,
         run.reports,
-        simulated,
         attainments(site, demand, thresholds, strategies, classes, drawn.seed),
     )
 
@@ -101,7 +86,6 @@ def simulate_plan(
     trace: Trace,
     drawn: PlanOptions,
     *,
-    burst_window_s: float = WINDOW_S,
     classes: Sequence[WorkloadClass] = (),
 ) -> Simulation:
     """The plan of a file, on its own site, for a trace. drawn: how requests are, and distributed.
@@ -119,8 +103,6 @@ def simulate_plan(
         quality,
         drawn,
         deployment,
-        burst=file.plan.burst,
-        burst_window_s=burst_window_s,
         classes=classes,
     )
 

@@ -5,21 +5,19 @@ The fields are those of CascadePlan, but for the rules of tiers: those are lists
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock.planner_service.manifests.mesh_tiers import mesh_ladder, mesh_tiers
-from penstock.planner_service.routing.quality import SKIPPED
+from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.question_files import FileError, QuestionFile
 from penstock.question_files.message_form import value_from
-from penstock.services.acceptance.bursts import ladder_problems
 from penstock.services.acceptance.pipeline import OF_PLANS, OF_TIERS, tier_problems
 from penstock.types.planned import CascadePlan
 from penstock.types.problems import FieldProblem
-from penstock.types.rules import BurstLadder, TierRules, rules_of
+from penstock.types.rules import TierRules, rules_of
 
 TIER_RULES = {"thresholds": "threshold", **{rule.field: rule.field for rule in OF_TIERS}}
 """Lists of a plan file, of the tiers but the last, and the field of PlannedTier that each is of."""
@@ -81,17 +79,6 @@ def plan_to_json(plan: CascadePlan) -> dict[str, Any]:
     for name, field in TIER_RULES.items():
         values = [tier.pop(field) for tier in content["tiers"]][:-1]
         content[name] = values if name in ALWAYS or any(value is not None for value in values) else None
-    content["burst"] = None if plan.burst is None else ladder_to_json(plan.burst)
-    return content
-
-
-def ladder_to_json(ladder: BurstLadder) -> dict[str, Any]:
-    """The threshold of a tier that is not used is None."""
-    content = asdict(ladder)
-    for step in content["steps"]:
-        rules = step["thresholds"]
-        step["thresholds"] = [None if rule["score"] > 100 else rule["score"] for rule in rules]
-        step["tie_shares"] = [rule["tie_share"] for rule in rules]
     return content
 
 
@@ -111,8 +98,6 @@ def plan_from_json(content: Any, where: str) -> CascadePlan:
             raise FileError(f"{where}: not a plan file: {name}: must be of {len(tiers) - 1} tiers, not {len(values)}")
         for tier, value in zip(tiers, (*values, None), strict=True):
             tier[field] = value
-    if isinstance(content.get("burst"), dict):
-        content["burst"] = _ladder_form(content["burst"])
     plan = value_from(
         content | {"tiers": tiers}, pb.CascadePlan, CascadePlan, f"{where}: not a plan file", ignore_unknown=True
     )
@@ -139,31 +124,12 @@ def _missing(content: dict[str, Any]) -> Iterator[str]:
         yield from (f"tiers[{i}].{name}" for name in ("name", "model", "gpus", "replicas") if name not in tier)
 
 
-def _ladder_form(ladder: dict[str, Any]) -> dict[str, Any]:
-    """The JSON form of a burst ladder, from that of a plan file."""
-
-    def rules(step: dict[str, Any]) -> Iterable[dict[str, Any]]:
-        for score, share in zip(step["thresholds"], step["tie_shares"], strict=True):
-            yield {"score": SKIPPED if score is None else score, "tie_share": share}
-
-    return ladder | {"steps": [{**step, "thresholds": [*rules(step)]} for step in ladder["steps"]]}
-
-
 def _rule_problems(plan: CascadePlan) -> Iterator[FieldProblem]:
     rules, names = [TierRules(**rules_of(tier)) for tier in plan.tiers], [tier.name for tier in plan.tiers]
     for problem in tier_problems(rules, names, "tiers"):
         yield FieldProblem(re.sub(r"tiers(\[\d+\])\.(\w+)", r"\2\1", problem.field), problem.problem)
-    if plan.burst is not None:
-        own = [threshold for threshold, _ in served_tiers(plan)]
-        yield from ladder_problems(mesh_ladder_of(plan), [tier.name for tier in plan.tiers], own, "burst")
 
 
 def served_tiers(plan: CascadePlan) -> list[tuple[float | None, int]]:
     """(threshold, instances) of each tier as a mesh serves the plan."""
     return mesh_tiers([tier.threshold for tier in plan.tiers[:-1]], [tier.instances for tier in plan.tiers])
-
-
-def mesh_ladder_of(plan: CascadePlan) -> BurstLadder:
-    """The plan's burst ladder as a mesh serves it."""
-    assert plan.burst is not None
-    return mesh_ladder(plan.burst, [tier.instances for tier in plan.tiers])

@@ -175,8 +175,7 @@ def under_plan(job: ReplanJob, plan: Plan) -> ReplanJob:
 
 
 def _follow_up(before: Plan, plan: CascadePlan, drift: Drift) -> Plan:
-    """The plan that held, with the thresholds and instance counts that were found, and without a burst ladder, which was for
-    others. Its note says what went."""
+    """The plan that held, with the thresholds and instance counts that were found. Its note says what went."""
     from penstock.planner_service.codecs.plan_file import served_tiers  # brings numpy and numba
 
     settings = served_tiers(plan)
@@ -186,10 +185,9 @@ def _follow_up(before: Plan, plan: CascadePlan, drift: Drift) -> Plan:
         for old, new in zip(before.tiers, tiers, strict=True)
         if old.stages and not new.stages
     ]
-    without_ladder = ["the burst ladder was for other thresholds: it is removed"] if before.burst is not None else []
-    note = "; ".join([*map(str, drift.shifts), *without_stages, *without_ladder])
+    note = "; ".join([*map(str, drift.shifts), *without_stages])
     return dataclasses.replace(
-        before, tiers=tiers, source=SOURCE, note=note, input_digest="", prediction=plan.prediction, burst=None
+        before, tiers=tiers, source=SOURCE, note=note, input_digest="", prediction=plan.prediction
     )
 
 

@@ -23,7 +23,7 @@ from penstock.services.acceptance.pipeline import NO_RULES
 from penstock.services.acceptance.threshold import SKIPPED, accepts_all
 from penstock.types.planned import CascadeChoice, Judging, LargestAlone, QualityPromise
 from penstock.types.planning import Objective
-from penstock.types.rules import AcceptanceRules, BurstLadder, SkipFor
+from penstock.types.rules import AcceptanceRules, SkipFor
 from penstock.types.simulated import SimulatedTier, UserLatency
 
 
@@ -81,8 +81,6 @@ class CascadePlan:
     felt_s; None where none were given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the
     one that was found.
     rules: what its routing has in addition to thresholds.
-    burst: the burst ladder, where one was asked for and can be had; else burst_reason says why not. Tiers that are not used
-    have the score SKIPPED.
     gpu_s: see Deployer.gpu_s. grading: how much is judged, and how long that takes; None where judging loads nothing. choice:
     how the tiers were chosen from candidates; None where they were given. cached_share: of all prompt tokens, those that are
     cached and not computed.
@@ -116,8 +114,6 @@ class CascadePlan:
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
     rules: AcceptanceRules = NO_RULES
-    burst: BurstLadder | None = None
-    burst_reason: str = ""
     grading: Judging | None = None
     choice: CascadeChoice | None = None
     cached_share: float = 0.0

@@ -19,7 +19,6 @@ from penstock.planner_service.routing.goals import rounded_down
 from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
 from penstock.planner_service.routing.quality import SKIPPED, answered_quality
 from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable, best_of
-from penstock.planner_service.rules.burst_ladder import NoLadder, burst_ladder
 from penstock.services.acceptance.pipeline import NO_RULES, asked_of_plans
 from penstock.services.domain.errors import invalid
 from penstock.types.planning import Objective
@@ -51,11 +50,6 @@ def plan_cascade(
     if len(demand.arrival_s) < options.least_requests:
         least = options.least_requests
         raise invalid("requests", f"must be at least {least} to plan on, not {len(demand.arrival_s)}")
-    if options.rules.burst_floor is not None:
-        without = options.without_bursts
-        plan = plan_cascade(site, demand, without, runs=runs, on_evaluation=on_evaluation)
-        return _with_burst_ladder(plan, chosen_of(plan, site, demand)[1], options, options.rules.burst_floor)
-
     if options.aim is Goal.COST and options.max_latency_s is None:
         alone = largest_alone(site, demand, options, runs)
         within = dataclasses.replace(options, goal=Goal.COST, max_latency_s=alone.limit_s)
@@ -220,27 +214,3 @@ def _of_stated(plan: CascadePlan, site: Site, demand: Demand, options: Options, 
     deployer, unfit = PlanSearch(site, options, lambda _: None).deployer(demand)
     whole = with_runs(site, outcome(site, demand, solution, deployer, unfit), runs)
     return dataclasses.replace(whole, goal=plan.goal, choice=plan.choice, simulations=plan.simulations, rules=rules)
-
-
-def _with_burst_ladder(plan: CascadePlan, demand: Demand, options: Options, floor: float) -> CascadePlan:
-    """The plan with its burst ladder, or with why it has none.
-
-    Raises:
-        InvalidRequest: The quality that the mean is to hold is over the plan's own.
-    """
-    held = options.min_quality if options.rules.burst_mean is None else options.rules.burst_mean
-    assert held is not None
-    if held > plan.quality:
-        raise invalid("rules.burst_mean", f"must be at most the plan's own quality, {plan.quality:.2f}, not {held:g}")
-    ladder = burst_ladder(
-        demand.under(plan.rules),
-        plan.thresholds,
-        [tier.strategy for tier in plan.tiers],
-        plan.dispatch,
-        floor=floor,
-        mean_quality=held,
-        max_utilisation=options.most_utilisation,
-    )
-    if isinstance(ladder, NoLadder):
-        return dataclasses.replace(plan, burst_reason=ladder.reason)
-    return dataclasses.replace(plan, burst=ladder)

@@ -35,8 +35,6 @@ def plan_report(
         plan.budget,
         target_words(options),
         workload_digest(demand),
-        plan.burst,
-        plan.burst_reason,
         types.PlannedLatency(
             plan.objective, plan.percentile, plan.felt_s, plan.latency_words, plan.felt_interval, band
         ),

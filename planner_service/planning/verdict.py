@@ -23,8 +23,7 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
     planned: plans for a demand and options.
     """
     quality = plan.quality + QUALITY_STEP
-    plain = options.without_bursts
-    requested = dataclasses.replace(plain, confidence=None, min_quality=min(quality, 100.0), goal=plan.goal)
+    requested = dataclasses.replace(options, confidence=None, min_quality=min(quality, 100.0), goal=plan.goal)
     if plan.goal is Goal.QUALITY:
         requested = dataclasses.replace(requested, goal=Goal.LATENCY, max_latency_s=None)
     if quality > 100:

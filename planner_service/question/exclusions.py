@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 REMOTE, GRADED, TYPES, SLOS = "remote tiers", "a stated judge", "several types of GPU", "SLO classes"
 DRAFTED = "drafts of rejected answers"
-AT_ONCE, WORTH, NO_MEAN = "arrivals all at once", "qualities apart from the scores", "no mean to hold"
-UNPREDICTED = "no predicted scores"
+AT_ONCE, UNPREDICTED = "arrivals all at once", "no predicted scores"
 TOO_MANY = "too many tiers with rules or max_tiers"
 SWEEP = "a sweep"
 NO_RATE = "the arrivals come all at once: they have no rate that could be changed"
@@ -57,31 +56,6 @@ TABLE = (
     Exclusion(
         ("budget: exact",), (TYPES, REMOTE), "budget", "exact is for a cluster of one type of GPU, without remote tiers"
     ),
-    Exclusion(
-        ("rules.burst_mean",),
-        ("no rules.burst_floor",),
-        "rules.burst_mean",
-        "goes with burst_floor, which is not given",
-    ),
-    Exclusion(
-        ("rules.burst_floor",),
-        (NO_MEAN,),
-        "rules.burst_mean",
-        "is needed with burst_floor where there is no min_quality",
-    ),
-    Exclusion(
-        ("rules.burst_floor",),
-        (GRADED, REMOTE),
-        "rules.burst_floor",
-        "not where what judges is stated, or with remote tiers: steps of the ladder do not count their load",
-    ),
-    Exclusion(
-        ("rules.burst_floor",),
-        (WORTH,),
-        "rules.burst_floor",
-        "routers hold a mean of judge scores; these prompts have a quality apart from the score",
-    ),
-    Exclusion(("rules.burst_floor",), (SWEEP,), "rules.burst_floor", "not with a sweep, which computes several plans"),
     Exclusion(
         ("rules.skip",),
         (UNPREDICTED,),
@@ -120,8 +94,8 @@ def names_of(options: "Options", tiers: int) -> set[str]:
     resolved = options.for_tiers(tiers)
     rules = resolved.rules
     result = {f"goal: {resolved.aim}", f"objective: {resolved.latency}"}
-    derived = {TOO_MANY: resolved.too_many(tiers), NO_MEAN: rules.burst_mean is None and resolved.min_quality is None}
-    result |= {name for name, holds in derived.items() if holds}
+    if resolved.too_many(tiers):
+        result.add(TOO_MANY)
     for field in fields(PlanOptions):
         if field.name not in ("goal", "objective", "rules"):
             result.add(_name(field.name, getattr(options, field.name)))
@@ -145,5 +119,5 @@ def names_of_files(site: "Site", judged: "JudgedSample | None" = None, *, at_onc
         AT_ONCE: at_once,
     }
     if judged is not None:
-        known |= {WORTH: judged.known_quality is not None, UNPREDICTED: judged.predicted is None}
+        known |= {UNPREDICTED: judged.predicted is None}
     return {name for name, holds in known.items() if holds}

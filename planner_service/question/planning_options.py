@@ -46,11 +46,6 @@ class Options(PlanOptions):
         return None if self.allow_overload else self.max_utilisation
 
     @property
-    def without_bursts(self) -> Self:
-        """The same for a plan without a burst ladder."""
-        return replace(self, rules=replace(self.rules, burst_floor=None, burst_mean=None))
-
-    @property
     def without_rules(self) -> Self:
         """The same for a plan without rules."""
         return replace(self, rules=RuleOptions())
@@ -110,17 +105,6 @@ class Options(PlanOptions):
         if self.dispatch is Dispatch.PENDING_WORK:
             raise invalid("dispatch", "plans are made with capacity or round-robin; pending-work is for simulations")
         self._check_candidates(tiers)
-        self._check_ladder()
-
-    def _check_ladder(self) -> None:
-        floor, least, mean = self.rules.burst_floor, self.min_quality, self.rules.burst_mean
-        held = least if mean is None else mean
-        if floor is None or held is None:
-            return
-        if least is not None and held > least:
-            raise invalid("rules.burst_mean", f"must be at most min_quality, {least:g}, not {held:g}")
-        if floor >= held:
-            raise invalid("rules.burst_floor", f"must be less than the mean that holds, {held:g}, not {floor:g}")
 
     def _check_candidates(self, tiers: int) -> None:
         if self.max_tiers is None:

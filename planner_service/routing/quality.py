@@ -9,7 +9,6 @@ import numpy.typing as npt
 from penstock.planner_service.simulator.felt import Replies
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints
 from penstock.services.acceptance import pipeline
-from penstock.services.acceptance.bursts import tie_accepted
 from penstock.services.acceptance.judged import JudgedSample as JudgedSample
 from penstock.services.acceptance.threshold import SKIPPED as SKIPPED
 from penstock.services.domain.errors import invalid
@@ -37,33 +36,15 @@ class Routed:
         return tuple(float((self.answered == tier).mean()) for tier in range(len(self.processed)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TieRule:
-    """Which answers that score exactly the threshold are accepted. shares: of the tiers but the last. draws (N, C): a random
-    number of each prompt for each tier, from 0 to 1; see services.acceptance.bursts."""
-
-    shares: tuple[float, ...]
-    draws: Floats
-
-    @property
-    def accepted(self) -> Bools:
-        """(N, C - 1)."""
-        return tie_accepted(np.array(self.shares), self.draws[:, : len(self.shares)])
-
-
-def route(sample: JudgedSample, thresholds: Sequence[float], ties: TieRule | None = None) -> Routed:
+def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
     """Each prompt escalates until a tier's score is at least its threshold; the last tier's answers are accepted.
 
-    A tier whose threshold is above 100 is passed over. ties: without it, answers that score exactly the threshold are
-    accepted.
+    A tier whose threshold is above 100 is passed over.
     """
     tiers = len(sample.tiers)
     if len(thresholds) != tiers - 1:
         raise invalid("thresholds", f"{tiers} tiers have {tiers - 1} thresholds, not {len(thresholds)}")
-    ties_accepted = None if ties is None else ties.accepted
-    processed = pipeline.processed(
-        sample.comparable, thresholds, passed_over=sample.passed_over, accepts_tie=ties_accepted, routed=sample.routed
-    )
+    processed = pipeline.processed(sample.comparable, thresholds, passed_over=sample.passed_over, routed=sample.routed)
     answered = sample.delivered(processed)
     return Routed(processed, answered, float(sample.quality[np.arange(len(sample)), answered].mean()))
 

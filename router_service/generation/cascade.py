@@ -1,7 +1,7 @@
 """Which tiers a request may use, and whether an answer is accepted. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.services.acceptance import pipeline
 from penstock.services.acceptance.threshold import accepts_all
@@ -9,7 +9,6 @@ from penstock.services.domain.errors import NotFound
 from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.types.events import EscalationReason
 from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
-from penstock.types.rules import BurstStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +41,15 @@ def route(plan: Plan, model: str) -> tuple[TierPlan, ...]:
     return (tier,)
 
 
-def at_step(tiers: tuple[TierPlan, ...], step: BurstStep) -> tuple[TierPlan, ...]:
-    """All tiers of a plan with the thresholds of a step of its burst ladder."""
-    rules = zip(tiers[:-1], step.thresholds, strict=True)
-    return (*(replace(tier, threshold=rule.score) for tier, rule in rules), tiers[-1])
-
-
 def may_escalate_at(tiers: Sequence[TierPlan], at: int) -> bool:
     """Whether another tier may be asked instead of tier `at` or after it: on every tier of a route except the last."""
     return at < len(tiers) - 1
 
 
-def judged_at(tiers: Sequence[TierPlan], at: int, *, accepts_tie: bool = True) -> bool:
+def judged_at(tiers: Sequence[TierPlan], at: int) -> bool:
     """Whether the answer of tier `at` may be rejected: not that of the last tier, nor of one that accepts all."""
     threshold = tiers[at].threshold
-    if not may_escalate_at(tiers, at) or threshold is None:
-        return False
-    return not (accepts_tie and accepts_all(threshold))
+    return may_escalate_at(tiers, at) and threshold is not None and not accepts_all(threshold)
 
 
 def decide(
@@ -66,18 +57,16 @@ def decide(
     tiers: tuple[TierPlan, ...],
     at: int,
     score: float | None,
-    *,
-    accepts_tie: bool = True,
     counted_tokens: int = 0,
 ) -> Accept | Escalate:
     """Whether the answer of tier `at` is accepted; see `pipeline.decide`. score: None if it could not be judged."""
-    if not judged_at(tiers, at, accepts_tie=accepts_tie):
+    if not judged_at(tiers, at):
         return Accept("accepts_all" if may_escalate_at(tiers, at) else "last_tier")
     if score is None:
         if plan.judge_unavailable is JudgeUnavailable.ACCEPT:
             return Accept("judge_unavailable")
         return Escalate(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
-    decision = pipeline.decide(tiers[at], score, counted_tokens, accepts_tie=accepts_tie)
+    decision = pipeline.decide(tiers[at], score, counted_tokens)
     return Accept(decision.value) if decision.accepted else Escalate(at + 1, EscalationReason(decision.value))
 
 

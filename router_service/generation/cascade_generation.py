@@ -19,7 +19,6 @@ from penstock.router_service.generation.tier_answer import TierAnswer, offers_to
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_promises import TierPromises
 from penstock.router_service.generation.tier_times import TierTimes
-from penstock.router_service.routing.burst_steps import BurstSteps, TakenStep
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services import telemetry
 from penstock.services.acceptance.pipeline import compares_answers, predicting
@@ -30,7 +29,6 @@ from penstock.services.domain.errors import (
     UnsupportedByModel,
 )
 from penstock.services.domain.mesh_view import MeshView
-from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.domain.score_prediction import ScorePredictor, prompt_text
 from penstock.services.reasoning import reasoning_parser
 from penstock.types.events import Accepted, EscalationReason, TierStarted
@@ -58,21 +56,19 @@ class CascadeGeneration:
         flag_below: float | None = None,
         undrafted: Container[str] = (),
         predictor: ScorePredictor | None = None,
-        bursts: BurstSteps | None = None,
         waiting: WaitingPrice | None = None,
     ) -> None:
         """flag_below: answers that are returned without being judged before are judged, too, and flagged below this score.
 
         undrafted: tiers that are not given rejected answers as drafts. predictor: of the scores for which tiers are passed
-        over; None: none is. bursts: chooses the thresholds of requests where the plan has a burst ladder; None: they are
-        always the plan's own. waiting: moves the limits of tiers with the load; None: load does not matter.
+        over; None: none is. waiting: moves the limits of tiers with the load; None: load does not matter.
         """
         self._view, self._tiers, self._tracer = view, tiers, tracer
         self._times = TierTimes()
         self._promises = TierPromises(self._times)
         self._judging = AnswerJudging(judge, self._times, flag_below)
         self._flags, self._undrafted = flag_below is not None, undrafted
-        self._predictor, self._bursts, self._waiting = predictor, bursts, waiting
+        self._predictor, self._waiting = predictor, waiting
         self._unpredicted_revision = -1  # of the last plan that asks for predictions which this router cannot make
 
     async def generate(self, request: RouterRequest, output: RequestOutput, answers: list[TierAnswer]) -> TierAnswer:
@@ -116,12 +112,10 @@ class CascadeGeneration:
         route = cascade.route(plan, request.model)
         sampling = request.sampling.with_seed(secrets.randbits(63))
         assert sampling.seed is not None
-        at, taken = entry(plan, route, request), self._burst_step(plan, request)
-        if taken is not None:
-            route = cascade.at_step(route, taken.step)
-        output.event(Accepted(request.request_id, plan.revision, sampling.seed, None if taken is None else taken.index))
+        at = entry(plan, route, request)
+        output.event(Accepted(request.request_id, plan.revision, sampling.seed))
         predicted, rejected = self._predicted(plan, route, request), RejectedAnswers(keeps_best=compares_answers(plan))
-        return CascadeRequest(request, plan, output, route, at, sampling, taken, predicted, rejected, self._waiting)
+        return CascadeRequest(request, plan, output, route, at, sampling, predicted, rejected, self._waiting)
 
     def _begin(self, run: CascadeRequest) -> TierAnswer | Escalate:
         """The tier's answer, of which there is nothing yet; or to which tier instead, if this one is not asked."""
@@ -149,7 +143,6 @@ class CascadeGeneration:
             on_answer=run.output.answer,
             texts=texts,
             promise=promise,
-            burst_step=None if run.taken is None else run.taken.index,
             predicted=run.predicted,
         )
 
@@ -236,12 +229,6 @@ class CascadeGeneration:
             return {}
         text = prompt_text(request.prompt)
         return {} if text is None else self._predictor.predict(text)
-
-    def _burst_step(self, plan: Plan, request: RouterRequest) -> TakenStep | None:
-        """The step of a request of the cascade that begins here; None if the plan's own thresholds hold."""
-        if self._bursts is None or request.model != CASCADE_MODEL or request.resume is not None:
-            return None
-        return self._bursts.take(plan)
 
     def _learn_model(self, answer: TierAnswer, request: RouterRequest, instance_id: str) -> None:
         """Note what is known of the model that answers; nothing if the instance has left."""

@@ -9,7 +9,6 @@ from penstock.router_service.generation import cascade
 from penstock.router_service.generation.cascade import Escalate
 from penstock.router_service.generation.rejected_answers import RejectedAnswers
 from penstock.router_service.generation.tier_answer import resumed_ids
-from penstock.router_service.routing.burst_steps import TakenStep
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services.domain.errors import NotFound, invalid
 from penstock.types.events import Escalated, EscalationReason
@@ -19,10 +18,9 @@ from penstock.types.sampling import SamplingParams
 
 @dataclass(slots=True)
 class CascadeRequest:
-    """at: index of the tier of `route` that is asked. sampling: the request's, with a seed. taken: the step of the burst
-    ladder that it takes, whose thresholds `route` has; None without one. predicted: the score of each tier's answer; empty if
-    no tier could be passed over for it. rejected: keeps the answers that are not accepted. waiting: moves the limits of
-    `route` with the load; None: load does not matter. history: failures in all tiers.
+    """at: index of the tier of `route` that is asked. sampling: the request's, with a seed. predicted: the score of
+    each tier's answer; empty if no tier could be passed over for it. rejected: keeps the answers that are not accepted.
+    waiting: moves the limits of `route` with the load; None: load does not matter. history: failures in all tiers.
     """
 
     request: RouterRequest
@@ -31,7 +29,6 @@ class CascadeRequest:
     route: tuple[TierPlan, ...]
     at: int
     sampling: SamplingParams
-    taken: TakenStep | None
     predicted: Mapping[str, float]
     rejected: RejectedAnswers
     waiting: WaitingPrice | None = None
@@ -50,7 +47,7 @@ class CascadeRequest:
     @property
     def is_judged(self) -> bool:
         """Whether the tier's answer may be rejected."""
-        return cascade.judged_at(self.route, self.at, accepts_tie=self._accepts_tie)
+        return cascade.judged_at(self.route, self.at)
 
     @property
     def may_escalate(self) -> bool:
@@ -73,18 +70,8 @@ class CascadeRequest:
         """None if the tier's answer is accepted; see `cascade.decide`. What the judge refuses has no tokens, and no price."""
         if self.waiting is not None and self.may_escalate and counted_tokens:
             self.route = self.waiting.to_accept(self.route, self.at, counted_tokens)
-        decision = cascade.decide(
-            self.plan, self.route, self.at, score, accepts_tie=self._accepts_tie, counted_tokens=counted_tokens
-        )
+        decision = cascade.decide(self.plan, self.route, self.at, score, counted_tokens)
         return decision if isinstance(decision, Escalate) else None
-
-    @property
-    def _accepts_tie(self) -> bool:
-        """Whether the tier's answer is accepted if it scores exactly the threshold."""
-        if self.taken is None or not self.may_escalate:
-            return True
-        assert self.sampling.seed is not None
-        return self.taken.tie_accepted(self.sampling.seed, self.at)
 
     def escalate(self, escalation: Escalate) -> None:
         """Ask another tier from now on."""

@@ -11,7 +11,6 @@ from penstock.router_service.domain.events import RequestOutput, RouterEvent, Ro
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.live_requests import LiveRequests
 from penstock.router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_tools
-from penstock.router_service.routing.burst_steps import BurstSteps
 from penstock.router_service.telemetry.late_traces import LateTraces, PastRequest
 from penstock.router_service.telemetry.prompt_sampler import PromptSampler
 from penstock.router_service.telemetry.request_recorder import RequestRecorder
@@ -19,7 +18,6 @@ from penstock.router_service.telemetry.sampling import WindowSampler
 from penstock.router_service.telemetry.stats import RouterStats
 from penstock.services import telemetry
 from penstock.services.domain.errors import AlreadyRunning, DeadlineExceeded, Overloaded, PenstockError
-from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.tool_calls.formats import FORMATS
 from penstock.services.tool_calls.parser import parse_reply
 from penstock.types.events import Finished
@@ -36,14 +34,12 @@ class RequestDriver:
         stats: RouterStats,
         late_traces: LateTraces,
         *,
-        bursts: BurstSteps | None = None,
         sampler: WindowSampler | None = None,
         recorder: RequestRecorder | None = None,
         prompts: PromptSampler | None = None,
     ) -> None:
-        """bursts: what `cascade` chooses thresholds by, which counts arrivals. The others record what has finished."""
+        """sampler, recorder, prompts: record what has finished."""
         self._cascade, self._queue, self._stats = cascade, queue, stats
-        self._bursts = bursts
         self._late_traces, self._sampler, self._recorder, self._prompts = late_traces, sampler, recorder, prompts
         self._live = LiveRequests()
 
@@ -73,9 +69,6 @@ class RequestDriver:
             Overloaded: The queue is full.
             DeadlineExceeded: The deadline passed while waiting.
         """
-        count = sum(request.model == CASCADE_MODEL for request in requests)
-        if self._bursts is not None and count:
-            self._bursts.arrived(count)
         priority, deadline_s = requests[0].priority, requests[0].deadline_s
         async with AsyncExitStack() as held:
             try:

@@ -37,7 +37,7 @@ class TierAnswer:
     texts: of an answer that is not held, if it may contain tool calls. score_reason, flagged, uncalibrated: as in Judged.
     output_tokens: of all frames. promise: the SLO of the tier's reply; None without one. first_token_at: when it came from
     the worker. tokenizer_digest: of the model that began it. reasoning: separates the answer of a model that reasons.
-    burst_step: that the request takes of the burst ladder, if any. predicted: as in Finished. better: an earlier answer of
+    predicted: as in Finished. better: an earlier answer of
     the request, delivered instead of this one, which would have been accepted. ended_ns: Unix time at which it ended; its
     span ends then, too.
     """
@@ -54,7 +54,6 @@ class TierAnswer:
     frames: list[TokenFrame] = field(default_factory=list)
     answered_at: float | None = None
     promise: ReplyPromise | None = None
-    burst_step: int | None = None
     predicted: Mapping[str, float] = field(default_factory=dict)
     first_token_at: float | None = None
     prompt_tokens: int = 0
@@ -221,7 +220,6 @@ class TierAnswer:
         optional: dict[str, str | float | None] = {
             "penstock.score": self.score,
             "penstock.threshold": self.tier.threshold,
-            "penstock.burst_step": self.burst_step,
             "penstock.slo_class": slo_class.value if slo_class is not None else None,
         }
         return {

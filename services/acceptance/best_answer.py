@@ -16,7 +16,7 @@ class BestAnswer(AcceptanceRule):
     """The answer with the highest score is delivered, instead of always the last one."""
 
     field = "best_answer"
-    options = ("best_answer",)
+    option = "best_answer"
     question = "best_answer: false  # whether the best of a request's answers is delivered"
 
     def under(self, answers: "JudgedSample", value: bool) -> "JudgedSample":

@@ -46,7 +46,7 @@ class LongAnswersAccepted(AcceptanceRule):
     """Long answers are accepted from a lower score on."""
 
     field = "long_answers"
-    options = ("long_answers",)
+    option = "long_answers"
     question = "long_answers: false  # from which length and score on long answers are accepted"
 
     def unfit(self, judged: "JudgedSample", drawn: PlanOptions) -> FieldProblem | None:

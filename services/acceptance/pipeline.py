@@ -1,8 +1,8 @@
 """The rules in their order: for one request at a time as routers serve it, and for all judged prompts as plans count them.
 No I/O.
 
-(1) Skip prediction and skipping for another tier: before a tier is asked. (2) Long answers, then (3) the threshold, with the
-request's burst step: when the answer is finished and has a score. (4) The best answer: when one is accepted.
+(1) Skip prediction and skipping for another tier: before a tier is asked. (2) Long answers, then (3) the threshold: when
+the answer is finished and has a score. (4) The best answer: when one is accepted.
 """
 
 import enum
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.services.acceptance.best_answer import BestAnswer
 from penstock.services.acceptance.best_answer import best_of as best_of
 from penstock.services.acceptance.best_answer import delivered as delivered
-from penstock.services.acceptance.bursts import BurstSteps
 from penstock.services.acceptance.long_answers import LongAnswersAccepted, stands_by_length
 from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.acceptance.skip_for import SkippingForAnother, gains_enough
 from penstock.services.acceptance.skip_prediction import SkipPrediction, passes_over
-from penstock.services.acceptance.threshold import meets
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems
@@ -33,12 +31,10 @@ RULES: tuple[AcceptanceRule, ...] = (
     SkipPrediction(),
     SkippingForAnother(),
     LongAnswersAccepted(),
-    BurstSteps(),
 )
 """All rules, in the order in which plans list them. The rest of the house asks these, and names none of them."""
-WITH_FIELD = tuple(rule for rule in RULES if rule.field)
-OF_TIERS = tuple(rule for rule in WITH_FIELD if rule.of_tiers)
-OF_PLANS = tuple(rule for rule in WITH_FIELD if not rule.of_tiers)
+OF_TIERS = tuple(rule for rule in RULES if rule.of_tiers)
+OF_PLANS = tuple(rule for rule in RULES if not rule.of_tiers)
 NO_RULES = AcceptanceRules()
 OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
 
@@ -57,7 +53,7 @@ def rules_by_name(values: Mapping[str, Any]) -> AcceptanceRules:
 def joined(one: AcceptanceRules, other: AcceptanceRules) -> AcceptanceRules:
     """The rules of one, and those of the other where it has none."""
     values = {}
-    for rule in WITH_FIELD:
+    for rule in RULES:
         own, others = rule.value(one), rule.value(other)
         if rule.of_tiers and own and others:
             own = tuple(b if a is None else a for a, b in zip(own, others, strict=True))
@@ -89,13 +85,13 @@ def predicting(tier: TierRules) -> list[str]:
 
 def kinds_of(rules: AcceptanceRules) -> tuple[bool, ...]:
     """Which rules there are."""
-    values = ((rule, rule.value(rules)) for rule in WITH_FIELD)
+    values = ((rule, rule.value(rules)) for rule in RULES)
     return tuple(any(each is not None for each in value) if rule.of_tiers else bool(value) for rule, value in values)
 
 
 def under(answers: "JudgedSample", rules: AcceptanceRules) -> "JudgedSample":
     """The same prompts under these rules."""
-    for rule in WITH_FIELD:
+    for rule in RULES:
         if value := rule.value(rules):
             answers = rule.under(answers, value)
     return answers
@@ -103,7 +99,7 @@ def under(answers: "JudgedSample", rules: AcceptanceRules) -> "JudgedSample":
 
 def asked(options: RuleOptions) -> list[AcceptanceRule]:
     """The rules that a question asks for, of those of which choices are tried."""
-    return [rule for rule in WITH_FIELD if rule.asked(options)]
+    return [rule for rule in RULES if rule.asked(options)]
 
 
 def asked_of_plans(options: RuleOptions) -> AcceptanceRules:
@@ -155,7 +151,6 @@ class Decision(enum.Enum):
 
     LONG_ANSWER = "long_answer"
     SCORE_AT_LEAST_THRESHOLD = "score_at_least_threshold"
-    TIE_NOT_ACCEPTED = "tie_not_accepted"
     SCORE_BELOW_THRESHOLD = "score_below_threshold"
 
     @property
@@ -171,18 +166,12 @@ def is_asked(tier: TierPlan, predicted: Mapping[str, float]) -> bool:
     return own is None or better is None or not gains_enough(own, predicted.get(better.tier, own), better)
 
 
-def decide(tier: TierPlan, score: float, counted_tokens: int, *, accepts_tie: bool) -> Decision:
-    """Whether an answer of a tier that has a threshold is accepted.
-
-    counted_tokens: see `long_answers`. accepts_tie: whether a score of exactly the threshold is enough, as the request's
-    burst step has it.
-    """
+def decide(tier: TierPlan, score: float, counted_tokens: int) -> Decision:
+    """Whether an answer of a tier that has a threshold is accepted. counted_tokens: see `long_answers`."""
     assert tier.threshold is not None
     if stands_by_length(tier.long_answers, counted_tokens, score):
         return Decision.LONG_ANSWER
-    if meets(score, tier.threshold, accepts_tie=accepts_tie):
-        return Decision.SCORE_AT_LEAST_THRESHOLD
-    return Decision.TIE_NOT_ACCEPTED if score == tier.threshold else Decision.SCORE_BELOW_THRESHOLD
+    return Decision.SCORE_AT_LEAST_THRESHOLD if score >= tier.threshold else Decision.SCORE_BELOW_THRESHOLD
 
 
 def lowest_accepted(tier: TierPlan, counted_tokens: int) -> float:
@@ -208,14 +197,12 @@ def processed(
     thresholds: Sequence[float],
     *,
     passed_over: "Bools | None" = None,
-    accepts_tie: "Bools | None" = None,
     routed: bool = False,
 ) -> "Bools":
     """(C, N) who reaches each tier: each prompt escalates until an answer is accepted.
 
     scores (N, C): see `compared`. A tier whose threshold is above 100 is not asked. passed_over (N, C): who passes it over.
-    accepts_tie (N, C): of prompts that score exactly the threshold; None for all. routed: tiers whose score is not enough are
-    not asked.
+    routed: tiers whose score is not enough are not asked.
     """
     import numpy as np
 
@@ -225,8 +212,7 @@ def processed(
         if threshold > 100:
             continue
         result[tier] = escalating if passed_over is None else escalating & ~passed_over[:, tier]
-        tie = True if accepts_tie is None else accepts_tie[:, tier]
-        accepted = result[tier] & meets(scores[:, tier], threshold, accepts_tie=tie)
+        accepted = result[tier] & (scores[:, tier] >= threshold)
         result[tier] = accepted if routed else result[tier]
         escalating = escalating & ~accepted
     result[-1] = escalating

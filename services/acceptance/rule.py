@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class AcceptanceRule:
-    """One rule. field: of TierRules or PlanRules, and of AcceptanceRules; empty for one of which planning tries no choices.
+    """One rule. field: of TierRules or PlanRules, and of AcceptanceRules.
 
-    options: of RuleOptions, the first asks for it; none for one that no question asks for. question: what `penstock plan new`
+    option: of RuleOptions, asks for it; empty for one that no question asks for. question: what `penstock plan new`
     writes. predicts: whether it decides by predicted scores.
     """
 
-    field: ClassVar[str] = ""
-    options: ClassVar[tuple[str, ...]] = ()
+    field: ClassVar[str]
+    option: ClassVar[str] = ""
     question: ClassVar[str] = ""
     predicts: ClassVar[bool] = False
 
@@ -36,7 +36,7 @@ class AcceptanceRule:
 
     def asked(self, options: RuleOptions) -> bool:
         """Whether a question asks for it."""
-        return bool(self.options) and getattr(options, self.options[0]) not in (False, None)
+        return bool(self.option) and getattr(options, self.option)
 
     def value(self, rules: AcceptanceRules | PlanRules | TierRules) -> Any:
         return getattr(rules, self.field)

@@ -30,7 +30,7 @@ class SkipPrediction(AcceptanceRule):
     """Tiers are passed over by predicted scores."""
 
     field = "skip_below"
-    options = ("skip",)
+    option = "skip"
     question = "skip: false  # below which predicted score a tier is passed over; needs predicted scores"
     predicts = True
 

@@ -1,20 +1,11 @@
 """The threshold: an answer is accepted from a score on, that of its tier (CASCADIA, section 3.1). No I/O."""
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.services.acceptance.arrays import Bools, Floats
+    from penstock.services.acceptance.arrays import Floats
 
 SKIPPED = 101.0  # a threshold that no score meets: the tier is not asked at all
-
-
-@overload
-def meets(score: float, threshold: float, *, accepts_tie: bool = ...) -> bool: ...
-@overload
-def meets(score: "Floats", threshold: float, *, accepts_tie: "Bools | bool" = ...) -> "Bools": ...
-def meets(score: "float | Floats", threshold: float, *, accepts_tie: "bool | Bools" = True) -> "bool | Bools":
-    """Whether a score is enough. accepts_tie: whether one of exactly the threshold is; see `bursts`."""
-    return (score > threshold) | ((score == threshold) & accepts_tie)
 
 
 def accepts_all(threshold: float) -> bool:

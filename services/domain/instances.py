@@ -80,7 +80,6 @@ class Load:
     pending_tokens: of prompts, still to be computed; None if the engine does not tell. prompt_tokens_per_s: as measured in
     the last steps with prompts; 0 if unknown.
     kv_bytes_per_s: at which KV moves from here to another worker, as measured or set; 0 if unknown.
-    arrivals_per_s: requests of the cascade that arrive at a router; 0 where the plan has no burst ladder.
     awaited: tiers without an instance that requests of a router wait for.
     loading: of a worker that has not loaded its model yet; it has no model card and takes no requests.
     leads: of the planner that leads. desired: its, where counts follow the load.
@@ -97,7 +96,6 @@ class Load:
     prompt_tokens_per_s: float = 0.0
     kv_bytes_per_s: float = 0.0
     drafting: Drafting | None = None
-    arrivals_per_s: float = 0.0
     awaited: tuple[str, ...] = ()
     loading: Loading | None = None
     leads: bool = False

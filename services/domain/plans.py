@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from penstock.services.acceptance.bursts import ladder_problems
 from penstock.services.acceptance.pipeline import tier_problems
 from penstock.services.domain.errors import check
 from penstock.services.domain.stages import stage_problems
@@ -56,9 +55,6 @@ def _problems(plan: Plan) -> Iterator[FieldProblem]:
         if not is_last and tier.threshold is None:
             yield FieldProblem(f"{path}.threshold", "missing: required for every tier but the last")
     yield from tier_problems(plan.tiers, [tier.name for tier in plan.tiers], "plan.tiers")
-    if plan.burst is not None:
-        thresholds = [tier.threshold for tier in plan.tiers]
-        yield from ladder_problems(plan.burst, [tier.name for tier in plan.tiers], thresholds, "plan.burst")
 
 
 def _tier_problems(tier: TierPlan, path: str) -> Iterator[FieldProblem]:

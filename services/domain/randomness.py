@@ -4,7 +4,6 @@ So a sampled reply does not depend on the batch, on chunking, on preemption or o
 """
 
 DRAW = 0  # for drawing a token; the position is that of the token in the output
-TIE = 1  # for accepting an answer that scores exactly the threshold; the position is that of the tier
 _MASK = (1 << 64) - 1
 
 

@@ -66,14 +66,15 @@ class MeshRouter(BaseModel):
     """Answers of the last tier (and of a tier that a request names) are judged at their end, too, and flagged to the client
     and counted if they score less than this. The end of a reply then waits for the judge, its tokens do not. Empty: these
     answers are not judged."""
-    burst_window_s: float = Field(default=600.0, ge=10, le=86_400)
-    """Seconds over which the mean quality holds while thresholds give way, where the plan has a burst ladder."""
     score_predictor: str = ""
     """File of `penstock predictor`, which predicts from a prompt the score of each tier's answer, for skip_below of tiers.
     A relative path is resolved against the mesh file's folder. Empty: no tier is passed over by prediction."""
     waiting_price: float = Field(default=0.0, ge=0, le=1000)
     """Points of score that a second of waiting costs. Under load, a tier that would delay a request is passed over sooner; an
     answer is accepted with a lower score where the next tier would delay it. 0: load does not matter."""
+    waiting_points: float = Field(default=100.0, gt=0, le=100)
+    """The most points of score by which waiting moves a limit: however long the queues are, no answer is accepted that scores
+    less than its tier's threshold minus these."""
     worker_silence_s: float = Field(default=15.0, gt=0)
     """A worker that sends nothing on a stream for this long counts as failed for that request."""
     heartbeat_s: float = Field(default=5.0, ge=0.05)

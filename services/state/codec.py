@@ -163,7 +163,6 @@ class _Load(BaseModel):
     output_tokens_per_s: Number = Field(0.0, alias="out_rate")
     prompt_tokens_per_s: Number = Field(0.0, alias="in_rate")
     kv_bytes_per_s: Number = Field(0.0, alias="kv_rate")
-    arrivals_per_s: Number = Field(0.0, alias="arrivals")
     awaited: tuple[Text, ...] = ()
     pending_tokens: Count | None = Field(None, alias="pending")
     slo: tuple[Number, Number, Count] | None = None
@@ -173,7 +172,7 @@ class _Load(BaseModel):
     desired: tuple[Count, tuple[tuple[Text, Count], ...]] | None = None
 
 
-_DIGITS = {"output_tokens_per_s": 5, "prompt_tokens_per_s": 5, "kv_bytes_per_s": 2, "arrivals_per_s": 3}
+_DIGITS = {"output_tokens_per_s": 5, "prompt_tokens_per_s": 5, "kv_bytes_per_s": 2}
 """Of rates: what follows is noise, and would be written again and again."""
 _OF_LOADS = _Load.model_fields.keys() - {"slo", "drafting", "loading", "desired"}
 

@@ -9,6 +9,7 @@ from benchmarks.priced_simulation import PricedRouting, PricedRun, simulate_pric
 from penstock.planner_service.question.site import Demand
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.simulator import EngineLimits, Replica
+from penstock.services.acceptance.wait_price import Price
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.plans import TierPlan
@@ -32,7 +33,7 @@ def demand(gap_s: float, count: int = 200, seed: int = 3) -> Demand:
 def served(demand: Demand, price: float, skips: tuple[float | None, ...] = LIMITS) -> PricedRun:
     limits = zip(TIERS, (*THRESHOLDS, None), (*skips, None), strict=True)
     tiers = tuple(TierPlan(name, "m", threshold, 2, skip_below=skip) for name, threshold, skip in limits)
-    return simulate_priced(demand, PricedRouting(tiers, price), REPLICAS, 0.05)
+    return simulate_priced(demand, PricedRouting(tiers, Price(price)), REPLICAS, 0.05)
 
 
 @pytest.mark.parametrize("gap_s", [0.02, 1.0])
@@ -69,7 +70,7 @@ def test_a_crowded_tier_is_passed_over() -> None:
     """Where the first tier has a tenth of the throughput of the others."""
     slow = [[replace(REPLICAS[0][0], latency=StepLatencyModel((1.0, 2048.0), (0.1, 2.0)))], *REPLICAS[1:]]
     tiers = tuple(TierPlan(name, "m", limit, 1) for name, limit in zip(TIERS, (0.0, 0.0, None), strict=True))
-    free, priced = (simulate_priced(demand(0.1), PricedRouting(tiers, price), slow, 0.05) for price in (0.0, 20.0))
+    free, priced = (simulate_priced(demand(0.1), PricedRouting(tiers, Price(price)), slow, 0.05) for price in (0.0, 20.0))
     assert free.visited[0].all()
     assert 0.0 < priced.visited[0].mean() < 0.5
     assert np.percentile(priced.total_s, 95) < 0.7 * np.percentile(free.total_s, 95)

@@ -1,7 +1,6 @@
 """Plans that are published to a running mesh: for its models, shown against what holds, and taken back."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -123,57 +122,6 @@ def test_a_plan_for_these_models_is_published_and_its_difference_shown(
     assert (first["source"], first["prediction"]) == ("mesh-file", None)
     lines = penstock("plan", "history", "-a", admin, columns=40).stdout.splitlines()
     assert any("predicted: quality 85.5, p95 2.50 s, end to end 3.50 s" in line for line in lines), "not wrapped"
-
-
-def status_with(admin: str, revision: int) -> dict[str, Any]:
-    """What the router says once it follows this plan."""
-    end_s = time.monotonic() + 120
-    while (status := json.loads(penstock("status", "-a", admin, "--json").stdout))["plan_revision"] < revision:
-        assert time.monotonic() < end_s
-    return dict(status)
-
-
-def test_a_burst_ladder_is_published_with_its_plan_and_goes_with_its_thresholds(
-    admin: str, plan_file: Callable[..., Path]
-) -> None:
-    """`plan set` of a threshold removes it and says so, a rollback brings it back. One for other thresholds is refused."""
-    file = plan_file(threshold=33)
-    steps = [
-        {
-            "thresholds": [score],
-            "tie_shares": [share],
-            "quality": quality,
-            "rate_per_s": rate,
-            "tier": "large",
-            "tier_share": 0.5,
-        }
-        for score, share, quality, rate in ((33, 1.0, 85.5, 10.0), (20, 0.25, 80.0, 20.0))
-    ]
-    figures = json.loads(file.read_text()) | {"burst": {"mean_quality": 82.0, "steps": steps}}
-    file.write_text(json.dumps(figures))
-    done = penstock("plan", "apply", file, "-a", admin)
-    assert done.returncode == 0, done.stderr
-    assert "Burst ladder, whose mean quality holds 82" in done.stdout
-    assert "20, 25% of ties" in done.stdout
-    published = held(admin)
-    assert published["burst"]["steps"][1]["thresholds"] == [{"score": 20.0, "tie_share": 0.25}]
-    status = status_with(admin, published["revision"])
-    assert (status["burst"]["step"], status["burst"]["steps"], status["burst"]["mean_quality"]) == (0, 2, 82.0)
-    assert "burst step 0 of 1" in penstock("status", "-a", admin).stdout
-    changed = penstock("plan", "set", "--threshold", "small=40", "-a", admin)
-    assert changed.returncode == 0
-    assert "burst ladder was planned for other thresholds" in changed.stderr
-    without = held(admin)
-    assert without["burst"] is None
-    assert status_with(admin, without["revision"])["burst"] is None
-    assert penstock("plan", "rollback", "-a", admin).returncode == 0
-    assert held(admin)["burst"] == published["burst"]
-    steps[0]["thresholds"] = [50]
-    file.write_text(json.dumps(figures))
-    refused = penstock("plan", "apply", file, "-a", admin)
-    assert refused.returncode == 2
-    assert "burst.steps[0].thresholds[0]" in refused.stderr
-    assert penstock("plan", "set", "--threshold", "small=33", "-a", admin).returncode == 0
 
 
 def test_an_unfitting_plan_is_not_solved_for(admin: str, tmp_path: Path) -> None:

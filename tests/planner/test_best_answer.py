@@ -25,8 +25,6 @@ from penstock.planner_service.replay.slo_simulation import simulate_slos
 from penstock.planner_service.replay.sustained_load import load_of
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
 from penstock.planner_service.routing.solution import Binds, Proof, Unreachable
-from penstock.planner_service.rules.burst_ladder import draws, expected
-from penstock.planner_service.rules.burst_simulation import route_by_steps
 from penstock.planner_service.rules.rule_ranking import RuleRanking
 from penstock.planner_service.simulator import Dispatch
 from penstock.services.domain.hardware import ReplicaShape
@@ -34,12 +32,11 @@ from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.types.planned import PlanEvent
 from penstock.types.planning import Objective
 from penstock.types.plans import Plan, TierPlan
-from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold
+from penstock.types.rules import AcceptanceRules
 from tests.conftest import ROOT
 from tests.planner.test_grading import planned_strategies, site_of
 from tests.support.cli import penstock
 from tests.support.hard_prompts import demand_at
-from tests.support.judged_samples import judged_sample
 from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked, replan_question
@@ -125,16 +122,6 @@ def test_cascades_are_chosen_with_best_answers() -> None:
     assert not alone.rules.best_answer  # a single tier has one answer
 
 
-def test_a_ladder_is_computed_with_best_answers() -> None:
-    """Step 0 is the plan; every step's quality is the expected one of its replies."""
-    site, demand = last_answers_are_often_worse(6)
-    plan = plan_cascade(site, demand.under(BEST), min_quality=61, objective=Objective.END_TO_END, burst_floor=50)
-    judged, steps = demand.under(BEST).judged, present(plan.burst).steps
-    qualities = [expected(judged, step.thresholds)[1] for step in steps]
-    assert [step.quality for step in steps] == pytest.approx(qualities)
-    assert steps[0].quality == pytest.approx(plan.quality)
-
-
 def test_the_choice_of_rules_counts_the_wait_for_the_best_answer() -> None:
     """Where every request has an answer to compare with the last one, its first token comes when that one is judged."""
     site, demand = last_answers_are_often_worse(5)
@@ -203,18 +190,6 @@ def test_answers_of_the_last_tier_are_grading_requests_too(tmp_path: Path) -> No
         for one in (demand, best)
     ]
     assert present(loads[1]).utilisation[-1] > present(loads[0]).utilisation[-1]
-
-
-def test_steps_of_a_burst_ladder_know_the_best_answer() -> None:
-    """The expected quality of a step is the mean of many draws for ties, of replies by the routers' rule."""
-    judged = judged_sample(2, count=40).under(BEST)
-    rules = (BurstThreshold(60.0, 0.5), BurstThreshold(40.0, 1.0))
-    ladder = BurstLadder(50.0, (BurstStep(rules, 50.0, 1.0, "large", 0.5),) * 2)
-    steps = np.zeros(len(judged), np.int64)
-    means = [float(route_by_steps(judged, ladder, steps, seed)[1].mean()) for seed in range(300)]
-    assert np.mean(means) == pytest.approx(expected(judged, rules)[1], abs=0.3)
-    assert len(set(means)) > 1
-    assert draws(2, 3).shape == (2, 3)
 
 
 @pytest.fixture(scope="module")

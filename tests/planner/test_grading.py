@@ -284,12 +284,6 @@ def test_slos_are_refused_with_a_judges_load(tmp_path: Path) -> None:
         simulate_slos(site, demand, THRESHOLDS, planned_strategies(site, demand), classes, 1)
 
 
-def test_burst_ladders_are_refused_with_a_judges_load(tmp_path: Path) -> None:
-    site, demand = site_of(tmp_path, BY_LARGE), demand_at(5.0, 30)
-    with pytest.raises(InvalidRequest, match=r"burst_floor: not where what judges is stated"):
-        plan_cascade(site, demand, min_quality=50.0, burst_floor=40.0)
-
-
 def test_a_long_grading_request_needs_room() -> None:
     """A replica must hold the longest prompt with its answer, though the tier's own requests are short."""
     sample = JudgedSample(TIERS, np.array([100]), np.array([[900, 10]]), np.array([[10.0, 90.0]]))

@@ -15,7 +15,6 @@ from penstock.planner_service.question.exclusions import (
     AT_ONCE,
     DRAFTED,
     GRADED,
-    NO_MEAN,
     REMOTE,
     SLOS,
     SWEEP,
@@ -23,13 +22,12 @@ from penstock.planner_service.question.exclusions import (
     TOO_MANY,
     TYPES,
     UNPREDICTED,
-    WORTH,
     Exclusion,
 )
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import route
-from penstock.services.acceptance.pipeline import WITH_FIELD
+from penstock.services.acceptance.pipeline import RULES
 from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import (
     Cascade,
@@ -174,8 +172,6 @@ OPTIONS = (
     _ruled("rules.skip", skip=True),
     _ruled("rules.long_answers", long_answers=True),
     _ruled("rules.best_answer", best_answer=True),
-    _ruled("rules.burst_floor", lambda p: p.plan.burst or p.plan.burst_reason, burst_floor=30.0),
-    _ruled("rules.burst_mean", lambda p: p.plan.burst or p.plan.burst_reason, burst_floor=30.0, burst_mean=50.0),
     Option("remote tiers", {"remote": True}, lambda p: p.plan.dollars_per_hour is not None),
     Option("a tier that grades", {"judge": CascadeJudge(tier="tier1")}, lambda p: p.plan.grading or is_unjudged(p)),
     Option("a judge model", {"judge": JUDGE}, lambda p: p.plan.grading or is_unjudged(p)),
@@ -242,7 +238,7 @@ def is_sound(result: api.Planned) -> bool:
     """Whether a plan has the quality and the latency that were asked for and that a simulation of it has, and no rules that
     were not asked for, but for those by which prompts are routed."""
     options, plan = result.options, result.plan
-    rules = [plan.is_routed or rule.asked(options.rules) for rule in WITH_FIELD if rule.value(plan.rules)]
+    rules = [plan.is_routed or rule.asked(options.rules) for rule in RULES if rule.value(plan.rules)]
     demand = result.demand.under(plan.rules)
     quality = route(demand.judged, plan.thresholds).quality
     enough = options.min_quality is None or quality >= options.min_quality - 1e-9
@@ -268,7 +264,7 @@ def test_names_of_the_table_are_those_of_questions() -> None:
     """Else a row would refuse nothing."""
     fields = {one.name for one in dataclasses.fields(PlanOptions)} - {"rules"}
     fields |= {f"rules.{one.name}" for one in dataclasses.fields(RuleOptions)}
-    facts = {REMOTE, GRADED, TYPES, SLOS, DRAFTED, AT_ONCE, WORTH, NO_MEAN, UNPREDICTED, TOO_MANY, SWEEP}
+    facts = {REMOTE, GRADED, TYPES, SLOS, DRAFTED, AT_ONCE, UNPREDICTED, TOO_MANY, SWEEP}
     for row in TABLE:
         for name in (*row.these, *row.those):
             known = name.partition(": ")[0]
@@ -281,7 +277,6 @@ def test_names_of_the_table_are_those_of_questions() -> None:
         (Axis.RATE, {"goal": Goal.RATE}, "sweep"),
         (Axis.QUALITY, {"goal": Goal.QUALITY}, "sweep"),
         (Axis.RATE, {"gap_s": 0.0}, "sweep"),
-        (Axis.GPUS, {"rules.burst_floor": 30.0}, "rules.burst_floor"),
     ],
 )
 def test_a_sweep_is_refused_by_the_table(axis: Axis, change: Change, field: str) -> None:

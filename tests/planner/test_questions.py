@@ -205,6 +205,6 @@ def test_plan_files_come_back_as_they_went() -> None:
         del content[name]
     old = plan_from_json(content, "plan")
     assert (old.best_answer, old.user_latency_s) == (False, None)
-    for name, value in (("thresholds", [5]), ("best_answer", "yes"), ("tiers", 5), ("burst", {"steps": 5})):
+    for name, value in (("thresholds", [5]), ("best_answer", "yes"), ("tiers", 5)):
         with pytest.raises((FileError, KeyError, TypeError)):
             plan_from_json(content | {name: value if name != "thresholds" else [5, 5, 5]}, "plan")

@@ -35,7 +35,7 @@ from penstock.types.deployments import ReplicaGroup
 from penstock.types.planned import CascadePlan, PlanEvent, PlannedTier
 from penstock.types.planning import Trace
 from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
-from penstock.types.rules import AcceptanceRules, BurstLadder, BurstStep, BurstThreshold, LongAnswers
+from penstock.types.rules import AcceptanceRules, LongAnswers
 from tests.conftest import write_mesh_file
 from tests.support.questions import replan_question
 
@@ -53,14 +53,7 @@ def test_stages_survive_planning_again_or_the_note_says_that_they_went(instances
     small_tier = PlannedTier("small", "s", instances, (ReplicaGroup(1, 1, instances),), 60.0)
     found = CascadePlan((small_tier, PlannedTier("large", "l", 1, (ReplicaGroup(1, 1, 1),))), 80.0, 1.0, 1.0)
     plan = _follow_up(before, found, DRIFT)
-    rungs = ((70.0, 90.0, 1.0), (0.0, 80.0, 2.0))
-    rules = tuple(BurstStep((BurstThreshold(h),), quality, rate, "large", 0.5) for h, quality, rate in rungs)
-    with_ladder = dataclasses.replace(before, burst=BurstLadder(85.0, rules))
-    check_plan(with_ladder)
     assert _follow_up(dataclasses.replace(before, best_answer=True), found, DRIFT).best_answer
-    without = _follow_up(with_ladder, found, DRIFT)
-    assert (without.tiers, without.burst) == (plan.tiers, None)
-    assert without.note.endswith("the burst ladder was for other thresholds: it is removed")
     small, large = plan.tiers
     assert (small.threshold, small.instances, large.stages) == (60.0, instances, ())
     assert tuple(stage.instances for stage in small.stages) == counts

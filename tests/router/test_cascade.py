@@ -11,7 +11,7 @@ from penstock.services.acceptance.pipeline import lowest_accepted
 from penstock.services.domain.errors import NotFound
 from penstock.types.events import EscalationReason
 from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
-from penstock.types.rules import BurstStep, BurstThreshold, LongAnswers
+from penstock.types.rules import LongAnswers
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))
 
@@ -43,21 +43,6 @@ def test_a_tier_that_accepts_all_needs_no_score(score: float | None) -> None:
     tiers = (replace(PLAN.tiers[0], threshold=0.0), *PLAN.tiers[1:])
     assert not cascade.judged_at(tiers, 0)
     assert cascade.decide(PLAN, tiers, 0, score) == Accept("accepts_all")
-    assert cascade.judged_at(tiers, 0, accepts_tie=False), "a step may reject a score of 0"
-
-
-@pytest.mark.parametrize(
-    ("score", "expected"),
-    [
-        (60.0, Escalate(1, EscalationReason.TIE_NOT_ACCEPTED)),
-        (60.01, Accept("score_at_least_threshold")),
-        (59.99, Escalate(1, EscalationReason.SCORE_BELOW_THRESHOLD)),
-    ],
-)
-def test_a_step_that_accepts_no_ties_escalates_exactly_the_answers_at_the_threshold(
-    score: float, expected: Accept | Escalate
-) -> None:
-    assert cascade.decide(PLAN, PLAN.tiers, 0, score, accepts_tie=False) == expected
 
 
 LONG = (replace(PLAN.tiers[0], long_answers=LongAnswers(100, 20.0)), *PLAN.tiers[1:])
@@ -77,10 +62,6 @@ def test_a_long_answer_is_accepted_from_its_own_score_on(
     tokens: int, score: float | None, expected: Accept | Escalate
 ) -> None:
     assert cascade.decide(PLAN, LONG, 0, score, counted_tokens=tokens) == expected
-    assert cascade.decide(PLAN, LONG, 0, score, counted_tokens=tokens, accepts_tie=False) in (
-        expected,
-        Escalate(1, EscalationReason.TIE_NOT_ACCEPTED),
-    )
 
 
 def test_what_a_guard_has_refused_is_not_long() -> None:
@@ -105,21 +86,6 @@ def test_a_tier_alone_is_never_judged() -> None:
 def test_without_a_judge_the_plan_may_let_answers_stand() -> None:
     plan = Plan(1, PLAN.tiers, judge_unavailable=JudgeUnavailable.ACCEPT)
     assert cascade.decide(plan, plan.tiers, 0, None) == Accept("judge_unavailable")
-
-
-def test_a_burst_step_has_its_own_thresholds_and_changes_nothing_else() -> None:
-    """Neither the rule for long answers."""
-    step = BurstStep((BurstThreshold(30.0), BurstThreshold(40.0)), 80.0, 5.0, "large", 0.5)
-    small, medium, large = LONG
-    changed = (replace(small, threshold=30.0), replace(medium, threshold=40.0), large)
-    assert cascade.at_step(LONG, step) == changed
-
-
-def test_a_burst_step_of_a_plan_with_other_tiers_is_refused() -> None:
-    """No tier of the route is lost or left with a threshold of another step."""
-    for thresholds in ((BurstThreshold(30.0),), (BurstThreshold(30.0),) * 3):
-        with pytest.raises(ValueError, match="zip"):
-            cascade.at_step(PLAN.tiers, BurstStep(thresholds, 80.0, 5.0, "large", 0.5))
 
 
 @pytest.mark.parametrize(

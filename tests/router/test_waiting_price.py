@@ -6,6 +6,7 @@ import pytest
 
 from penstock import Judged
 from penstock.router_service.routing.waiting_price import WaitingPrice
+from penstock.services.acceptance.wait_price import Price
 from penstock.services.domain.dispatch import REQUEST_TOKENS
 from penstock.types.plans import TierPlan
 from tests.conftest import MeshRunner
@@ -18,7 +19,7 @@ FAST = SLOW | {"overhead_ms": 0.2, "reply_tokens": TOKENS}
 def test_only_the_limits_of_the_tier_at_hand_move() -> None:
     route = (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1))
     delays = {"small": 1.0, "medium": 2.0, "large": 4.0}
-    waiting = WaitingPrice(5.0, lambda tier, tokens: delays[tier] * tokens / REQUEST_TOKENS)
+    waiting = WaitingPrice(Price(5.0), lambda tier, tokens: delays[tier] * tokens / REQUEST_TOKENS)
     assert waiting.to_ask(route, 0, {"medium": 50.0}) == route, "nothing is predicted for this tier"
     asking = waiting.to_ask(route, 1, {"medium": 25.0})
     assert (asking[0], asking[1].skip_below, asking[1].threshold, asking[2]) == (route[0], 5.0, 70.0, route[2])

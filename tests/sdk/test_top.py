@@ -8,8 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from penstock import (
-    BurstChange,
-    BurstStatus,
     Drafting,
     InstanceStatus,
     MeshStatus,
@@ -19,7 +17,7 @@ from penstock import (
 )
 from penstock.cli import output
 from penstock.cli.top import screen
-from penstock.types.mesh_status import BurstReason, InstanceState
+from penstock.types.mesh_status import InstanceState
 
 WORKER = InstanceStatus("w", "worker", "t", "h:1", "torch", InstanceState.READY, 0, 0, 0, 0, 0.0, 0.1)
 
@@ -42,7 +40,7 @@ def test_stages_show_their_ranges_and_each_worker_its_own() -> None:
     text = drawn(*workers(place=[StagePlace(0, 0, 180), StagePlace(0, 0, 201), StagePlace(1, 256, 2048)]))
     for part in ("migrations 7", "advised moves that failed 2", "179 to 200", "0 to 179", "256 to 2047"):
         assert part in text, part
-    assert not {"stage", "lengths", "drafted by", "less load", "burst", "processes 1"} & {*drawn(WORKER).split()}
+    assert not {"stage", "lengths", "drafted by", "less load", "processes 1"} & {*drawn(WORKER).split()}
 
 
 def test_workers_show_what_drafts_and_how_much_of_it_is_accepted() -> None:
@@ -52,14 +50,6 @@ def test_workers_show_what_drafts_and_how_much_of_it_is_accepted() -> None:
     assert "83 %" in rows["w0"]
     assert "none now" in rows["w1"]
     assert "%" not in rows["w1"] + rows["w2"]
-
-
-def test_the_step_of_a_burst_ladder_is_shown_with_what_is_left_of_the_budget() -> None:
-    change = BurstChange(1.0, 0, 2, BurstReason.LOAD)
-    shown = drawn(width=200, burst=BurstStatus(2, 5, 83.0, 84.21, 0.4, False, 31.24, 7, (change,)))
-    assert "burst step 2 of 4 at 31.2 requests/s, mean quality 84.2 (holds 83), 40% of the budget left" in shown
-    assert "last change load" in shown
-    assert "budget spent" in drawn(width=200, burst=BurstStatus(0, 5, 83.0, None, 0.0, True, 31.24, 0))
 
 
 def test_the_planner_that_leads_and_shapes_of_several_gpus_are_marked() -> None:

@@ -20,8 +20,10 @@ from penstock.proto.judge.v1 import judge_pb2
 from penstock.proto.planner.v1 import planner_pb2
 from penstock.proto.router.v1 import router_pb2
 from penstock.proto.worker.v1 import worker_pb2
+from penstock.types.planning import PlanningQuestion
+from penstock.types.plans import Plan, TierPlan
 from penstock.types.requests import AnswerRequest, GenerationRequest
-from penstock.types.rules import BurstLadder, BurstStep, BurstThreshold, LongAnswers
+from penstock.types.rules import LongAnswers
 
 FILES = (common_pb2, judge_pb2, planner_pb2, router_pb2, worker_pb2)
 VARIANTS = 17  # more than any oneof has fields and any enum has values
@@ -119,20 +121,20 @@ def test_every_field_survives(descriptor: Descriptor) -> None:
 
 
 def test_an_unset_field_has_the_default() -> None:
-    assert from_message(planner_pb2.BurstThreshold(score=3.0), BurstThreshold) == BurstThreshold(3.0, 1.0)
+    assert from_message(planner_pb2.PlanningQuestion(seed=3), PlanningQuestion) == PlanningQuestion(seed=3, percentile=95)
 
 
 def test_too_many_entries_are_refused_by_name() -> None:
-    steps = [planner_pb2.BurstStep(), planner_pb2.BurstStep(thresholds=[planner_pb2.BurstThreshold()] * 64)]
+    tiers = [planner_pb2.TierPlan(), planner_pb2.TierPlan(drafters=["small"] * 65)]
     with pytest.raises(MappingError) as refused:
-        from_message(planner_pb2.BurstLadder(steps=steps), BurstLadder)
-    assert (refused.value.field, refused.value.problem) == ("steps[1].thresholds", "at most 63 thresholds, not 64")
+        from_message(planner_pb2.Plan(tiers=tiers), Plan)
+    assert (refused.value.field, refused.value.problem) == ("tiers[1].drafters", "at most 64 models, not 65")
 
 
 def test_a_value_that_does_not_fit_is_refused_by_name() -> None:
-    step = BurstStep((BurstThreshold(1.0), BurstThreshold("high")), 50.0, 2.0, "small", 1.0)  # type: ignore[arg-type]
-    with pytest.raises(MappingError, match=r"^steps\[0\]\.thresholds\[1\]\.score: "):
-        to_message(BurstLadder(50.0, (step,)), planner_pb2.BurstLadder)
+    rule = LongAnswers(100, "high")  # type: ignore[arg-type]
+    with pytest.raises(MappingError, match=r"^tiers\[0\]\.long_answers\.threshold: "):
+        to_message(Plan(tiers=(TierPlan("small", "s", 70.0, 1, long_answers=rule),)), planner_pb2.Plan)
 
 
 def test_a_field_without_its_like_is_refused() -> None:

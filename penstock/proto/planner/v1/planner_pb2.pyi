@@ -173,7 +173,6 @@ class Plan(_message.Message):
     TIERS_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
     JUDGE_UNAVAILABLE_FIELD_NUMBER: _builtins.int
-    BURST_FIELD_NUMBER: _builtins.int
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
@@ -201,10 +200,6 @@ class Plan(_message.Message):
         """From the cheapest to the most expensive; at least one, with distinct names."""
 
     @_builtins.property
-    def burst(self) -> Global___BurstLadder:
-        """How thresholds give way under a burst. Unset: they do not."""
-
-    @_builtins.property
     def prediction(self) -> Global___Prediction:
         """Only of a computed plan."""
 
@@ -215,7 +210,6 @@ class Plan(_message.Message):
         tiers: _abc.Iterable[Global___TierPlan] | None = ...,
         scorer: _builtins.str = ...,
         judge_unavailable: Global___JudgeUnavailablePolicy.ValueType = ...,
-        burst: Global___BurstLadder | None = ...,
         best_answer: _builtins.bool = ...,
         source: _builtins.str = ...,
         note: _builtins.str = ...,
@@ -223,108 +217,13 @@ class Plan(_message.Message):
         input_digest: _builtins.str = ...,
         prediction: Global___Prediction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "prediction", b"prediction"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "burst", b"burst", "created_at", b"created_at", "input_digest", b"input_digest", "judge_unavailable", b"judge_unavailable", "note", b"note", "prediction", b"prediction", "revision", b"revision", "scorer", b"scorer", "source", b"source", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "created_at", b"created_at", "input_digest", b"input_digest", "judge_unavailable", b"judge_unavailable", "note", b"note", "prediction", b"prediction", "revision", b"revision", "scorer", b"scorer", "source", b"source", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
-
-@_typing.final
-class BurstLadder(_message.Message):
-    """Thresholds by which routers keep up with a burst, while the mean quality over a window holds."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MEAN_QUALITY_FIELD_NUMBER: _builtins.int
-    STEPS_FIELD_NUMBER: _builtins.int
-    mean_quality: _builtins.float
-    """The mean planned quality that routers hold over `router.burst_window_s`, 0 to 100; at most the quality of the first step."""
-    @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstStep]:
-        """2 to 16. The first has the thresholds of the tiers; each further one accepts all that the one before accepts, and sustains
-        a higher rate.
-        """
-
-    def __init__(
-        self,
-        *,
-        mean_quality: _builtins.float = ...,
-        steps: _abc.Iterable[Global___BurstStep] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_quality", b"mean_quality", "steps", b"steps"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BurstLadder: _TypeAlias = BurstLadder  # noqa: Y015
-
-@_typing.final
-class BurstStep(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    THRESHOLDS_FIELD_NUMBER: _builtins.int
-    QUALITY_FIELD_NUMBER: _builtins.int
-    RATE_PER_S_FIELD_NUMBER: _builtins.int
-    TIER_FIELD_NUMBER: _builtins.int
-    TIER_SHARE_FIELD_NUMBER: _builtins.int
-    quality: _builtins.float
-    """The planned mean score of the accepted answers, 0 to 100; at most that of the step before."""
-    rate_per_s: _builtins.float
-    """Arrivals per second, of the whole mesh, up to which the step is used."""
-    tier: _builtins.str
-    """The tier that limits the rate, and the share of the requests that reach it, over 0 and at most 1."""
-    tier_share: _builtins.float
-    @_builtins.property
-    def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstThreshold]:
-        """Of each tier but the last, in order."""
-
-    def __init__(
-        self,
-        *,
-        thresholds: _abc.Iterable[Global___BurstThreshold] | None = ...,
-        quality: _builtins.float = ...,
-        rate_per_s: _builtins.float = ...,
-        tier: _builtins.str = ...,
-        tier_share: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["quality", b"quality", "rate_per_s", b"rate_per_s", "thresholds", b"thresholds", "tier", b"tier", "tier_share", b"tier_share"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BurstStep: _TypeAlias = BurstStep  # noqa: Y015
-
-@_typing.final
-class BurstThreshold(_message.Message):
-    """Answers that score more are accepted, and a share of those that score exactly this."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SCORE_FIELD_NUMBER: _builtins.int
-    TIE_SHARE_FIELD_NUMBER: _builtins.int
-    score: _builtins.float
-    """0 to 100."""
-    tie_share: _builtins.float
-    """Over 0 and at most 1. [1]"""
-    def __init__(
-        self,
-        *,
-        score: _builtins.float = ...,
-        tie_share: _builtins.float | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tie_share", b"_tie_share", "tie_share", b"tie_share"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tie_share", b"_tie_share", "score", b"score", "tie_share", b"tie_share"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__tie_share: _TypeAlias = _typing.Literal["tie_share"]  # noqa: Y015
-    _WhichOneofArgType__tie_share: _TypeAlias = _typing.Literal["_tie_share", b"_tie_share"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tie_share) -> _WhichOneofReturnType__tie_share | None: ...
-
-Global___BurstThreshold: _TypeAlias = BurstThreshold  # noqa: Y015
 
 @_typing.final
 class TierPlan(_message.Message):
@@ -927,41 +826,24 @@ class RuleOptions(_message.Message):
     SKIP_FIELD_NUMBER: _builtins.int
     LONG_ANSWERS_FIELD_NUMBER: _builtins.int
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
-    BURST_FLOOR_FIELD_NUMBER: _builtins.int
-    BURST_MEAN_FIELD_NUMBER: _builtins.int
     skip: _builtins.bool
     """Also choose below which predicted score each tier is passed over. Needs predicted_scores of the judged prompts."""
     long_answers: _builtins.bool
     """Also choose from which length and score on long answers are accepted."""
     best_answer: _builtins.bool
     """Also choose whether the best answer of a request is delivered instead of the last one; see Plan."""
-    burst_floor: _builtins.float
-    """Also compute a burst ladder, whose steps have at least this mean score, 0 to 100. [none]"""
-    burst_mean: _builtins.float
-    """The mean quality that routers hold over a window while thresholds give way, over burst_floor and at most min_quality.
-    [min_quality]
-    """
     def __init__(
         self,
         *,
         skip: _builtins.bool = ...,
         long_answers: _builtins.bool = ...,
         best_answer: _builtins.bool = ...,
-        burst_floor: _builtins.float | None = ...,
-        burst_mean: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor", "_burst_mean", b"_burst_mean", "best_answer", b"best_answer", "burst_floor", b"burst_floor", "burst_mean", b"burst_mean", "long_answers", b"long_answers", "skip", b"skip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_answer", b"best_answer", "long_answers", b"long_answers", "skip", b"skip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__burst_floor: _TypeAlias = _typing.Literal["burst_floor"]  # noqa: Y015
-    _WhichOneofArgType__burst_floor: _TypeAlias = _typing.Literal["_burst_floor", b"_burst_floor"]  # noqa: Y015
-    _WhichOneofReturnType__burst_mean: _TypeAlias = _typing.Literal["burst_mean"]  # noqa: Y015
-    _WhichOneofArgType__burst_mean: _TypeAlias = _typing.Literal["_burst_mean", b"_burst_mean"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_floor) -> _WhichOneofReturnType__burst_floor | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_mean) -> _WhichOneofReturnType__burst_mean | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuleOptions: _TypeAlias = RuleOptions  # noqa: Y015
 
@@ -1928,8 +1810,6 @@ class CascadePlan(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     WORKLOAD_DIGEST_FIELD_NUMBER: _builtins.int
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
-    BURST_FIELD_NUMBER: _builtins.int
-    BURST_REASON_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
     USER_LATENCY_S_FIELD_NUMBER: _builtins.int
     LATENCY_P95_INTERVAL_S_FIELD_NUMBER: _builtins.int
@@ -1970,8 +1850,6 @@ class CascadePlan(_message.Message):
     """Of the workload of the question; equal for equal workloads."""
     best_answer: _builtins.bool
     """Whether the plan delivers the best answer of a request instead of the last one; see Plan."""
-    burst_reason: _builtins.str
-    """Why there is no ladder, where one was asked for; else empty."""
     binds: _builtins.str
     cluster: _builtins.str
     """The GPUs in words."""
@@ -1992,10 +1870,6 @@ class CascadePlan(_message.Message):
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedTier]:
         """Of candidates, those that were chosen."""
-
-    @_builtins.property
-    def burst(self) -> Global___BurstLadder:
-        """With burst_floor. A tier that is not used has the score 101. Unset: there is none; see burst_reason."""
 
     @_builtins.property
     def latency(self) -> Global___PlannedLatency: ...
@@ -2061,8 +1935,6 @@ class CascadePlan(_message.Message):
         target: _builtins.str = ...,
         workload_digest: _builtins.str = ...,
         best_answer: _builtins.bool = ...,
-        burst: Global___BurstLadder | None = ...,
-        burst_reason: _builtins.str = ...,
         latency: Global___PlannedLatency | None = ...,
         user_latency_s: Global___UserLatency | None = ...,
         latency_p95_interval_s: Global___Interval | None = ...,
@@ -2090,9 +1962,9 @@ class CascadePlan(_message.Message):
         slo: _abc.Iterable[Global___SloAttainment] | None = ...,
         largest_alone: Global___LargestAlone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "breaks_at_rate", b"breaks_at_rate", "burst", b"burst", "candidates", b"candidates", "cost", b"cost", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "grading", b"grading", "horizon", b"horizon", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "load", b"load", "next_step", b"next_step", "optimality", b"optimality", "promise", b"promise", "rate_per_s", b"rate_per_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "breaks_at_rate", b"breaks_at_rate", "candidates", b"candidates", "cost", b"cost", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "grading", b"grading", "horizon", b"horizon", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "load", b"load", "next_step", b"next_step", "optimality", b"optimality", "promise", b"promise", "rate_per_s", b"rate_per_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate", b"breaks_at_rate", "budget", b"budget", "burst", b"burst", "burst_reason", b"burst_reason", "cached_share", b"cached_share", "candidates", b"candidates", "cluster", b"cluster", "cost", b"cost", "dispatch", b"dispatch", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "feasible", b"feasible", "goal", b"goal", "grading", b"grading", "horizon", b"horizon", "infeasible", b"infeasible", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "latency_p95_s", b"latency_p95_s", "load", b"load", "next_step", b"next_step", "objective", b"objective", "optimality", b"optimality", "promise", b"promise", "quality", b"quality", "rate_per_s", b"rate_per_s", "seconds", b"seconds", "simulations", b"simulations", "slo", b"slo", "target", b"target", "tiers", b"tiers", "user_latency_s", b"user_latency_s", "verdict", b"verdict", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate", b"breaks_at_rate", "budget", b"budget", "cached_share", b"cached_share", "candidates", b"candidates", "cluster", b"cluster", "cost", b"cost", "dispatch", b"dispatch", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "feasible", b"feasible", "goal", b"goal", "grading", b"grading", "horizon", b"horizon", "infeasible", b"infeasible", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "latency_p95_s", b"latency_p95_s", "load", b"load", "next_step", b"next_step", "objective", b"objective", "optimality", b"optimality", "promise", b"promise", "quality", b"quality", "rate_per_s", b"rate_per_s", "seconds", b"seconds", "simulations", b"simulations", "slo", b"slo", "target", b"target", "tiers", b"tiers", "user_latency_s", b"user_latency_s", "verdict", b"verdict", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate: _TypeAlias = _typing.Literal["breaks_at_rate"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate"]  # noqa: Y015
@@ -3246,7 +3118,6 @@ class Simulation(_message.Message):
     END_TO_END_S_FIELD_NUMBER: _builtins.int
     USER_LATENCY_S_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
-    BURST_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     quality: _builtins.float
@@ -3258,10 +3129,6 @@ class Simulation(_message.Message):
     def user_latency_s(self) -> Global___UserLatency: ...
     @_builtins.property
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedTier]: ...
-    @_builtins.property
-    def burst(self) -> Global___SimulatedBurst:
-        """Only of `penstock simulate`, where the plan has a ladder."""
-
     @_builtins.property
     def slo(self) -> _containers.RepeatedCompositeFieldContainer[Global___SloAttainment]:
         """Only of `penstock simulate --slo`."""
@@ -3275,12 +3142,11 @@ class Simulation(_message.Message):
         end_to_end_s: Global___Percentiles | None = ...,
         user_latency_s: Global___UserLatency | None = ...,
         tiers: _abc.Iterable[Global___SimulatedTier] | None = ...,
-        burst: Global___SimulatedBurst | None = ...,
         slo: _abc.Iterable[Global___SloAttainment] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "end_to_end_s", b"end_to_end_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_to_end_s", b"end_to_end_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "cached_share", b"cached_share", "end_to_end_s", b"end_to_end_s", "quality", b"quality", "requests", b"requests", "slo", b"slo", "tiers", b"tiers", "user_latency_s", b"user_latency_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_share", b"cached_share", "end_to_end_s", b"end_to_end_s", "quality", b"quality", "requests", b"requests", "slo", b"slo", "tiers", b"tiers", "user_latency_s", b"user_latency_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3332,34 +3198,6 @@ class SimulatedTier(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SimulatedTier: _TypeAlias = SimulatedTier  # noqa: Y015
-
-@_typing.final
-class SimulatedBurst(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEPS_FIELD_NUMBER: _builtins.int
-    CHANGES_FIELD_NUMBER: _builtins.int
-    QUALITY_FIELD_NUMBER: _builtins.int
-    changes: _builtins.int
-    quality: _builtins.float
-    @_builtins.property
-    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Requests by step of the ladder."""
-
-    def __init__(
-        self,
-        *,
-        steps: _abc.Iterable[_builtins.int] | None = ...,
-        changes: _builtins.int = ...,
-        quality: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "quality", b"quality", "steps", b"steps"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SimulatedBurst: _TypeAlias = SimulatedBurst  # noqa: Y015
 
 @_typing.final
 class PlanStagesRequest(_message.Message):

@@ -43,8 +43,6 @@ class _EscalationReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Esca
     """No instance of the tier can keep the SLO."""
     ESCALATION_REASON_PREDICTED_SCORE_LOW: _EscalationReason.ValueType  # 8
     """By predicted scores and the plan's skip_below or skip_for the tier was not asked."""
-    ESCALATION_REASON_TIE_NOT_ACCEPTED: _EscalationReason.ValueType  # 10
-    """The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 
 class EscalationReason(_EscalationReason, metaclass=_EscalationReasonEnumTypeWrapper): ...
 
@@ -63,8 +61,6 @@ ESCALATION_REASON_SLO_DECLINED: EscalationReason.ValueType  # 7
 """No instance of the tier can keep the SLO."""
 ESCALATION_REASON_PREDICTED_SCORE_LOW: EscalationReason.ValueType  # 8
 """By predicted scores and the plan's skip_below or skip_for the tier was not asked."""
-ESCALATION_REASON_TIE_NOT_ACCEPTED: EscalationReason.ValueType  # 10
-"""The answer scored exactly the threshold, of which the request's step of the burst ladder accepts a share only."""
 Global___EscalationReason: _TypeAlias = EscalationReason  # noqa: Y015
 
 class _InstanceState:
@@ -95,33 +91,6 @@ INSTANCE_STATE_LOADING: InstanceState.ValueType  # 4
 INSTANCE_STATE_UNREACHED: InstanceState.ValueType  # 5
 """A worker or judge that has not answered this router yet at the address that it advertises."""
 Global___InstanceState: _TypeAlias = InstanceState  # noqa: Y015
-
-class _BurstReason:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _BurstReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BurstReason.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    BURST_REASON_UNSPECIFIED: _BurstReason.ValueType  # 0
-    BURST_REASON_LOAD: _BurstReason.ValueType  # 1
-    """More requests come than the step sustains."""
-    BURST_REASON_CALM: _BurstReason.ValueType  # 2
-    """An earlier step has been enough for a while."""
-    BURST_REASON_BUDGET_SPENT: _BurstReason.ValueType  # 3
-    """The mean quality over the window would not hold."""
-    BURST_REASON_BUDGET_RECOVERED: _BurstReason.ValueType  # 4
-
-class BurstReason(_BurstReason, metaclass=_BurstReasonEnumTypeWrapper): ...
-
-BURST_REASON_UNSPECIFIED: BurstReason.ValueType  # 0
-BURST_REASON_LOAD: BurstReason.ValueType  # 1
-"""More requests come than the step sustains."""
-BURST_REASON_CALM: BurstReason.ValueType  # 2
-"""An earlier step has been enough for a while."""
-BURST_REASON_BUDGET_SPENT: BurstReason.ValueType  # 3
-"""The mean quality over the window would not hold."""
-BURST_REASON_BUDGET_RECOVERED: BurstReason.ValueType  # 4
-Global___BurstReason: _TypeAlias = BurstReason  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -317,15 +286,10 @@ class Accepted(_message.Message):
     PLAN_REVISION_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
-    BURST_STEP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     plan_revision: _builtins.int
     seed: _builtins.int
     """The seed in use, even if the request has none."""
-    burst_step: _builtins.int
-    """The step of the plan's burst ladder that the request takes: 0 for the plan's own thresholds. Unset: no step was chosen,
-    because the plan has no ladder, the request names a tier, or it resumes a stream.
-    """
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
         """The longest time between two messages of this stream. If a client receives nothing for several intervals, it may continue
@@ -339,15 +303,12 @@ class Accepted(_message.Message):
         plan_revision: _builtins.int = ...,
         seed: _builtins.int = ...,
         heartbeat_interval: _duration_pb2.Duration | None = ...,
-        burst_step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_burst_step", b"_burst_step", "burst_step", b"burst_step", "heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_burst_step", b"_burst_step", "burst_step", b"burst_step", "heartbeat_interval", b"heartbeat_interval", "plan_revision", b"plan_revision", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "plan_revision", b"plan_revision", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__burst_step: _TypeAlias = _typing.Literal["burst_step"]  # noqa: Y015
-    _WhichOneofArgType__burst_step: _TypeAlias = _typing.Literal["_burst_step", b"_burst_step"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__burst_step) -> _WhichOneofReturnType__burst_step | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
@@ -942,7 +903,6 @@ class MeshStatus(_message.Message):
     MIGRATIONS_FIELD_NUMBER: _builtins.int
     ADVICE_UNMET_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
-    BURST_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     plan_revision: _builtins.int
@@ -980,10 +940,6 @@ class MeshStatus(_message.Message):
         """Of requests with an SLO."""
 
     @_builtins.property
-    def burst(self) -> Global___BurstStatus:
-        """Unset where the plan has no burst ladder."""
-
-    @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What an operator should know of the configuration, such as a judge that is not calibrated."""
 
@@ -1009,12 +965,11 @@ class MeshStatus(_message.Message):
         migrations: _builtins.int = ...,
         advice_unmet: _builtins.int = ...,
         slo: Global___SloCounts | None = ...,
-        burst: Global___BurstStatus | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo", "state_age", b"state_age", "ttft_p50", b"ttft_p50", "ttft_p95", b"ttft_p95"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo", "state_age", b"state_age", "ttft_p50", b"ttft_p50", "ttft_p95", b"ttft_p95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "advice_unmet", b"advice_unmet", "burst", b"burst", "connected", b"connected", "failed", b"failed", "failovers", b"failovers", "finished", b"finished", "instances", b"instances", "migrations", b"migrations", "plan_revision", b"plan_revision", "processes", b"processes", "rejected", b"rejected", "requests_per_s", b"requests_per_s", "router_id", b"router_id", "slo", b"slo", "state_age", b"state_age", "tiers", b"tiers", "ttft_p50", b"ttft_p50", "ttft_p95", b"ttft_p95", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "advice_unmet", b"advice_unmet", "connected", b"connected", "failed", b"failed", "failovers", b"failovers", "finished", b"finished", "instances", b"instances", "migrations", b"migrations", "plan_revision", b"plan_revision", "processes", b"processes", "rejected", b"rejected", "requests_per_s", b"requests_per_s", "router_id", b"router_id", "slo", b"slo", "state_age", b"state_age", "tiers", b"tiers", "ttft_p50", b"ttft_p50", "ttft_p95", b"ttft_p95", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1291,93 +1246,6 @@ class StagePlace(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StagePlace: _TypeAlias = StagePlace  # noqa: Y015
-
-@_typing.final
-class BurstStatus(_message.Message):
-    """How thresholds give way to the load."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    STEPS_FIELD_NUMBER: _builtins.int
-    MEAN_QUALITY_FIELD_NUMBER: _builtins.int
-    WINDOW_QUALITY_FIELD_NUMBER: _builtins.int
-    BUDGET_LEFT_FIELD_NUMBER: _builtins.int
-    OUT_OF_BUDGET_FIELD_NUMBER: _builtins.int
-    CHANGES_FIELD_NUMBER: _builtins.int
-    ARRIVALS_PER_S_FIELD_NUMBER: _builtins.int
-    LAST_CHANGES_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    """That new requests take, from 0; of several processes the highest."""
-    steps: _builtins.int
-    """Of the ladder."""
-    mean_quality: _builtins.float
-    """That the mean over the window holds."""
-    window_quality: _builtins.float
-    """Of the requests of the last `router.burst_window_s` seconds; unset without any."""
-    budget_left: _builtins.float
-    """Share of the window's budget that is not spent, 0 to 1; of several processes the least."""
-    out_of_budget: _builtins.bool
-    """The load needs a step that the budget does not allow, in one process at least."""
-    changes: _builtins.int
-    """Since the router started."""
-    arrivals_per_s: _builtins.float
-    """Of requests of the cascade, at all routers."""
-    @_builtins.property
-    def last_changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BurstChange]:
-        """The last changes of this process, newest first, at most 10."""
-
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-        steps: _builtins.int = ...,
-        mean_quality: _builtins.float = ...,
-        window_quality: _builtins.float | None = ...,
-        budget_left: _builtins.float = ...,
-        out_of_budget: _builtins.bool = ...,
-        changes: _builtins.int = ...,
-        arrivals_per_s: _builtins.float = ...,
-        last_changes: _abc.Iterable[Global___BurstChange] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality", "window_quality", b"window_quality"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality", "arrivals_per_s", b"arrivals_per_s", "budget_left", b"budget_left", "changes", b"changes", "last_changes", b"last_changes", "mean_quality", b"mean_quality", "out_of_budget", b"out_of_budget", "step", b"step", "steps", b"steps", "window_quality", b"window_quality"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__window_quality: _TypeAlias = _typing.Literal["window_quality"]  # noqa: Y015
-    _WhichOneofArgType__window_quality: _TypeAlias = _typing.Literal["_window_quality", b"_window_quality"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_quality) -> _WhichOneofReturnType__window_quality | None: ...
-
-Global___BurstStatus: _TypeAlias = BurstStatus  # noqa: Y015
-
-@_typing.final
-class BurstChange(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    AT_FIELD_NUMBER: _builtins.int
-    BEFORE_FIELD_NUMBER: _builtins.int
-    AFTER_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    before: _builtins.int
-    after: _builtins.int
-    reason: Global___BurstReason.ValueType
-    @_builtins.property
-    def at(self) -> _timestamp_pb2.Timestamp: ...
-    def __init__(
-        self,
-        *,
-        at: _timestamp_pb2.Timestamp | None = ...,
-        before: _builtins.int = ...,
-        after: _builtins.int = ...,
-        reason: Global___BurstReason.ValueType = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "at", b"at", "before", b"before", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BurstChange: _TypeAlias = BurstChange  # noqa: Y015
 
 @_typing.final
 class SloCounts(_message.Message):
@@ -2070,7 +1938,6 @@ class ProcessCounters(_message.Message):
     REJECTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     LISTENING_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
-    BURST_FIELD_NUMBER: _builtins.int
     active: _builtins.int
     waiting: _builtins.int
     finished: _builtins.int
@@ -2098,10 +1965,6 @@ class ProcessCounters(_message.Message):
     def rejected_draft_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def slo(self) -> Global___SloCounts: ...
-    @_builtins.property
-    def burst(self) -> Global___BurstCounts:
-        """Unset where the plan has no burst ladder."""
-
     def __init__(
         self,
         *,
@@ -2121,51 +1984,14 @@ class ProcessCounters(_message.Message):
         rejected_draft_tokens: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         listening: _builtins.bool = ...,
         slo: Global___SloCounts | None = ...,
-        burst: Global___BurstCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["burst", b"burst", "slo", b"slo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "active", b"active", "advice_unmet", b"advice_unmet", "answered", b"answered", "burst", b"burst", "escalated", b"escalated", "failed", b"failed", "failovers", b"failovers", "finished", b"finished", "listening", b"listening", "migrations", b"migrations", "rejected", b"rejected", "rejected_draft_tokens", b"rejected_draft_tokens", "requests_per_s", b"requests_per_s", "slo", b"slo", "ttft_s", b"ttft_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "active", b"active", "advice_unmet", b"advice_unmet", "answered", b"answered", "escalated", b"escalated", "failed", b"failed", "failovers", b"failovers", "finished", b"finished", "listening", b"listening", "migrations", b"migrations", "rejected", b"rejected", "rejected_draft_tokens", b"rejected_draft_tokens", "requests_per_s", b"requests_per_s", "slo", b"slo", "ttft_s", b"ttft_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProcessCounters: _TypeAlias = ProcessCounters  # noqa: Y015
-
-@_typing.final
-class BurstCounts(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    BUDGET_LEFT_FIELD_NUMBER: _builtins.int
-    OUT_OF_BUDGET_FIELD_NUMBER: _builtins.int
-    CHANGES_FIELD_NUMBER: _builtins.int
-    WINDOW_REQUESTS_FIELD_NUMBER: _builtins.int
-    WINDOW_QUALITY_SUM_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    """As in BurstStatus."""
-    budget_left: _builtins.float
-    out_of_budget: _builtins.bool
-    changes: _builtins.int
-    window_requests: _builtins.int
-    """Of the window: the requests, and the sum of their planned qualities."""
-    window_quality_sum: _builtins.float
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-        budget_left: _builtins.float = ...,
-        out_of_budget: _builtins.bool = ...,
-        changes: _builtins.int = ...,
-        window_requests: _builtins.int = ...,
-        window_quality_sum: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_left", b"budget_left", "changes", b"changes", "out_of_budget", b"out_of_budget", "step", b"step", "window_quality_sum", b"window_quality_sum", "window_requests", b"window_requests"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BurstCounts: _TypeAlias = BurstCounts  # noqa: Y015
 
 @_typing.final
 class MoveOwnReplyRequest(_message.Message):
