@@ -70,7 +70,9 @@ def test_a_crowded_tier_is_passed_over() -> None:
     """Where the first tier has a tenth of the throughput of the others."""
     slow = [[replace(REPLICAS[0][0], latency=StepLatencyModel((1.0, 2048.0), (0.1, 2.0)))], *REPLICAS[1:]]
     tiers = tuple(TierPlan(name, "m", limit, 1) for name, limit in zip(TIERS, (0.0, 0.0, None), strict=True))
-    free, priced = (simulate_priced(demand(0.1), PricedRouting(tiers, Price(price)), slow, 0.05) for price in (0.0, 20.0))
+    free, priced = (
+        simulate_priced(demand(0.1), PricedRouting(tiers, Price(price)), slow, 0.05) for price in (0.0, 20.0)
+    )
     assert free.visited[0].all()
     assert 0.0 < priced.visited[0].mean() < 0.5
     assert np.percentile(priced.total_s, 95) < 0.7 * np.percentile(free.total_s, 95)

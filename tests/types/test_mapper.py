@@ -121,7 +121,9 @@ def test_every_field_survives(descriptor: Descriptor) -> None:
 
 
 def test_an_unset_field_has_the_default() -> None:
-    assert from_message(planner_pb2.PlanningQuestion(seed=3), PlanningQuestion) == PlanningQuestion(seed=3, percentile=95)
+    assert from_message(planner_pb2.PlanningQuestion(seed=3), PlanningQuestion) == PlanningQuestion(
+        seed=3, percentile=95
+    )
 
 
 def test_too_many_entries_are_refused_by_name() -> None:
