@@ -3,12 +3,14 @@
 Families are all tables of judged answers in the folder that PENSTOCK_DATA names. Per family and split, `penstock plan`'s own
 code plans on one half of the prompts and one half of a recorded trace, for the default question: the least cost of a least
 quality, at a latency near that of the largest model alone. The plan is then routed and replayed with the other half of both.
+Then the halves of the prompts change places: which half is the easier one is luck, and so it cancels.
 
 A promise of quality *binds* where the plan has hardly more than it needs. `chance`: what a promise costs at least, the share
 of a normal distribution at the confidence times the standard error of the difference between the halves.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import NormalDist
 from typing import Any
 
@@ -39,15 +41,16 @@ BINDS = 0.5  # points that a plan has at most more than it needs
 
 
 def measure(family: Family, split: int) -> list[dict[str, Any]]:
-    """A row for each target."""
+    """A row for each target and half."""
     assert CONFIDENCE is not None
     order = np.random.default_rng(split).permutation(len(family.quality))
-    judged, others = (family.judged(rows) for rows in np.array_split(order, 2))
+    halves = [family.judged(rows) for rows in np.array_split(order, 2)]
     trace, rest = _halves(read_trace(public(TRACES[split % len(TRACES)])), split)
     rows = []
-    for share in SHARES:
+    for share, half in product(SHARES, (0, 1)):
+        judged, others = halves[half], halves[1 - half]
         target = judged.worst + share * (judged.best - judged.worst)
-        row = {"family": family.name, "split": split, "share": share, "target": target}
+        row = {"family": family.name, "split": split, "half": half, "share": share, "target": target}
         options = Options(min_quality=target, confidence=CONFIDENCE, rate=RATE_PER_S)
         try:
             planned = plan_for(family.site, trace, judged, options.for_tiers(len(family.tiers)))
