@@ -54,13 +54,6 @@ class CascadeRun:
         return percentile_s(self.felt_s(objective), percentile)
 
 
-def run_routed(
-    site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch
-) -> CascadeRun:
-    """As `run_cascade`. processed (C, N): the requests that reach each tier."""
-    return _run(site, demand, processed, strategies, dispatch, ROUNDS)
-
-
 def run_cascade(
     site: Site,
     demand: Demand,
@@ -74,12 +67,7 @@ def run_cascade(
     Raises:
         InvalidRequest: requests reach a tier that has no GPUs, or answers are to be graded by one.
     """
-    return _run(site, demand, route(demand.requests, thresholds).processed, strategies, dispatch, rounds)
-
-
-def _run(
-    site: Site, demand: Demand, processed: Bools, strategies: Sequence[Strategy], dispatch: Dispatch, rounds: int
-) -> CascadeRun:
+    processed = route(demand.requests, thresholds).processed
     simulation = _Simulation(site, demand, processed, strategies, dispatch)
     if site.grading is None:
         return simulation.run(simulation.simulate_round(), None)

@@ -17,7 +17,7 @@ from penstock.planner_service.simulator.workload import Floats, Ints, Workload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterServed:
-    """What N requests felt, and what the cluster did. horizon: the time of the last arrival, tokens produced until then.
+    """What N requests felt, and what the cluster did.
 
     first_s, finish_s: 0 for what had not come to it by the end.
     boundaries: (time, where stages end) at every refinement interval. produced: (E) output tokens of requests ended there.
@@ -25,8 +25,6 @@ class ClusterServed:
 
     first_s: Floats
     finish_s: Floats
-    horizon_s: float
-    tokens_by_horizon: int
     moved: int
     moved_tokens: int
     failed_moves: int
@@ -62,7 +60,6 @@ def serve_on(
     upcoming, left, tick = 0, len(work), 0
     publish_every = max(1, round(moves.publish_s / moves.tick_s))
     refine_every = max(1, round(moves.refine_s / moves.tick_s))
-    tokens_by_horizon, horizon_s = -1, float(arrival[-1])
     boundaries = list[tuple[float, list[float]]]()
     while left and cluster.now_s < until_s:
         if tick % refine_every == 0:
@@ -74,16 +71,12 @@ def serve_on(
             upcoming += 1
         ended = cluster.advance(until)
         left -= len(ended)
-        if tokens_by_horizon < 0 and until >= horizon_s:
-            tokens_by_horizon = int((cluster.length - work.input_tokens).sum())
         rules.tick(ended, cluster.complete_moves())
         if tick % publish_every == 0:
             rules.publish()
     return ClusterServed(
         cluster.first_s,
         cluster.finish_s,
-        horizon_s,
-        tokens_by_horizon,
         cluster.moved,
         cluster.moved_tokens,
         cluster.failed_moves,
