@@ -55,6 +55,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_only_the_roles_with_their_passwords_come_in(guarded: Guarded) -> None:
     assert len(set(guarded.passwords.values())) == len(ROLES)
     for role in ROLES:

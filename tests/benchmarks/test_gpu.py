@@ -118,6 +118,7 @@ def test_without_a_gpu_it_ends_with_its_own_status(
     assert "needs a GPU" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_from_a_folder_is_compared_with_its_replies_in_float32_on_the_cpu() -> None:
     shape = replace(shape_of(Path("models/family/small")), kv_tokens=8192, max_running=16)
     assert (shape.name, shape.vocabulary) == ("small", 264)

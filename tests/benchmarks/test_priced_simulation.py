@@ -46,6 +46,7 @@ def test_without_a_price_requests_visit_the_tiers_that_the_plan_says(gap_s: floa
     assert run.quality == pytest.approx(answered)
 
 
+@pytest.mark.slow
 def test_with_idle_tiers_a_price_changes_nothing() -> None:
     """No request comes before the one before it has its answer."""
     apart = demand(60.0, count=60)

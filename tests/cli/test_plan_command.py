@@ -68,6 +68,7 @@ def test_a_picture_does_not_overwrite_the_plan(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_short_trace_is_taken_whole_and_a_tiny_one_is_refused(tmp_path: Path) -> None:
     """So are more requests than a trace has, which are not clamped in silence: neither for a plan nor for a replay."""
     done = planned(requests=100_000_000)
@@ -107,6 +108,7 @@ def test_a_rate_beyond_the_cluster_is_refused_and_a_burst_is_planned_where_that_
     assert max(tier["utilisation"] for tier in plan["tiers"]) == pytest.approx(100_000 / plan["breaks_at_rate"])
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_sustained_does_not_make_requests_wait_longer_and_longer() -> None:
     """The simulator agrees with where a plan is said to break: at 0.95 of that rate the last wait as the first.
 

@@ -18,6 +18,7 @@ TRACE = ("--trace", EXAMPLES / "trace.csv")
 CLASSES = ("--slo", "chat=2s,100ms,0.7", "--slo", "batch=none")
 
 
+@pytest.mark.slow
 def test_plan_capacity_says_how_many_gpus_a_trace_needs() -> None:
     """More requests per second need more GPUs; at the rate that is named as capacity the target is kept."""
     counts = []

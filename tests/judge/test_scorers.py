@@ -71,6 +71,7 @@ async def test_confidence_is_the_mean_probability() -> None:
     assert low.raw < high.raw
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_reading_a_number_never_fails(text: str) -> None:
     value = last_number(text)

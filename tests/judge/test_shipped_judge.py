@@ -208,6 +208,7 @@ async def test_a_full_judge_refuses_with_a_time_to_come_back(
     assert line.endswith(" 1.0")
 
 
+@pytest.mark.slow
 async def test_empty_cut_and_off_task_answers_score_low(service: JudgeStub) -> None:
     """However sure a model is: nothing at all, half of it, another problem's answer, or any answer to smalltalk."""
     low = 30  # the shipped mesh lets nothing stand that scores less on the first tier

@@ -200,6 +200,7 @@ def test_the_plan_is_shown_and_changed(running: Path) -> None:
     assert desired == [("small", "2.0"), ("large", "1.0")]  # what autoscalers follow, with the counts of --worker
 
 
+@pytest.mark.slow
 def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of replicas where short requests pay for long ones in their batch, so that the replay favours stages."""
     monkeypatch.setattr(stage_replay, "SUSTAINED_REQUESTS", (400, 800))
@@ -242,6 +243,7 @@ def test_a_stage_layout_is_published_for_a_tier(running: Path, tmp_path: Path, m
     assert json.loads(penstock("plan", "show", "-a", admin(running), "--json").stdout) == plan
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_that_says_what_to_do(running: Path) -> None:
     failed = penstock("ask", "hello", "--temperature", "9", "-t", target(running))
     assert failed.returncode == 2

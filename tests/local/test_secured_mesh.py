@@ -18,6 +18,7 @@ from tests.support.cli import penstock, penstock_process
 PROMPT = "a prompt that no file may have"
 
 
+@pytest.mark.slow
 def test_a_mesh_with_keys_and_certificates_runs_by_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

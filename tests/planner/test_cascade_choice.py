@@ -127,6 +127,7 @@ def names_of(plan: CascadePlan) -> tuple[str, ...]:
     return tuple(tier.name for tier in plan.tiers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 16))])
 def test_the_choice_is_brute_forces(seed: int) -> None:
     """For the goals latency, cost and quality: 112 questions to 16 pools, all in one enumeration for each pool."""
@@ -160,6 +161,7 @@ def test_the_choice_is_brute_forces(seed: int) -> None:
             assert planned(site, demand, max_latency_s=limit).quality == pytest.approx(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 4, 7, 13))])
 def test_the_highest_rate_is_brute_forces(seed: int) -> None:
     """Some cascade serves it within the targets; none serves a little more. Cascades that are left out lose nothing."""
@@ -174,6 +176,7 @@ def test_the_highest_rate_is_brute_forces(seed: int) -> None:
     assert plan.solution.proof is Proof.SEARCHED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [Objective.END_TO_END, Objective.LARGEST_TIER])
 def test_a_stated_cascade_of_four_tiers_is_no_worse_than_the_best_three_of_them(objective: Objective) -> None:
     """What users feel is planned for more than three tiers, too: those that are not chosen are not used."""
@@ -275,6 +278,7 @@ def test_what_is_just_fast_enough_without_load_is_not_left_out(objective: Object
         assert present(plan.choice).left_out == left_out
 
 
+@pytest.mark.slow
 def test_the_proof_is_over_all_cascades() -> None:
     """Where all routings of all cascades are tried or ruled out it is a proof; what a search leaves open stays open."""
     site, demand = pool(2)
@@ -318,6 +322,7 @@ def test_what_the_searches_of_cascades_leave_open_is_in_the_gap(monkeypatch: pyt
     assert any(whole for _, whole in proofs)
 
 
+@pytest.mark.slow
 def test_targets_that_no_cascade_meets_say_which_binds_and_the_nearest() -> None:
     site, demand = pool(5)
     quality = wanted(demand)
@@ -443,6 +448,7 @@ def test_a_model_that_fits_nowhere_is_left_out_and_named(tmp_path: Path) -> None
         planned(small_files(tmp_path, tiers), demand_at(2.0, 3), min_quality=75, min_tiers=3)
 
 
+@pytest.mark.slow
 def test_prices_decide_between_gpus_and_an_api(tmp_path: Path) -> None:
     """Cheap tokens replace the GPUs of the large model, dear ones do not; cascades without the API compare in dollars too."""
     for dollars, api in ((0.1, True), (400.0, False)):
@@ -480,6 +486,7 @@ def test_several_types_of_gpu_are_chosen_with_the_cascade(tmp_path: Path) -> Non
     assert plan.cost == pytest.approx(min(alone))
 
 
+@pytest.mark.slow
 def test_skip_rule_guarantee_ladder_and_exact_budget_go_with_the_choice(tmp_path: Path) -> None:
     """Each holds for the chosen cascade: its limits, its guarantee at the confidence that was asked for, its ladder."""
     site, demand = small_files(tmp_path, QWEN[:3]), demand_at(6.0, 3)

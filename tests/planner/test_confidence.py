@@ -39,6 +39,7 @@ def more_than_wanted(confidence: float, requested: float = 80.0) -> tuple[Floats
     return more[0], more[1]
 
 
+@pytest.mark.slow
 def test_promises_are_kept_on_new_prompts_and_are_sharp() -> None:
     """At 90 %, one of ten samples of new prompts has less than was promised; they have little more than chance needs."""
     promised, plain = more_than_wanted(0.9)
@@ -48,6 +49,7 @@ def test_promises_are_kept_on_new_prompts_and_are_sharp() -> None:
     assert promised.mean() < 1.28 * spread + 0.5
 
 
+@pytest.mark.slow
 def test_at_even_odds_the_mean_of_new_prompts_is_what_was_asked_for() -> None:
     promised, plain = more_than_wanted(0.5)
     assert abs(promised.mean()) < 0.35

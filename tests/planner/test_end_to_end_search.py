@@ -28,6 +28,7 @@ def site() -> Site:
     return a100_site("llama-2-7b", "llama-2-13b", "llama-2-70b", nodes=2, gpus=8, judge_s=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 17, 66])
 def test_every_goal_tries_all_ways_to_share_out_the_gpus(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moves of GPUs one after another end at plans that are slower; what the least latency reaches is no limit too low."""

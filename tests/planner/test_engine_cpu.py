@@ -120,6 +120,7 @@ def cheapest() -> api.Planned:
     return api.plan(asked)
 
 
+@pytest.mark.slow
 def test_a_plan_that_holds_all_over_the_band_is_taken_if_it_costs_no_more_and_else_said() -> None:
     planned = cheapest()
     plan, demand = planned.plan, planned.offered
@@ -148,6 +149,7 @@ def test_a_plan_that_holds_all_over_the_band_is_taken_if_it_costs_no_more_and_el
     assert over_band((plan, demand), options, again, band_of) == ((plan, demand), missed)
 
 
+@pytest.mark.slow
 def test_a_target_of_its_own_is_not_looked_at_twice() -> None:
     """What a cheapest plan keeps to without a target is a multiple of an estimate, which the band scales as well."""
     planned = cheapest()
@@ -161,6 +163,7 @@ def test_a_target_of_its_own_is_not_looked_at_twice() -> None:
     assert present(planned.band).kept_for is None
 
 
+@pytest.mark.slow
 def test_a_stated_target_is_looked_at_at_the_slow_end() -> None:
     """Of a real search: as estimated the plan keeps the target; at the slow end it does, or it says what would."""
     planned = cheapest()

@@ -77,6 +77,7 @@ def found(deployer: Deployer, demand: Demand, site: Site, min_quality: float) ->
     return felt_s(solution.thresholds, solution.deployment.strategies), solution.gap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("percentile", "seeds"),
     [(95.0, 4), *(pytest.param(percentile, 12, marks=pytest.mark.slow) for percentile in (95.0, 99.0))],

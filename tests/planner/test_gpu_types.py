@@ -142,6 +142,7 @@ def test_the_cheapest_cluster_of_two_types_is_brute_forces(part: int) -> None:
     assert mixed_tiers >= 1
 
 
+@pytest.mark.slow
 def test_the_fastest_deployment_of_two_types_is_brute_forces() -> None:
     """To the tolerance that the plan states as its gap."""
     for seed in range(12):
@@ -157,6 +158,7 @@ def test_the_fastest_deployment_of_two_types_is_brute_forces() -> None:
         assert plan.gap == TOLERANCE
 
 
+@pytest.mark.slow
 def test_of_many_replicas_the_promising_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all multisets are candidates: a plan that may cost more, never one that is too slow or does not fit."""
     monkeypatch.setattr(mixed, "EVERY", 0)
@@ -223,6 +225,7 @@ def test_faults_of_a_cluster_file_name_the_field(tmp_path: Path, before: str, af
         typed_site(tmp_path, CLUSTER.replace(before, after))
 
 
+@pytest.mark.slow
 def test_a_plan_of_two_types_is_within_the_latency_and_costs_what_it_says(tmp_path: Path) -> None:
     site = typed_site(tmp_path)
     rng = np.random.default_rng(5)

@@ -297,6 +297,7 @@ def test_a_long_grading_request_needs_room() -> None:
     assert Deployer(sample, np.zeros(1), [[wide], [tight]], 4).deploy((50.0,)) is not None
 
 
+@pytest.mark.slow
 def test_plans_show_what_judging_amounts_to(tmp_path: Path) -> None:
     """In the table, in the JSON, in the message and in the SDK; and a plan file is replayed with it."""
     site_of(tmp_path, by_model(1))

@@ -51,6 +51,7 @@ def test_tokens_are_judged_as_the_attainment_tracker_does(
     assert judgement.misses[0] == (not result.first_token) + result.late_windows
 
 
+@pytest.mark.slow
 def test_every_deployment_attains_all_of_a_light_load() -> None:
     """Five requests, far apart: no policy misses one, and all of them finish with the same first token times."""
     work, slos = burst(5, 2.0), promises(5, 0.2, 0.05)

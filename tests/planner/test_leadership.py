@@ -170,6 +170,7 @@ async def test_only_the_leader_plans_again_and_the_other_does_what_it_has_left(
             assert pools[0] is not pools[1]
 
 
+@pytest.mark.slow
 async def test_a_killed_leader_is_replaced(redis: RedisProcess, mesh_file: MeshFileMaker, tmp_path: Path) -> None:
     """Two processes; Redis loses the plan as the leader is killed, and the other publishes it in time."""
     file = mesh_file()

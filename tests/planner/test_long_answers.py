@@ -115,6 +115,7 @@ def planned(files: dict[str, Path], out: Path) -> Any:
     return penstock("plan", *site, *work, "--min-quality", 75, "--no-plot", "--out", out)
 
 
+@pytest.mark.slow
 def test_a_plan_file_has_the_rule_and_is_replayed_and_rendered_with_it(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     result = planned(files, out)

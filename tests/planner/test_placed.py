@@ -80,6 +80,7 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         plain_options(min_quality=50, dispatch=Dispatch.PENDING_WORK).check(2)
 
 
+@pytest.mark.slow
 def test_a_plan_is_replayed_as_routers_place(tmp_path: Path) -> None:
     """`simulate --dispatch pending-work`; without it, as planned."""
     out, examples = tmp_path / "plan.json", ROOT / "examples"

@@ -73,6 +73,7 @@ def planned(data: tuple[Path, Path], out: Path, *more: object, **fields: Any) ->
 LARGEST_TIER = {"objective": "largest-tier"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", PUBLISHED)
 def test_published_plans_can_be_said_and_run(case: str, site: Site, data: tuple[Path, Path]) -> None:
     """Every row of table 3 fits its GPUs, has table 2's counts, and can be simulated."""
@@ -172,6 +173,7 @@ def test_every_latency_is_planned_and_replayed_as_it_is_named(data: tuple[Path, 
     assert "p99 time to the first visible token" in said["reason"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_planned_says_why(data: tuple[Path, Path], tmp_path: Path, site: Site) -> None:
     out = tmp_path / "plan.json"
     high = planned(data, out, "--min-quality", 100)

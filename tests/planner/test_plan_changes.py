@@ -34,6 +34,7 @@ def demand(site: Site) -> Demand:
     return Demand(judged, judged, np.cumsum(rng.exponential(0.2, 80)))
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_plan_or_a_reason_for_every_value() -> None:
     asked = question(min_quality=80, allow_overload=False)
 
@@ -60,6 +61,7 @@ def test_a_sweep_has_a_plan_or_a_reason_for_every_value() -> None:
             check_sweep(axis, [value])
 
 
+@pytest.mark.slow
 def test_the_verdict_says_gpus_what_breaks_first_and_the_next_step(site: Site, demand: Demand) -> None:
     options = plain_options(min_quality=70.0, max_latency_s=8.0, max_utilisation=0.75)
     demand = demand.scaled(8.0)

@@ -37,6 +37,7 @@ def drawn(inputs: Inputs, seed: int = 1, requests: int = 120) -> Demand:
     return demand_of(inputs[1], inputs[2], requests=requests, seed=seed, lengths="quality", rate=RATE)
 
 
+@pytest.mark.slow
 def test_with_a_quality_alone_the_cheapest_plan_is_as_fast_as_the_largest_model(inputs: Inputs) -> None:
     """On one GPU less that model does not sustain the rate; the plan takes fewer, and at most 1.2 times its latency. What the
     plan says of the best of other tiers costs more."""

@@ -212,6 +212,7 @@ def test_traces_of_rows_have_what_is_cached() -> None:
     assert Trace.of([(0.0, 20, 3), (1.0, 20, 3, 0)]).cached_tokens == ()
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_assumed_and_can_leave_it_out(tmp_path: Path) -> None:
     """`ignore_cached` plans and simulates what the trace without the column does. Simulations do as the plan was made."""
     examples, out = ROOT / "examples", tmp_path / "plan.json"

@@ -113,6 +113,7 @@ def test_measuring_batches_ends_with_its_time_and_leaves_the_engine_idle() -> No
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.slow
 def test_the_measured_batches_tell_the_cost_of_inputs_from_that_of_lengths_so_far() -> None:
     options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=2048, max_running=8, max_step_tokens=256)
     core, _ = torch_core(options, SystemClock())

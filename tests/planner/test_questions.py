@@ -50,6 +50,7 @@ def small_question(folder: Path, **fields: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_a_question_gets_the_same_plan_whoever_asks(tmp_path: Path, redis: RedisProcess, mesh_file: Any) -> None:
     """Command, SDK and service, all with their defaults: every figure but the time that it took."""
     path = small_question(tmp_path)

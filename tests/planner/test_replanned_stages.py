@@ -118,6 +118,7 @@ def replanner(workers: list[InstanceRecord]) -> Replanner:
     return Replanner(publisher, store, SolverPool(1), SystemClock(), DriftRule(), 300.0, lambda _: JOB)
 
 
+@pytest.mark.slow
 async def test_what_serves_is_kept_where_it_cannot_be_replayed_and_goes_where_one_stage_is_better() -> None:
     """Short requests of one length crowd the one instance of their stage: five others are idle."""
     crowded = (Stage(0, 100, 1), Stage(100, 8192, 5))

@@ -56,6 +56,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

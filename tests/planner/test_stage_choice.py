@@ -65,6 +65,7 @@ def solved(message: pb.PlanStagesRequest) -> pb.PlanStagesResponse:
     return response
 
 
+@pytest.mark.slow
 def test_the_solver_answers_what_the_command_would() -> None:
     """One choice behind both: the same layout and the same changes."""
     work, slow = mixed(), replica(gap_s=5e-7)

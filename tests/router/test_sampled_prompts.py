@@ -92,6 +92,7 @@ async def test_a_mesh_that_asks_for_it_has_its_prompts_measured(
     assert SECRET not in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_score_predictor_is_trained_on_live_prompts(run_mesh: MeshRunner, tmp_path: Path) -> None:
     """What routers load, and the planner reads; neither has text."""
     out, predictor = tmp_path / "judged.csv", tmp_path / "predictor.json"

@@ -125,6 +125,7 @@ def test_all_share_both_ports_and_a_page_of_metrics_and_end_together(tmp_path: P
         assert parent.ask(parent.grpc_port) is None
 
 
+@pytest.mark.slow
 def test_when_the_parent_is_killed_its_processes_end_and_a_new_parent_gets_the_ports(tmp_path: Path) -> None:
     with group(tmp_path) as parent:
         pids = parent.pids(parent.grpc_port)
@@ -135,6 +136,7 @@ def test_when_the_parent_is_killed_its_processes_end_and_a_new_parent_gets_the_p
         assert not set(parent.pids(parent.grpc_port).values()) & set(pids.values())
 
 
+@pytest.mark.slow
 def test_one_that_crashes_again_and_again_takes_nothing_from_the_other(tmp_path: Path) -> None:
     with group(tmp_path, CRASHES="1") as parent:
         pid = parent.pids(parent.grpc_port, 1)[0]
@@ -143,6 +145,7 @@ def test_one_that_crashes_again_and_again_takes_nothing_from_the_other(tmp_path:
         assert parent.pids(parent.grpc_port, 1) == {0: pid}
 
 
+@pytest.mark.slow
 def test_a_group_none_of_whose_processes_stays_up_ends_with_status_1(tmp_path: Path) -> None:
     with group(tmp_path, CRASHES="01") as parent:
         status, errors = parent.end()
@@ -163,6 +166,7 @@ def test_unusable_settings_end_a_group_with_status_2_where_no_process_can_use_th
         assert parent.pids(parent.grpc_port, 1) == {0: pid}
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> None:
     with group(tmp_path, STUCK_S=str(STUCK_S)) as parent:
         before = parent.pids(parent.grpc_port)

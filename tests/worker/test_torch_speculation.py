@@ -173,6 +173,7 @@ def test_replies_are_the_same_with_preemptions(
     assert core.scheduler.preemptions > 0
 
 
+@pytest.mark.slow
 def test_a_model_drafts_the_same_in_the_compiled_loop_and_step_by_step(prompts: list[list[int]]) -> None:
     """Greedy and sampled, along a reply of its own, of which it keeps the KV that stands."""
     core, stepwise = build(FAMILY / "small"), build(FAMILY / "small", compiled=False)
