@@ -35,6 +35,16 @@ def test_a_judge_that_knows_saves_what_the_small_model_can_answer() -> None:
     assert result.cpu_s.tolist() == [1.0 if small.records[p].right else 5.0 for p in PROMPTS]
 
 
+def test_a_rejected_answer_is_the_draft_of_the_next_one() -> None:
+    """What that saves counts where the large model answers after the small one, and nowhere else."""
+    small = replace(answers_of(0.7, 1.0, 1, tells=True), name="small")
+    large = replace(answers_of(0.8, 4.0, 2, tells=True), drafted={("small", "humaneval"): 0.5})
+    result = cross_fitted([small, large], PROMPTS, System((0, 1), "examples"), "cheap")
+    assert result.cpu_s.tolist() == [1.0 if small.records[p].right else 3.0 for p in PROMPTS]
+    answers = read_answers([small, large], "examples", PROMPTS, np.arange(len(PROMPTS)))
+    assert outcome(answers, Policy((1,))).cpu_s.tolist() == [4.0] * len(PROMPTS)
+
+
 def test_without_a_judge_that_tells_nothing_is_won() -> None:
     """Held out, no system is both cheaper and better than drawing one of the two models, by more than chance."""
     by_model = [answers_of(0.5, 1.0, 1, tells=False), answers_of(0.8, 2.0, 2, tells=False)]
