@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.real_models.generate import AT_ONCE, Asker, Store, answers, loaded
+from benchmarks.real_models.generate import AT_ONCE, Asker, Store, answers, loaded, outputs
 from benchmarks.real_models.prompts import MAX_TOKENS, MODELS, Set, Task, tasks
 from benchmarks.real_models.records import RUN_S, passed
 from penstock.judge_service.scorers.code.examples import examples_in
@@ -28,7 +28,6 @@ from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
-from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
 
@@ -164,37 +163,25 @@ class Ran:
 def run_all(core: EngineCore, jobs: Sequence[Job], acceptance: RunAcceptance | None = None) -> Ran:
     """Answer all, greedily, AT_ONCE at a time, with no KV of earlier prompts. acceptance: of the drafts."""
     prompts = [core.tokenizer.encode(ChatPrompt((ChatMessage("user", each.text),))) for each in jobs]
-    outputs: list[list[int]] = [[] for _ in jobs]
-    salt, waiting = str(next(_runs)), iter(range(len(jobs)))
-    began_s = time.thread_time()
-
-    def start(count: int) -> int:
-        some = [*itertools.islice(waiting, count)]
-        for i in some:
-            sampling = SamplingParams(0.0, max_tokens=jobs[i].max_tokens)
-            core.add(
-                GenerationRequest(f"{salt}-{i}", TokenPrompt(tuple(prompts[i])), sampling, cache_salt=salt), prompts[i]
-            )
-            if acceptance is not None and jobs[i].draft:
-                draft = core.tokenizer.encode_text(jobs[i].draft)
-                core.proposals.attach(f"{salt}-{i}", GivenAnswer(draft, acceptance, price))
-        return len(some)
+    answered: list[list[int]] = [[] for _ in jobs]
+    salt, began_s = str(next(_runs)), time.thread_time()
 
     def price() -> float:
         return core.proposals.row_price(len(core.scheduler.running))
 
-    running = start(AT_ONCE)
-    while running:
-        for name, output in core.step():
-            if isinstance(output, Exception):
-                raise output
-            if isinstance(output, TokenFrame):
-                outputs[int(name.rpartition("-")[2])] += output.token_ids
-            elif isinstance(output, EngineFinished):
-                core.proposals.forget(name)
-                running += start(1) - 1
-    cpu_s = time.thread_time() - began_s
-    return Ran(sum(map(len, prompts)), [tuple(each) for each in outputs], cpu_s)
+    def request(i: int) -> GenerationRequest:
+        if acceptance is not None and jobs[i].draft:
+            draft = core.tokenizer.encode_text(jobs[i].draft)
+            core.proposals.attach(f"{salt}-{i}", GivenAnswer(draft, acceptance, price))
+        sampling = SamplingParams(0.0, max_tokens=jobs[i].max_tokens)
+        return GenerationRequest(f"{salt}-{i}", TokenPrompt(tuple(prompts[i])), sampling, cache_salt=salt)
+
+    for name, output in outputs(core, map(request, range(len(jobs)))):
+        if isinstance(output, TokenFrame):
+            answered[int(name.rpartition("-")[2])] += output.token_ids
+        else:
+            core.proposals.forget(name)
+    return Ran(sum(map(len, prompts)), [tuple(each) for each in answered], time.thread_time() - began_s)
 
 
 _runs = itertools.count()

@@ -77,6 +77,26 @@ def loaded(model: str) -> EngineCore:
     return llamacpp_core(options, SystemClock())[0]
 
 
+def outputs(
+    core: EngineCore, requests: Iterator[GenerationRequest]
+) -> Iterator[tuple[str, TokenFrame | EngineFinished]]:
+    """(id, output) of requests whose prompts are tokens, AT_ONCE at a time. A failed one raises its error."""
+    running = 0
+    while True:
+        for request in islice(requests, AT_ONCE - running):
+            assert isinstance(request.prompt, TokenPrompt)
+            core.add(request, [*request.prompt.token_ids])
+            running += 1
+        if not running:
+            return
+        for name, output in core.step():
+            if isinstance(output, Exception):
+                raise output
+            if isinstance(output, TokenFrame | EngineFinished):
+                running -= isinstance(output, EngineFinished)
+                yield name, output
+
+
 class Asker:
     """Models that stay loaded."""
 
@@ -90,31 +110,24 @@ class Asker:
         if not left:
             return
         print(f"{time.strftime('%H:%M:%S')} {model}: {len(left)} x {left[0].kind}, {left[0].task.set}", flush=True)
-        waiting, running = iter(left), dict[str, _Running]()
-        core = self._core(model)
-        self._start(core, islice(waiting, AT_ONCE), running)
-        while running:
-            for name, output in core.step():
-                if isinstance(output, Exception):
-                    raise output
-                if isinstance(output, TokenFrame):
-                    running[name].take(output)
-                elif isinstance(output, EngineFinished):
-                    ended = running.pop(name)
-                    self._store.append(model, ended.question.kind, ended.row(output))
-                    self._start(core, islice(waiting, 1), running)
+        core, running = self._core(model), dict[str, _Running]()
+        for name, output in outputs(core, (self._started(core, question, running) for question in left)):
+            if isinstance(output, TokenFrame):
+                running[name].take(output)
+            else:
+                ended = running.pop(name)
+                self._store.append(model, ended.question.kind, ended.row(output))
 
     def _core(self, model: str) -> EngineCore:
         if model not in self._cores:
             self._cores[model] = loaded(model)
         return self._cores[model]
 
-    def _start(self, core: EngineCore, questions: Iterator[Question], running: dict[str, "_Running"]) -> None:
-        for question in questions:
-            tokens = core.tokenizer.encode(ChatPrompt((ChatMessage("user", question.text),)))
-            name = f"{question.task.id}/{question.kind}"
-            core.add(GenerationRequest(name, TokenPrompt(tuple(tokens)), question.sampling), tokens)
-            running[name] = _Running(question, len(tokens))
+    def _started(self, core: EngineCore, question: Question, running: dict[str, "_Running"]) -> GenerationRequest:
+        tokens = core.tokenizer.encode(ChatPrompt((ChatMessage("user", question.text),)))
+        name = f"{question.task.id}/{question.kind}"
+        running[name] = _Running(question, len(tokens))
+        return GenerationRequest(name, TokenPrompt(tuple(tokens)), question.sampling)
 
 
 class _Running:
