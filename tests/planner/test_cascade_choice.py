@@ -488,7 +488,7 @@ def test_several_types_of_gpu_are_chosen_with_the_cascade(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_skip_rule_guarantee_and_exact_budget_go_with_the_choice(tmp_path: Path) -> None:
-    """Each holds for the chosen cascade: its limits, its guarantee at the confidence that was asked for, its ladder."""
+    """Each holds for the chosen cascade: its limits, its guarantee at the confidence that was asked for."""
     site, demand = small_files(tmp_path, QWEN[:3]), demand_at(6.0, 3)
     skipping = planned(site, demand, min_quality=80, max_tiers=2, min_tiers=2, skip=True)
     assert skipping.cost <= planned(site, demand, min_quality=80, max_tiers=2, min_tiers=2).cost
