@@ -80,6 +80,13 @@ class MixedTable(LatencyTable):
         self._options: dict[float, tuple[list[int], Iterator[int]]] = {}
 
     @property
+    def least_cost_s(self) -> float:
+        if not len(self._work) or not self._kinds:
+            return 0.0
+        prices = self._sizes * np.array(self.types.cost)[self._type]
+        return len(self._work) / float((self._capacity / prices).max())
+
+    @property
     def least_alone_s(self) -> float:
         """What no replicas can beat: the percentile of each request alone on the kind that is fastest for it."""
         return self._percentile_s(self.alone_s()) if len(self._work) else 0.0

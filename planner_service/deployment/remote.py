@@ -32,15 +32,19 @@ class RemoteTable(MixedTable):
     ) -> None:
         super().__init__(work, (), Dispatch.CAPACITY, percentile, None, types, counted, measured)
         self._times = Times(np.full(len(work), remote.first_token_s), remote.latency_s(work))
-        self.strategy, self._within_limits = NOTHING, True
+        self.strategy, self._within_limits, self._dollars = NOTHING, True, remote.dollars(work)
         if len(work):
-            dollars = remote.dollars(work) / len(work) * per_s * 3600
+            dollars = self._dollars / len(work) * per_s * 3600
             self.strategy = Strategy((), self._percentile_s(self.alone_s()), remote, dollars)
             self._within_limits = per_s <= max_utilisation * remote.sustained_per_s(work)
 
     @property
     def least_gpus(self) -> int:
         return 0
+
+    @property
+    def least_cost_s(self) -> float:
+        return 3600 * self._dollars
 
     @property
     def feasible(self) -> bool:

@@ -5,6 +5,7 @@ unlike times (two stages reach about three quarters of it, eight little over hal
 more requests at once than it can hold, and its ends are counted while its queue lasts.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from penstock.planner_service.simulator import Dispatch, Replica, Workload, serv
 TURNS = 3  # times as many requests as the replica holds at once
 FILLED = 0.2  # of the requests have ended when the count begins: the batches are full and mixed by then
 MOST_REQUESTS = 12_000
+KEPT = 1024  # results: each form of a plan asks again for the tiers that it has
 
 
 def saturated_per_s(replica: Replica, work: Workload) -> float:
@@ -25,7 +27,16 @@ def saturated_per_s(replica: Replica, work: Workload) -> float:
     held = min(replica.limits.max_running, max(1.0, replica.lane_tokens / float((inputs + outputs).mean())))
     count = int(min(MOST_REQUESTS, max(TURNS * held * replica.shape.pp, 20)))
     rows = np.arange(count) % len(work)
-    same = Workload(np.zeros(count), inputs[rows], outputs[rows], cached_tokens=work.cached_tokens[rows])
+    lengths = np.array([inputs[rows], outputs[rows], work.cached_tokens[rows]], np.int64)
+    return _saturated_per_s(replica, lengths.tobytes())
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _saturated_per_s(replica: Replica, lengths: bytes) -> float:
+    """As saturated_per_s. lengths: tokens of prompts, of answers and in the cache, (3, N) int64."""
+    inputs, outputs, cached = np.frombuffer(lengths, np.int64).reshape(3, -1)
+    count = len(inputs)
+    same = Workload(np.zeros(count), inputs, outputs, cached_tokens=cached)
     served = serve(same, [replica])
     ends = np.sort(served.finish_s)
     begin_s, end_s = float(ends[int(FILLED * count)]), float(served.first_s.max())  # the queue is empty then

@@ -179,6 +179,12 @@ class LatencyTable:
         return len(self._work) / float((self._capacity / self._sizes).max())
 
     @property
+    def least_cost_s(self) -> float:
+        """Cost times seconds of replicas that are always busy with its requests, on the kind that costs the least; 0 for no
+        requests."""
+        return self.gpu_s
+
+    @property
     def can_serve(self) -> bool:
         """Whether there is anything that serves such requests, however few."""
         return bool(self._kinds) or not len(self._work)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from penstock.planner_service.files.measured import replica_of
 from penstock.planner_service.simulator import Replica
@@ -65,6 +64,8 @@ def fit_qoe(samples: Sequence[tuple[BatchLoad, float]]) -> QoeModel:
     Raises:
         InvalidRequest: fewer samples than coefficients.
     """
+    from scipy.optimize import nnls  # half a second of imports, which only fitting needs
+
     if len(samples) < 5:
         raise invalid("samples", f"5 coefficients need as many samples, not {len(samples)}")
     seconds = np.array([cost for _, cost in samples], float)

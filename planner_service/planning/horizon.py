@@ -4,6 +4,7 @@ A plan for a stretch that is over before the first request is answered is a plan
 several latencies: guessed before there is a plan, and lengthened once where the plan turns out slower.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -11,11 +12,14 @@ import numpy as np
 
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.planning.largest_alone import largest_alone
 from penstock.planner_service.question.demand import demand_of
-from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Options
+from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, Workload
+from penstock.types.planning import Objective
 
 LATENCIES = (
     20.0  # that a stretch lasts: what is served while the first requests find the tiers empty is a twentieth of it
@@ -55,7 +59,7 @@ def plan_over_horizon(
     count = short
     if short >= LEAST_REQUESTS:
         sample = drawn(short, 0)
-        count = min(most, max(short, _requests_for(LOADED * _alone_s(site, sample), sample)))
+        count = min(most, max(short, _requests_for(_guessed_s(site, sample, options), sample)))
     best = planned(count)
     again = min(most, _requests_for(best[0].stay_s, best[1]))
     if best[1].seconds < ENOUGH_LATENCIES * best[0].stay_s and again > count:
@@ -65,6 +69,14 @@ def plan_over_horizon(
 
 def _requests_for(latency_s: float, demand: Demand) -> int:
     return 0 if demand.rate_per_s is None else math.ceil(LATENCIES * latency_s * demand.rate_per_s)
+
+
+def _guessed_s(site: Site, demand: Demand, options: Options) -> float:
+    """How long requests stay, before there is a plan. The cheapest plan takes about as long as it may."""
+    if options.aim is Goal.COST and options.latency is Objective.END_TO_END:
+        with contextlib.suppress(Unreachable):
+            return min(options.max_latency_s or math.inf, largest_alone(site, demand, options, ()).limit_s)
+    return LOADED * _alone_s(site, demand)
 
 
 def _alone_s(site: Site, demand: Demand) -> float:

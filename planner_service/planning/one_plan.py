@@ -19,6 +19,7 @@ from penstock.planner_service.routing.goals import (
     begin_within,
     cheapest,
     least_latency,
+    least_work,
     most_quality,
     rounded_down,
     rounded_up,
@@ -26,7 +27,7 @@ from penstock.planner_service.routing.goals import (
 )
 from penstock.planner_service.routing.grid import EPSILON
 from penstock.planner_service.routing.quality import JudgedSample, route
-from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
+from penstock.planner_service.routing.solution import Binds, Solution, Unreachable
 from penstock.types.planning import Objective
 
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
@@ -176,13 +177,7 @@ class PlanSearch:
             run = run_cascade(self.site, demand, thresholds, strategies, options.dispatch)
             return run.latency_s(options.latency, options.percentile)
 
-        if options.aim is Goal.RATE and options.max_latency_s is not None:
-            # a tier may be slower than what most users feel: twice the limit leaves room for it
-            start = begin_within(deployer, min_quality, 2 * options.max_latency_s, demand.judged, self.begin[::-1])
-        else:
-            start = self._known_begin(deployer, demand.judged, min_quality) or begin_of_least_latency(
-                deployer, min_quality, demand.judged, STARTED_FROM
-            )
+        start = self._start(demand.judged, deployer, options, min_quality)
         felt = EndToEnd(deployer, demand.judged, self.site.judge_s, felt_s)
         limit_s = options.max_latency_s
         if options.aim is Goal.COST:
@@ -198,14 +193,17 @@ class PlanSearch:
                 raise _latency_binds(seconds, options, min_quality, None)
         return solution
 
-    def _known_begin(self, deployer: Deployer, judged: JudgedSample, min_quality: float) -> Solution | None:
-        """Where a search for what users feel begins; None where no thresholds are known that have the quality."""
-        if not self.begin or (quality := route(judged, self.begin[-1]).quality) < min_quality - EPSILON:
-            return None
-        deployment, known = deployer.deploy(self.begin[-1]), self.begin[-1]
-        if deployment is None:
-            return None
-        return Solution(known, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
+    def _start(self, judged: JudgedSample, deployer: Deployer, options: Options, min_quality: float) -> Sequence[float]:
+        """Thresholds where a search for what users feel begins."""
+        if options.aim is Goal.RATE and options.max_latency_s is not None:
+            # a tier may be slower than what most users feel: twice the limit leaves room for it
+            within_s = 2 * options.max_latency_s
+            return begin_within(deployer, min_quality, within_s, judged, self.begin[::-1]).thresholds
+        if options.aim is Goal.COST:
+            return least_work(deployer, min_quality, judged, STARTED_FROM)
+        if self.begin and route(judged, self.begin[-1]).quality >= min_quality - EPSILON:
+            return self.begin[-1]
+        return begin_of_least_latency(deployer, min_quality, judged, STARTED_FROM).thresholds
 
     def _most_rate(self, demand: Demand, runs: Sequence[Demand], least_per_s: float) -> CascadePlan:
         """The highest rate with a plan that meets both targets: from a rate that works, plans for more and more.

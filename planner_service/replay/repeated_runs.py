@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtrit
 
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.site import Demand, Site
@@ -22,6 +21,8 @@ class Interval(planned.Interval):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
+        from scipy.special import stdtrit  # a quarter of a second of imports
+
         mean = float(np.mean(values))
         if len(values) < 2:
             return cls(mean, mean, mean, len(values))

@@ -151,6 +151,13 @@ class Deployer:
         better, as GPUs that are less busy carry more."""
         return sum(table.gpu_s for table in self._routed(thresholds)[1])
 
+    @functools.cached_property
+    def tier_costs_s(self) -> Floats:
+        """(C) what each tier costs for all requests, see LatencyTable.least_cost_s; infinite where it cannot serve them."""
+        everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
+        tables = [self._table(tier, row, everyone[:0], Measured.LATENCY) for tier, row in enumerate(everyone)]
+        return np.array([table.least_cost_s if table.can_serve else INFEASIBLE for table in tables])
+
     def cost(self, deployment: Deployment) -> float:
         """What a cheapest plan has least of: GPUs."""
         return float(sum(deployment.gpus))

@@ -38,6 +38,7 @@ SIMULATED_WHOLE = 5  # of the best, which are then simulated from end to end
 POLISHED = 2  # of those, for which GPUs are moved once more with the cascade simulated whole
 SPLITS_SIMULATED = 4  # of all ways to share out GPUs, the best ones, which are then simulated whole
 PACES_BOUNDED = 2000  # routings, each of which is asked for what no plan of it can beat
+LOWERED = 8  # times that the limit of the tiers is lowered because what is felt was over that of all
 TIGHTENED = 3  # times that a limit is lowered because no plan met it when it was simulated whole
 
 
@@ -51,11 +52,11 @@ class EndToEnd:
         self._fastest: dict[Point, tuple[float, Deployment] | None] = {}
         self._known_whole: dict[tuple[tuple[float, ...], tuple[Strategy, ...]], float] = {}
 
-    def least_latency(self, min_quality: float, start: Solution) -> Solution:
-        """The least latency of at least this quality; start: the slowest tier's least, where the search begins."""
+    def least_latency(self, min_quality: float, start: Sequence[float]) -> Solution:
+        """The least latency of at least this quality; start: thresholds where the search begins."""
         return self._sustaining(lambda: self._least_latency(min_quality, start))
 
-    def _least_latency(self, min_quality: float, start: Solution) -> Solution:
+    def _least_latency(self, min_quality: float, start: Sequence[float]) -> Solution:
         able = set(self.grid.at_least(min_quality))
 
         def tried(point: Point) -> tuple[Key, Deployment] | None:
@@ -63,8 +64,8 @@ class EndToEnd:
             return None if fastest is None else ((fastest[0],), fastest[1])
 
         plans = self._best(tried, able, start)
-        if (deployment := self._deployer.deploy(start.thresholds)) is not None:
-            plans.append(self._whole(self.grid.nearest(start.thresholds), deployment))
+        if (deployment := self._deployer.deploy(start)) is not None:
+            plans.append(self._whole(self.grid.nearest(start), deployment))
         seconds, point, deployment = self._polished_best(plans)[0]
         deployer = self._deployer
         how = (deployer.sample, deployer.alone_s(), self._judge_s, deployer.percentile, deployer.objective)
@@ -87,7 +88,7 @@ class EndToEnd:
         polished = (self._polished(*plan) for plan in [*by_routing.values()][:POLISHED])
         return sorted(polished, key=lambda plan: plan[:2])
 
-    def cheapest(self, min_quality: float, max_latency_s: float, start: Solution) -> Solution:
+    def cheapest(self, min_quality: float, max_latency_s: float, start: Sequence[float]) -> Solution:
         """The least cost for both targets; of equal ones the least work.
 
         Raises:
@@ -97,18 +98,18 @@ class EndToEnd:
 
         def at_limit(limit_s: float) -> Callable[[Point], tuple[Key, Deployment] | None]:
             def tried(point: Point) -> tuple[Key, Deployment] | None:
-                fastest = self._fastest_at(point)
-                if fastest is None or fastest[0] > limit_s:
-                    return None if fastest is None else ((fastest[0] - limit_s, 0.0, 0.0), fastest[1])
+                begin = self._cheap_at(point, limit_s) or self._fastest_at(point)
+                if begin is None or begin[0] > limit_s:
+                    return None if begin is None else ((begin[0] - limit_s, 0.0, 0.0), begin[1])
                 thresholds = self.grid.thresholds(point)
-                _, lean = self._lean(thresholds, fastest, limit_s, lambda one: self._seconds(thresholds, one))
+                _, lean = self._lean(thresholds, begin, limit_s, lambda one: self._seconds(thresholds, one))
                 return (0.0, self._deployer.cost(lean), self._deployer.gpu_s(thresholds)), lean
 
             return tried
 
         return self._within(at_limit, able, start, max_latency_s, is_lean=True)
 
-    def most_quality(self, max_latency_s: float, min_quality: float, start: Solution) -> Solution:
+    def most_quality(self, max_latency_s: float, min_quality: float, start: Sequence[float]) -> Solution:
         """The most quality within a latency, and of at least min_quality.
 
         Raises:
@@ -131,7 +132,7 @@ class EndToEnd:
         self,
         at_limit: Callable[[float], Callable[[Point], tuple[Key, Deployment] | None]],
         able: set[Point],
-        start: Solution,
+        start: Sequence[float],
         max_latency_s: float,
         *,
         is_lean: bool,
@@ -152,7 +153,7 @@ class EndToEnd:
         self,
         at_limit: Callable[[float], Callable[[Point], tuple[Key, Deployment] | None]],
         able: set[Point],
-        start: Solution,
+        start: Sequence[float],
         max_latency_s: float,
         *,
         is_lean: bool,
@@ -187,7 +188,7 @@ class EndToEnd:
         self,
         tried: Callable[[Point], tuple[Key, Deployment] | None],
         able: set[Point],
-        start: Solution,
+        start: Sequence[float],
         *,
         by_key: bool = False,
     ) -> list[Whole]:
@@ -214,12 +215,12 @@ class EndToEnd:
         whole = [self._whole(point, deployment) for _, point, deployment in ranked[:SIMULATED_WHOLE]]
         return whole if by_key else sorted(whole, key=lambda one: one[:2])
 
-    def _starts(self, able: set[Point], start: Solution) -> list[Point]:
+    def _starts(self, able: set[Point], start: Sequence[float]) -> list[Point]:
         """Where a search begins; few routings are all tried. Where prompts are routed, also spread over them: neither high
         nor low limits serve most with few GPUs."""
         if len(able) <= MOST_ROUTINGS:
             return sorted(able)
-        begin = self.grid.nearest(start.thresholds)
+        begin = self.grid.nearest(start)
         starts = [begin] if begin in able else []
         starts += [min(group, key=lambda p: (sum(p), p)) for group in self.grid.groups(able)]
         return list(dict.fromkeys([*starts, *(self.grid.starts(able) if self._judged.routed else [])]))
@@ -275,6 +276,22 @@ class EndToEnd:
                             break
                 self._fastest[point] = best
         return self._fastest[point]
+
+    def _cheap_at(self, point: Point, limit_s: float) -> tuple[float, Deployment] | None:
+        """(seconds, deployment) of a routing within a limit, on few GPUs; None where none is found.
+
+        It is the cheapest on which no tier is slower than a limit of its own, lowered until what is felt is within.
+        """
+        thresholds, tier_s = self.grid.thresholds(point), limit_s
+        for _ in range(LOWERED):
+            deployment = self._deployer.cheapest_within(thresholds, tier_s)
+            if deployment is None:
+                break
+            seconds = self._seconds(thresholds, deployment)
+            if seconds <= limit_s:
+                return seconds, deployment
+            tier_s = 0.98 * min(tier_s, deployment.latency_s) * limit_s / seconds
+        return None
 
     def _lean(
         self,

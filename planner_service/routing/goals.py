@@ -83,6 +83,26 @@ def begin_of_least_latency(
     return _solution(deployer, grid, result, gap=max(result.gap, deployer.tolerance))
 
 
+def least_work(deployer: Deployer, min_quality: float, judged: JudgedSample, most: int) -> tuple[float, ...]:
+    """Thresholds of the routing that costs least with replicas always busy, for a search for the cheapest that begins there;
+    nothing is simulated.
+
+    most: routings that are tried of a large grid, see grid.search.
+
+    Raises:
+        Unreachable: no routing reaches the quality.
+    """
+    grid, points = _able(judged, min_quality)
+    costs_s = deployer.tier_costs_s
+
+    def evaluate(point: Point, _under: float) -> float:
+        shares = route(judged, grid.thresholds(point)).processed.mean(axis=1)
+        return float(np.where(shares > 0, costs_s * shares, 0.0).sum())
+
+    result = search(grid, points, np.zeros(grid.shape), evaluate, most, lightest=True)
+    return grid.thresholds(points[0] if result is None else result.point)
+
+
 def cheapest(
     deployer: Deployer,
     min_quality: float,

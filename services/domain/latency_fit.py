@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
@@ -29,6 +28,8 @@ def fit_latency(samples: list[tuple[StepLoad, float]]) -> tuple[StepLatencyModel
     Raises:
         InvalidRequest: fewer than five samples, or all of one number of tokens.
     """
+    from scipy.optimize import nnls  # half a second of imports, which only fitting needs
+
     tokens = np.array([load.tokens for load, _ in samples], float)
     seconds = np.array([s for _, s in samples], float)
     rest = np.array([(load.context_tokens, load.pairs, load.longest_gap) for load, _ in samples], float)

@@ -70,7 +70,7 @@ def found(deployer: Deployer, demand: Demand, site: Site, min_quality: float) ->
         run = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
         return run.latency_s(deployer.objective, deployer.percentile)
 
-    start = least_latency(deployer, min_quality)
+    start = least_latency(deployer, min_quality).thresholds
     solution = EndToEnd(deployer, demand.judged, JUDGE_S, felt_s).least_latency(min_quality, start)
     assert solution.proof is Proof.SEARCHED
     assert solution.quality >= min_quality - 1e-9

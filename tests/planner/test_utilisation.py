@@ -130,8 +130,8 @@ def goals(deployer: Deployer) -> list[Callable[[], Solution]]:
     def felt_s(thresholds: Sequence[float], strategies: Sequence[Strategy]) -> float:
         return percentile_s(deployer.felt_s(thresholds, strategies, 0.0), deployer.percentile)
 
-    def end_to_end(solve: Callable[[EndToEnd, Solution], Solution]) -> Solution:
-        start = begin_of_least_latency(deployer, quality)
+    def end_to_end(solve: Callable[[EndToEnd, Sequence[float]], Solution]) -> Solution:
+        start = begin_of_least_latency(deployer, quality).thresholds
         return solve(EndToEnd(deployer, judged, 0.0, felt_s), start)
 
     limit_s = 12.0
