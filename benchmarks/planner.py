@@ -1,7 +1,7 @@
 """How long planning takes, by the number of GPUs: three tiers, as `penstock plan` does it, warm code.
 
 The load grows with the cluster (a request per second for four GPUs), so that every cluster is about equally busy.
-Example data (the trace twice over) and the DeepSeek cascade of the examples; three quality targets each. A plan is for a
+Example data and the DeepSeek cascade of the examples; three quality targets each. A plan is for a
 stretch of 20 latencies, keeps within the usual utilisation and is run on five other stretches.
 
 A plan that takes longer than its limit is ended and counts as missed. Clusters over REPEATED_UP_TO are planned once, not
@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import report
 from benchmarks.spread import median_and_range
 from penstock.planner_service.files import read_quality, read_site, read_trace
@@ -29,7 +27,6 @@ from penstock.planner_service.planning.plan_cascade import plan_cascade
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.simulator import Workload
 from penstock.types.planning import Objective
 
 EXAMPLES = Path("examples")
@@ -40,16 +37,6 @@ SHARES = (0.3, 0.6, 0.9)  # of the way from the first tier's quality to the last
 SEED = 1
 
 Times = list[float]
-
-
-def twice(trace: Workload) -> Workload:
-    """The trace, and the trace again after a mean gap."""
-    after_s = float(trace.arrival_s[-1] - trace.arrival_s[0]) + 1 / trace.rate_per_s
-    return Workload(
-        np.concatenate([trace.arrival_s, trace.arrival_s + after_s]),
-        np.tile(trace.input_tokens, 2),
-        np.tile(trace.output_tokens, 2),
-    )
 
 
 def planned(site: Site, options: Options, demand: Demand, runs: Sequence[Demand]) -> CascadePlan:
@@ -98,7 +85,7 @@ def row(objective: Objective, gpus: int, share: float, rounds: int) -> dict[str,
     """One cell, measured."""
     base = read_site(EXAMPLES / "cluster-4x8-h100.yaml", EXAMPLES / "deepseek-cascade.yaml")
     judged = read_quality(EXAMPLES / "judged.csv", base.tiers)
-    trace = twice(read_trace(EXAMPLES / "trace.csv"))
+    trace = read_trace(EXAMPLES / "trace.csv")
     site = dataclasses.replace(base, cluster=dataclasses.replace(base.cluster, nodes=gpus // 8))
     target = judged.worst + share * (judged.best - judged.worst)
     options = Options(min_quality=target, goal=Goal.LATENCY, objective=objective, seed=SEED, rate=gpus / 4)

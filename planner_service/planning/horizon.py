@@ -13,7 +13,7 @@ import numpy as np
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.planning.largest_alone import largest_alone
-from penstock.planner_service.question.demand import demand_of
+from penstock.planner_service.question.demand import continued, demand_of
 from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import JudgedSample
@@ -26,7 +26,10 @@ LATENCIES = (
 )
 ENOUGH_LATENCIES = 10.0  # a plan whose stretch lasts fewer is made again
 LOADED = 1.2  # times the latency of a request alone: the guess before there is a plan
-USUAL_REQUESTS, MOST_REQUESTS = 500, 6000  # fewest where the trace has them, most
+USUAL_REQUESTS = 500  # fewest, where the trace has them
+MOST_REQUESTS = 6000
+CHEAPEST_REQUESTS, CHEAPEST_PER_GPU, MOST_OF_CHEAPEST = 20_000, 60, 250_000
+"""The most for a cheapest plan, which is found with few simulations: more where the rate is as high as so many GPUs carry."""
 
 Plan = Callable[[Demand, Sequence[Demand]], CascadePlan]
 
@@ -44,9 +47,9 @@ def plan_over_horizon(
     trace = trace.uncached() if options.ignore_cached else trace
 
     def drawn(count: int, nth: int) -> Demand:
-        return demand_of(
-            trace, judged, requests=count, seed=options.seed + nth, lengths=options.lengths.value, rate=options.rate
-        )
+        source = trace if options.requests is not None else continued(trace, count)
+        lengths, rate = options.lengths.value, options.rate
+        return demand_of(source, judged, requests=count, seed=options.seed + nth, lengths=lengths, rate=rate)
 
     def planned(count: int) -> tuple[CascadePlan, Demand]:
         demand = drawn(count, 0)
@@ -54,8 +57,10 @@ def plan_over_horizon(
 
     if options.requests is not None:
         return planned(options.requests)
-    most = min(len(trace), MOST_REQUESTS)
-    short = min(most, USUAL_REQUESTS)
+    most = MOST_REQUESTS
+    if options.aim is Goal.COST:
+        most = min(MOST_OF_CHEAPEST, max(CHEAPEST_REQUESTS, CHEAPEST_PER_GPU * (options.gpus or site.gpus)))
+    short = min(len(trace), USUAL_REQUESTS)
     count = short
     if short >= LEAST_REQUESTS:
         sample = drawn(short, 0)

@@ -76,6 +76,20 @@ def stretch_of(trace: Workload, requests: int, seed: int, rate: float | None) ->
     return replace(part, arrival_s=arrival_s)
 
 
+def continued(trace: Workload, requests: int) -> Workload:
+    """The trace, read over and over until it has so many requests and a lap more; as it is where it has them."""
+    if not 0 < len(trace) < requests:
+        return trace
+    laps = -(-requests // len(trace)) + 1
+    gap_s = 1 / trace.rate_per_s if trace.rate_per_s > 0 else 0.0
+    lap_s = float(trace.arrival_s[-1] - trace.arrival_s[0]) + gap_s
+    rows = np.tile(np.arange(len(trace)), laps)
+    arrival_s = trace.arrival_s[rows] + np.repeat(lap_s * np.arange(laps), len(trace))
+    return Workload(
+        arrival_s, trace.input_tokens[rows], trace.output_tokens[rows], trace.priority[rows], trace.cached_tokens[rows]
+    )
+
+
 def workload_digest(demand: Demand) -> str:
     """Of what was planned for: equal digests, equal judged prompts, requests and arrivals."""
     digest = hashlib.sha256()

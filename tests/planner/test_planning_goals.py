@@ -8,8 +8,8 @@ import pytest
 from penstock.planner_service.files import read_quality, read_site, read_trace
 from penstock.planner_service.planning.horizon import ENOUGH_LATENCIES, plan_over_horizon
 from penstock.planner_service.planning.verdict import verdict
-from penstock.planner_service.question.demand import demand_of, draw_demand
-from penstock.planner_service.question.planning_options import Goal, Options
+from penstock.planner_service.question.demand import continued, demand_of, draw_demand
+from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.repeated_runs import Interval
 from penstock.planner_service.routing.quality import JudgedSample
@@ -107,6 +107,22 @@ def test_a_stretch_lasts_several_latencies(inputs: Inputs) -> None:
 
     assert planned(8.0) > 1.5 * planned(4.0)
     assert planned(8.0, 50) == 50
+
+
+def test_a_short_trace_is_read_over_and_over(inputs: Inputs) -> None:
+    """A cheapest plan is made for several latencies, though the trace ends before; at its rate, with its lengths in turn."""
+    site, trace, judged = inputs
+    short = trace.subset(np.arange(LEAST_REQUESTS + 10))
+    options = plain_options(min_quality=QUALITY, goal=Goal.COST, rate=8.0, runs=1)
+    plan, _ = plan_over_horizon(
+        lambda demand, runs: plan_cascade(site, demand, options, runs=runs), site, short, judged, options
+    )
+    assert plan.requests > len(short)
+    assert plan.seconds >= ENOUGH_LATENCIES * plan.felt_s
+    long = continued(short, 3 * len(short))
+    assert len(long) >= 3 * len(short)
+    assert long.rate_per_s == pytest.approx(short.rate_per_s)
+    assert (long.output_tokens[len(short) :] == long.output_tokens[: -len(short)]).all()
 
 
 def test_an_interval_is_students() -> None:
