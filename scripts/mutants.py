@@ -51,6 +51,7 @@ CASCADE_TESTS = (
     "tests/router/test_flagged_answers.py",
     "tests/router/test_slo_requests.py",
     "tests/router/test_skipped_tiers.py",
+    "tests/router/test_best_answer.py",
 )
 TARGETS: dict[str, tuple[str, ...]] = {
     "worker_service/scheduling/blocks.py": ("tests/worker/test_blocks.py",),
@@ -63,6 +64,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/worker/test_proposals.py",
         "tests/worker/test_slo_engine.py",
         "tests/worker/test_failing_requests.py",
+        "tests/worker/test_slo_admission.py",
     ),
     "services/domain/stages/bidding.py": ("tests/domain/test_bidding_laws.py", "tests/domain/test_bidding.py"),
     "router_service/admission/admission_queue.py": ("tests/router/test_admission_queue.py",),
@@ -101,25 +103,22 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "only rows with penalties are asked for their output",
     (
         "router_service/admission/rules.py",
-        "Admission.__init__: 0 -> 1",
-    ): "of arrivals only the order counts; the other counters that begin at 0 are checked",
-    (
-        "router_service/admission/rules.py",
-        "Admission.enter: self.active + places <= self.max_active -> self.active + places < self.max_active",
+        "AdmissionPlaces.enter: self.active + places <= self.max_active -> self.active + places < self.max_active",
     ): "a short way to the same result: by the queue it is admitted at once as well",
-    (
-        "router_service/generation/reply_assembler.py",
-        "ReplyAssembler.__init__: 0 -> 1",
-    ): "set for each instance before it is read",
-    (
-        "router_service/generation/reply_assembler.py",
-        "ReplyAssembler.__init__: self._begun = False -> pass",
-    ): "set for each instance before it is read",
     (
         "router_service/routing/instance_pool.py",
         "InstancePool._in_flight: sent[-1][0] <= (heard_at_s := self.view.heard_at_s(instance_id)) -> "
         "sent[-1][0] < (heard_at_s := self.view.heard_at_s(instance_id))",
     ): "the loop counts no request of that instant either",
+    (
+        "router_service/routing/instance_pool.py",
+        "InstancePool._in_flight: at_s <= heard_at_s -> at_s < heard_at_s",
+    ): "they differ at one instant of a clock",
+    (
+        "router_service/routing/instance_pool.py",
+        "InstancePool._candidate: self._known = {i: c for i, c in self._known.items() if self.view.find(i) is not None} "
+        "-> pass",
+    ): "of those that have left nobody asks; it is memory that is given back",
     (
         "worker_service/migration/source.py",
         "SourceState: 0 -> 1",

@@ -103,8 +103,7 @@ class AdmissionQueue:
         return min(MAX_RETRY_S, max(MIN_RETRY_S, self._admission.retry_after_s(now_s))) * spread
 
     def _enter(self, priority: int, places: int, now_s: float) -> Ticket:
-        ticket, admitted = self._admission.enter(priority, places, now_s)
-        self._admitted(admitted)
+        ticket = self._admission.enter(priority, places, now_s)
         if ticket.state is TicketState.GONE:
             raise self._refused(now_s)
         return ticket
@@ -124,14 +123,10 @@ class AdmissionQueue:
 
     def _admitted(self, tickets: list[Ticket]) -> None:
         """Wake admitted requests. The place of one whose task is already cancelled is given to the next at once."""
-        if not self._turns:
-            return
         tickets = [*tickets]
         while tickets:
             ticket = tickets.pop(0)
-            turn = self._turns.pop(id(ticket), None)
-            if turn is None:
-                continue
+            turn = self._turns.pop(id(ticket))
             if turn.cancelled():
                 tickets += self._admission.cancel(ticket, asyncio.get_running_loop().time())
             else:

@@ -6,6 +6,7 @@ overtakes the first in the queue, so one that needs many places gets them eventu
 
 import enum
 import heapq
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -67,33 +68,32 @@ class AdmissionPlaces:
         self._hold_time = HoldTime(max_active)
         self._heap: list[Ticket] = []  # with tickets that are gone, at most as many as are waiting
         self._waiting_tickets = 0
-        self._arrivals = 0
+        self._arrivals = itertools.count()
 
     @property
     def is_full(self) -> bool:
         """Whether any request that comes now is refused, whatever its priority and the places it needs."""
         return self.active >= self.max_active and self.waiting >= self.max_waiting
 
-    def enter(self, priority: int, places: int, now_s: float) -> tuple[Ticket, list[Ticket]]:
-        """Add a request; return its ticket, and the tickets admitted by this (at most itself).
+    def enter(self, priority: int, places: int, now_s: float) -> Ticket:
+        """Add a request: it waits, or is admitted or refused at once; see the state of its ticket.
 
         Raises:
             ValueError: It needs more places than there are.
         """
         if not 1 <= places <= self.max_active:
             raise ValueError(f"{places} places of {self.max_active}")
-        self._arrivals += 1
-        ticket = Ticket((-priority, self._arrivals), places)
+        ticket = Ticket((-priority, next(self._arrivals)), places)
         if not self._heap and self.active + places <= self.max_active:  # as usual: none waits
             self._take(ticket, now_s)
-            return ticket, [ticket]
+            return ticket
         heapq.heappush(self._heap, ticket)
         self.waiting += places
         self._waiting_tickets += 1
-        admitted = self._admit(now_s)
+        self._admit(now_s)
         if ticket.state is TicketState.WAITING and self.waiting > self.max_waiting:
             self._remove(ticket)
-        return ticket, admitted
+        return ticket
 
     def leave(self, ticket: Ticket, places: int, now_s: float) -> list[Ticket]:
         """Give back some places of an admitted ticket; return the tickets that are admitted by this.

@@ -95,7 +95,7 @@ class CascadeGeneration:
             answers.append(answer)
             escalation = await self._answered(run, answer)
             if escalation is None:
-                return _delivered(answer, run.rejected)
+                return _delivered(answer)
             run.escalate(escalation)
             run.rejected.add(answer)
 
@@ -239,14 +239,12 @@ class CascadeGeneration:
         answer.reasoning = reasoning_parser(record.model.reasoning_format, request.prompt, request.sampling)
 
 
-def _delivered(answer: TierAnswer, rejected: RejectedAnswers) -> TierAnswer:
-    """Pass on `answer`, which may be accepted, or the better one before it; return it. The other one is dropped."""
+def _delivered(answer: TierAnswer) -> TierAnswer:
+    """Pass on `answer`, which may be accepted, or the better one before it; return it."""
     if answer.better is not None:
         answer.better.accepted = True
         answer.drop()
         answer = answer.better
-    elif rejected.best is not None:
-        rejected.best.drop()
     answer.end_span()
     answer.release()
     return answer

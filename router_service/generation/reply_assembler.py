@@ -29,10 +29,9 @@ class ReplyAssembler:
         """prompt_tokens: an estimate, until an instance has counted them."""
         self.tier, self.token_ids, self.prompt_tokens = tier, list(token_ids), prompt_tokens
         self.max_output_tokens: int | None = None
-        self.instance_id, self.began_at = "", 0
         self._on_event, self._on_tokens = on_event, on_tokens
-        self._reported_id, self._reason = "", ""
-        self._begun = False  # whether the instance that is tried now has sent anything
+        self._reported_id = ""
+        self.try_instance("", "")
 
     @property
     def reported(self) -> bool:
@@ -46,7 +45,8 @@ class ReplyAssembler:
     def try_instance(self, instance_id: str, reason: str) -> None:
         """The next instance is tried. reason: why the previous one was left, for the client."""
         self.instance_id, self._reason = instance_id, reason
-        self.began_at, self._begun = len(self.token_ids), False
+        self.began_at = len(self.token_ids)
+        self._begun = False  # whether this instance has sent anything
 
     def new_tokens(self, instance_id: str) -> int:
         """Number of tokens from an instance, as far as it is the one that is tried now."""

@@ -77,6 +77,19 @@ def test_a_slot_that_a_starving_request_waits_for_goes_to_nobody_else() -> None:
     assert sender.next() == "out"
 
 
+def test_only_who_was_won_earlier_is_passed_over_by_a_transfer() -> None:
+    receiver = Receiver("here", TransferSlots(8), starved_after=1)
+    receiver.confirm(ask("early", sender_tokens=10), idle_tokens=1000)
+    receiver.confirm(ask("first", sender_tokens=90), idle_tokens=1000)
+    receiver.confirm(ask("late", sender_tokens=10), idle_tokens=1000)
+    assert present(receiver.next()).ask.request_id == "first"
+    receiver.started("first")
+    assert (turn := present(receiver.next())).starving
+    assert turn.ask.request_id == "early"
+    receiver.ended("early")
+    assert not present(receiver.next()).starving
+
+
 def test_there_are_two_slots_or_more() -> None:
     with pytest.raises(ValueError, match="two transfer slots"):
         TransferSlots(1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.router_service.admission.admission_queue import MAX_RETRY_S, RETRY_JITTER, AdmissionQueue
+from penstock.router_service.admission.admission_queue import MAX_RETRY_S, MIN_RETRY_S, RETRY_JITTER, AdmissionQueue
 from penstock.router_service.admission.rules import INITIAL_HOLD_S, AdmissionPlaces, Ticket, TicketState
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
@@ -33,7 +33,7 @@ async def test_the_deadline_passes_in_the_queue() -> None:
         with pytest.raises(DeadlineExceeded):
             async with queue.entered(0, asyncio.get_running_loop().time() + 0.01):
                 pass
-        assert queue.waiting == 0
+        assert (queue.waiting, len(queue._turns)) == (0, 0)
     assert queue.active == 0
 
 
@@ -116,7 +116,7 @@ async def test_a_thousand_waiters_cancelled_in_one_turn_leave_nothing_behind() -
     assert (queue.active, queue.waiting) == (1, 0), "the last one has been admitted already"
     await last
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert (queue.active, queue.waiting) == (0, 0)
+    assert (queue.active, queue.waiting, len(queue._turns)) == (0, 0, 0)
 
 
 async def test_hints_are_spread_by_jitter_and_bounded() -> None:
@@ -127,6 +127,8 @@ async def test_hints_are_spread_by_jitter_and_bounded() -> None:
         hints = [queue.retry_after_s(now_s + 1e6) for _ in range(20)]
     assert all(MAX_RETRY_S <= hint <= MAX_RETRY_S * (1 + RETRY_JITTER) for hint in hints)
     assert len(set(hints)) == len(hints)
+    idle = AdmissionQueue(max_active=10_000, max_waiting=1)
+    assert MIN_RETRY_S <= idle.retry_after_s(0.0) <= MIN_RETRY_S * (1 + RETRY_JITTER)
     async with again.entered(0, LATER):
         assert hints[0] == again.retry_after_s(asyncio.get_running_loop().time() + 1e6)
 
@@ -219,11 +221,11 @@ class AdmissionMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="places of"):
                 self.admission.enter(priority, places, self.now_s)
             return
-        ticket, admitted = self.admission.enter(priority, places, self.now_s)
+        ticket = self.admission.enter(priority, places, self.now_s)
         number = len(self.tickets)
         self.tickets.append(ticket)
         self.waiting[number] = _Expected(priority, number, places)
-        assert self._numbers(admitted) == self._admissible()
+        assert (ticket.state is TicketState.ADMITTED) == (self._admissible() == [number])
         if number in self.waiting and sum(e.places for e in self.waiting.values()) > self.admission.max_waiting:
             del self.waiting[number]
 
@@ -278,7 +280,7 @@ def test_one_to_all_of_the_places_are_taken_and_given_back_once(places: int) -> 
     admission = AdmissionPlaces(2, 2)
     with pytest.raises(ValueError, match="places of 2"):
         admission.enter(0, places, 0.0)
-    ticket, _ = admission.enter(0, 2, 0.0)
+    ticket = admission.enter(0, 2, 0.0)
     with pytest.raises(ValueError, match="given back"):
         admission.leave(ticket, places, 1.0)
     assert (admission.active, admission.waiting) == (2, 0)
@@ -291,7 +293,7 @@ def test_one_to_all_of_the_places_are_taken_and_given_back_once(places: int) -> 
 def serve(admission: AdmissionPlaces, start_s: float, rounds: int, hold_s: float) -> float:
     """Hold all places for `hold_s`, several rounds; return the time at the end."""
     for _ in range(rounds):
-        tickets = [admission.enter(0, 1, start_s)[0] for _ in range(admission.max_active)]
+        tickets = [admission.enter(0, 1, start_s) for _ in range(admission.max_active)]
         start_s += hold_s
         for ticket in tickets:
             admission.leave(ticket, 1, start_s)
@@ -319,11 +321,39 @@ def test_before_anything_is_known_the_hint_rests_on_a_guess_and_grows_while_noth
     assert admission.retry_after_s(30.0) > 10 * admission.retry_after_s(0.0)
 
 
+def test_who_is_left_after_many_have_gone_enters_in_order() -> None:
+    """By priority, then by arrival; whoever gives up before."""
+    rng = random.Random(3)
+    for _ in range(100):
+        admission = AdmissionPlaces(1, 100)
+        held, priorities = admission.enter(0, 1, 0.0), [rng.randrange(5) for _ in range(20)]
+        tickets = [admission.enter(priority, 1, 0.0) for priority in priorities]
+        left = rng.sample(range(20), 6)
+        for number in set(range(20)) - set(left):
+            admission.cancel(tickets[number], 0.0)
+        entered = []
+        while admission.waiting:
+            (held,) = admission.leave(held, 1, 0.0)
+            assert len(admission._heap) <= 2 * admission.waiting
+            entered.append(next(number for number in left if tickets[number] is held))
+        assert entered == sorted(left, key=lambda number: (-priorities[number], number))
+
+
+async def test_who_waits_is_told_once_and_who_enters_at_once_is_not() -> None:
+    queue, told = AdmissionQueue(max_active=1, max_waiting=1), list[str]()
+    async with queue.entered(0, LATER, on_wait=lambda: told.append("first")):
+        second = asyncio.create_task(queue.enter(0, LATER, 1, lambda: told.append("second")))
+        await asyncio.sleep(0)
+        assert told == ["second"]
+    queue.leave(await second)
+    assert told == ["second"]
+
+
 def test_a_thousand_departed_waiters_cost_no_walk() -> None:
     """Removal is O(1) on average: the heap is rebuilt only when half of it is gone."""
     admission = AdmissionPlaces(1, 100_000)
     admission.enter(0, 1, 0.0)
-    tickets = [admission.enter(i % 3, 1, 0.0)[0] for i in range(1000)]
+    tickets = [admission.enter(i % 3, 1, 0.0) for i in range(1000)]
     rebuilt = 0
     for ticket in tickets:
         before = admission._heap

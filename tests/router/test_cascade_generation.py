@@ -1,11 +1,23 @@
 """One request through its route, as far as it needs no judge."""
 
 import asyncio
+import logging
 from dataclasses import replace
 
+import pytest
+
 from penstock.router_service.generation.tier_answer import TierAnswer
+from penstock.router_service.routing.waiting_price import WaitingPrice
+from penstock.services.acceptance.wait_price import Price
+from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.types.plans import Plan, TierPlan
-from tests.support.routed_request import Router, all_tokens
+from penstock.types.prompts import TokenPrompt
+from tests.support.routed_request import TIERS, Router, all_tokens
+
+ONE_TIER = Plan(1, (TierPlan("only", "m", None, 1),))
+PASSED_OVER = Plan(1, (replace(TIERS[0], skip_below=50.0), TIERS[2]))
+PREDICTOR = ScorePredictor(("small",), 2**8, (-3.0,), {}, 100, (1.0,))
+"""It expects 5 of the small tier."""
 
 
 async def start(router: Router, **card: str) -> None:
@@ -56,3 +68,54 @@ async def test_the_summary_of_an_answer_has_the_time_that_it_took(router: Router
     answer = await answer_of(router)
     assert answer.accepted
     assert 0 < answer.summary().time_s <= loop.time() - began_s
+
+
+@pytest.mark.parametrize(
+    ("streamed", "tier", "waits"),
+    [(True, "only", False), (False, "only", True), (True, "small", True)],
+)
+async def test_tokens_wait_for_each_other_where_nobody_reads_them_as_they_come(
+    router: Router, streamed: bool, tier: str, waits: bool
+) -> None:
+    """Those of an answer that is judged first, and of one that is sent whole."""
+    plan = ONE_TIER if tier == "only" else Plan(1, (TIERS[0], TIERS[2]))
+    await router.serve({"small": 95.0}, plan, started=[t.name for t in plan.tiers], streamed=streamed)
+    (asked,) = router.scene.workers[tier].asked
+    assert asked.HasField("output_interval") == waits
+
+
+@pytest.mark.parametrize("needs_logprobs", [True, False])
+async def test_log_probabilities_are_computed_where_the_scorer_reads_them(router: Router, needs_logprobs: bool) -> None:
+    """Of the chosen tokens alone."""
+    plan = Plan(1, (TIERS[0], TIERS[2]), scorer="s")
+    await router.serve({"small": 95.0}, plan, started=("small", "large"), needs_logprobs=needs_logprobs)
+    (asked,) = router.scene.workers["small"].asked
+    assert asked.sampling.HasField("top_logprobs") == needs_logprobs
+    assert asked.sampling.top_logprobs == 0
+
+
+async def test_a_prompt_of_tokens_has_no_predicted_score(router: Router) -> None:
+    served = await router.serve(
+        {"small": 95.0}, PASSED_OVER, started=("small", "large"), predictor=PREDICTOR, prompt=TokenPrompt((1, 2))
+    )
+    assert served.answer.tier.name == "small"
+
+
+async def test_a_tier_is_passed_over_by_its_predicted_score(router: Router) -> None:
+    served = await router.serve({}, PASSED_OVER, started=("small", "large"), predictor=PREDICTOR)
+    assert [answer.tier.name for answer in served.answers] == ["large"]
+
+
+async def test_a_plan_that_needs_predictions_which_are_not_made_is_warned_of(
+    router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        served = await router.serve({"small": 95.0}, PASSED_OVER, started=("small", "large"))
+    assert served.answer.tier.name == "small"
+    assert "score_predictor is not set" in caplog.text
+
+
+async def test_nothing_is_predicted_where_there_is_one_tier(router: Router) -> None:
+    waiting = WaitingPrice(Price(5.0), lambda _tier, _tokens: 0.0)
+    served = await router.serve({}, ONE_TIER, started=("only",), predictor=PREDICTOR, waiting=waiting)
+    assert served.answer.predicted == {}

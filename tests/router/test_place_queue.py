@@ -301,6 +301,16 @@ async def test_the_sample_is_of_the_stage_that_covers_the_length_and_of_the_next
     assert int(where(pool_of(*busy), "r", 100)[1:]) % 3 == 2, "the first stage ends before this length"
 
 
+async def test_a_worker_that_joins_a_large_tier_gets_requests(compared: list[int]) -> None:
+    """The samples are of the workers that there are now."""
+    pool, loop = pool_of(*(numbered(i, running=3) for i in range(INSTANCES))), asyncio.get_running_loop()
+    first = {where(pool, f"r{i}") for i in range(INSTANCES)}
+    pool.view.hear(numbered(INSTANCES), loop.time())
+    assert f"w{INSTANCES:03}" not in first
+    assert f"w{INSTANCES:03}" in {where(pool, f"r{i}") for i in range(INSTANCES)}
+    assert max(compared) <= MOST + 1
+
+
 @pytest.mark.parametrize("idle", [0, SAMPLE_OF_STAGE - 1, SAMPLE_OF_STAGE, MOST - 1])
 async def test_all_instances_of_a_tier_that_is_not_large_are_compared(compared: list[int], idle: int) -> None:
     pool = pool_of(*(numbered(i, running=0 if i == idle else 1) for i in range(MOST)))

@@ -16,8 +16,10 @@ from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.domain.events import RouterEvent, RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.tier_answer import TierAnswer
+from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.instances import InstanceRecord, Role
+from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.services.errors import to_status
 from penstock.services.grpc_types import Context
 from penstock.services.mesh_schema import MeshRouter
@@ -41,7 +43,7 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
     """Scores answers by their tiers; None: this answer cannot be judged. reasons: of guards, by tier."""
 
     def __init__(self, scores: dict[str, Score]) -> None:
-        self.scores, self.asked = scores, list[str]()
+        self.scores, self.asked, self.needs_logprobs = scores, list[str](), False
         self.reasons: dict[str, str] = {}
 
     async def Score(self, request: judge_pb2.ScoreRequest, context: Context) -> judge_pb2.ScoreResponse:  # noqa: N802
@@ -58,7 +60,7 @@ class Judge(judge_pb2_grpc.JudgeServiceServicer):
     async def ListScorers(  # noqa: N802
         self, request: judge_pb2.ListScorersRequest, context: Context
     ) -> judge_pb2.ListScorersResponse:
-        scorer = judge_pb2.ScorerInfo(name="s")
+        scorer = judge_pb2.ScorerInfo(name="s", needs_logprobs=self.needs_logprobs)
         return judge_pb2.ListScorersResponse(scorers=[scorer], default_scorer="s")
 
 
@@ -131,12 +133,15 @@ class Router:
         flag_below: float | None = None,
         within_s: float = LIMIT_S,
         tracer: Tracer | None = None,
+        needs_logprobs: bool = False,
+        predictor: ScorePredictor | None = None,
+        waiting: WaitingPrice | None = None,
         **request: Any,
     ) -> Served:
-        """One request. scripts: of workers, by tier. reasons: of the judge. request: fields of the request."""
+        """One request. scripts: of workers, by tier. reasons, needs_logprobs: of the judge. request: fields of it."""
         await self.start(*started, scripts=scripts)
         judge = await self.judge(scores)
-        judge.reasons = reasons or {}
+        judge.reasons, judge.needs_logprobs = reasons or {}, needs_logprobs
         self.scene.view.follow(plan)
         client = JudgeClient(
             self.scene.channels,
@@ -151,6 +156,8 @@ class Router:
             client,
             tracer or NoOpTracer(),
             flag_below=flag_below,
+            predictor=predictor,
+            waiting=waiting,
         )
         sampling = SamplingParams(seed=1, max_tokens=TOKENS)
         deadline_s = asyncio.get_running_loop().time() + within_s

@@ -131,6 +131,7 @@ def test_a_reply_that_moves_is_the_same_reply() -> None:
         ({"name": "busy"}, AlreadyRunning),
         ({"transfer": "other"}, NotFound),
         ({"last": LastBlocks(99, np.zeros((0, 2)))}, InvalidRequest),
+        ({"tokens": [*PROMPT, *range(18)]}, InvalidRequest),
         ({"tokens": [*PROMPT, *range(30)]}, InvalidRequest),
         ({"prompt": [*range(200)], "tokens": [*range(201)]}, PromptTooLong),
     ],
@@ -151,7 +152,10 @@ def test_a_move_that_fails_leaves_nothing_behind(change: dict[str, Any], error: 
             change.get("tokens", tokens),
             change.get("last", None if "tokens" in change or "name" in change else last),
         )
-    target.transfers.release("t")
+    if "transfer" in change:
+        target.transfers.release("t")
+    with pytest.raises(NotFound):
+        target.transfers.take("t")
     assert (target.scheduler.pool.free, target.scheduler.free_places) == (free, places)
     run(target)
     assert nothing_held(target)

@@ -188,6 +188,20 @@ def test_the_reply_is_reserved_by_a_quantile_of_the_latest() -> None:
     assert lengths.predict(100 - MIN_REPLIES + 1, 500) == 500
 
 
+def test_after_a_restart_of_the_measurement_nothing_is_known_of_replies() -> None:
+    """Those of the calibration say nothing about a user's."""
+    clock = VirtualClock()
+    core, _ = simulated_core(options(), clock)
+    run(core, clock, [(0.0, *request(f"{i:02}", 10, 3, None)) for i in range(2 * MIN_REPLIES)])
+    reserved = []
+    for name in ("before", "after"):
+        core.add(*request(name, 10, 500, pace(2.0, 0.05)))
+        reserved.append(present(core.scheduler.waiting[-1].slo).output_tokens)
+        core.abort(name)
+        core.restart_throughput()
+    assert reserved[0] < reserved[1]
+
+
 async def test_the_correction_is_published_where_steps_are_predicted() -> None:
     """A gauge per tier that keeps SLOs; none where nothing is predicted."""
     for policy, expected in (("slo", 1.0), ("decode_first", None)):
@@ -329,18 +343,24 @@ def test_every_promise_is_kept_with_drafts_right_or_wrong(wrong_share: float, se
 
 
 def test_replies_are_the_same_where_right_drafts_may_not_come_in_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, dropped = itertools.cycle([True, False, False]), list[int]()
+    answers, dropped, came = itertools.cycle([True, False, False]), list[int](), list[tuple[float, bool]]()
 
     def may_end_s(_: SloPolicy, scheduler: object, at_s: float, accepted: Mapping[str, int]) -> tuple[float, bool]:
         come = next(answers)
         dropped.append(0 if come else sum(accepted.values()))
+        came.append((at_s, come))
         return at_s, come
 
     monkeypatch.setattr(SloPolicy, "may_end_s", may_end_s)
     arrivals = [(0.05 * i, *request(f"{i:02}", 30, 60, pace(2.0, 0.05))) for i in range(9)]
     drafted = served(arrivals, 0.2)
     assert drafted.replies == replies(arrivals)
+    frames = [
+        (at_s, len(e.token_ids)) for own in drafted.events.values() for at_s, e in own if isinstance(e, TokenFrame)
+    ]
+    most_at_once = {let: max(n for at_s, n in frames if (at_s, let) in came) for let in (True, False)}
     assert sum(dropped) > 100
+    assert most_at_once[True] > 1 == most_at_once[False]
     assert drafted.core.proposals.of_sources.accepted > 100
 
 
