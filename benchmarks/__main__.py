@@ -34,6 +34,7 @@ BENCHMARKS = (
     "slo_live",
     "kernel",
     "planner",
+    "cheapest",
     "brute_force",
     "ablations",
     "parallelism",

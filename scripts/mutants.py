@@ -118,7 +118,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "router_service/routing/instance_pool.py",
         "InstancePool._candidate: self._known = {i: c for i, c in self._known.items() if self.view.find(i) is not None} "
         "-> pass",
-    ): "of those that have left nobody asks; it is memory that is given back",
+    ): "records of those that have left are never read; it is memory that is given back",
     (
         "worker_service/migration/source.py",
         "SourceState: 0 -> 1",

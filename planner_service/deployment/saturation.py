@@ -2,7 +2,11 @@
 
 `Replica.capacity_per_s` is arithmetic on mean lengths. It knows neither the bubbles of a pipeline whose steps take
 unlike times (two stages reach about three quarters of it, eight little over half) nor preemption. So a replica is given
-more requests at once than it can hold, and its ends are counted while its queue lasts.
+more requests at once than it can hold, and the tokens that it writes while its queue lasts are counted.
+
+It begins with running requests, as it would after a long time: at evenly spread places of all tokens to be
+written, so a request of ten times the length is there ten times as often. Where they all began at once, the short ones would
+end first, and one prompt in a hundred of ten times the length made the rate come out at twice what is sustained.
 """
 
 import functools
@@ -14,9 +18,10 @@ import numpy as np
 from penstock.planner_service.deployment.ranking import ROUNDING
 from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
 
-TURNS = 3  # times as many requests as the replica holds at once
-FILLED = 0.2  # of the requests have ended when the count begins: the batches are full and mixed by then
-MOST_REQUESTS = 12_000
+TURNS, LEAST_REQUESTS, MOST_REQUESTS = 6, 400, 12_000  # in the queue: so many times what the replica holds at once
+SETTLED = (
+    1 / 3
+)  # of the time until the queue is empty has passed when the count begins: more and fewer are held by then
 KEPT = 1024  # results: each form of a plan asks again for the tiers that it has
 
 
@@ -24,26 +29,36 @@ def saturated_per_s(replica: Replica, work: Workload) -> float:
     """Requests per second that one replica sustains, for requests of the lengths of `work` (at least one), in their order,
     with as much of their prompts cached."""
     inputs, outputs = work.input_tokens, work.output_tokens
-    held = min(replica.limits.max_running, max(1.0, replica.lane_tokens / float((inputs + outputs).mean())))
-    count = int(min(MOST_REQUESTS, max(TURNS * held * replica.shape.pp, 20)))
-    rows = np.arange(count) % len(work)
-    lengths = np.array([inputs[rows], outputs[rows], work.cached_tokens[rows]], np.int64)
-    return _saturated_per_s(replica, lengths.tobytes())
+    ends = np.cumsum(outputs)
+    context = float((outputs * (inputs + outputs / 2)).sum() / ends[-1])  # of a token that is written
+    held = replica.shape.pp * int(max(1, min(replica.limits.max_running, replica.lane_tokens / context)))
+    at = (np.random.default_rng(held).permutation(held) + 0.5) / held * ends[-1]
+    begun = np.searchsorted(ends, at, side="right")
+    written = (at - (ends - outputs)[begun]).astype(np.int64)
+    queued = np.arange(int(min(MOST_REQUESTS, max(TURNS * held, LEAST_REQUESTS)))) % len(work)
+    lengths = np.array(
+        [
+            [*(inputs[begun] + written), *inputs[queued]],
+            [*(outputs[begun] - written), *outputs[queued]],
+            [*(inputs[begun] + written - 1), *work.cached_tokens[queued]],
+        ],
+        np.int64,
+    )
+    return _tokens_per_s(replica, lengths.tobytes()) / float(outputs.mean())
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _saturated_per_s(replica: Replica, lengths: bytes) -> float:
-    """As saturated_per_s. lengths: tokens of prompts, of answers and in the cache, (3, N) int64."""
+def _tokens_per_s(replica: Replica, lengths: bytes) -> float:
+    """Tokens written per second. lengths: tokens of prompts, of answers and in the cache, (3, N) int64, all there at once."""
     inputs, outputs, cached = np.frombuffer(lengths, np.int64).reshape(3, -1)
-    count = len(inputs)
-    same = Workload(np.zeros(count), inputs, outputs, cached_tokens=cached)
-    served = serve(same, [replica])
-    ends = np.sort(served.finish_s)
-    begin_s, end_s = float(ends[int(FILLED * count)]), float(served.first_s.max())  # the queue is empty then
-    counted = int(((ends > begin_s) & (ends <= end_s)).sum())
-    if end_s <= begin_s or not counted:  # fewer requests than fill it even so
-        return count / float(ends[-1])
-    return counted / (end_s - begin_s)
+    served = serve(Workload(np.zeros(len(inputs)), inputs, outputs, cached_tokens=cached), [replica])
+    end_s = float(served.first_s.max())  # the queue is empty then
+    begin_s = SETTLED * end_s
+    writing_s = np.minimum(served.finish_s, end_s) - np.maximum(served.first_s, begin_s)
+    shares = writing_s / np.maximum(served.finish_s - served.first_s, 1e-12)
+    at_once = served.finish_s == served.first_s
+    shares = np.where(at_once, served.first_s > begin_s, np.clip(shares, 0.0, 1.0))
+    return float((shares * outputs).sum()) / (end_s - begin_s)
 
 
 def together_per_s(
