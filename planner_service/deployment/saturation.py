@@ -36,14 +36,9 @@ def saturated_per_s(replica: Replica, work: Workload) -> float:
     begun = np.searchsorted(ends, at, side="right")
     written = (at - (ends - outputs)[begun]).astype(np.int64)
     queued = np.arange(int(min(MOST_REQUESTS, max(TURNS * held, LEAST_REQUESTS)))) % len(work)
-    lengths = np.array(
-        [
-            [*(inputs[begun] + written), *inputs[queued]],
-            [*(outputs[begun] - written), *outputs[queued]],
-            [*(inputs[begun] + written - 1), *work.cached_tokens[queued]],
-        ],
-        np.int64,
-    )
+    running = [inputs[begun] + written, outputs[begun] - written, inputs[begun] + written - 1]
+    waiting = [inputs[queued], outputs[queued], work.cached_tokens[queued]]
+    lengths = np.concatenate([running, waiting], axis=1)
     return _tokens_per_s(replica, lengths.tobytes()) / float(outputs.mean())
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.brute_force import LIMITS, instance, kinds, wanted_quality
 from penstock.planner_service.deployment.mixed import GpuTypes
+from penstock.planner_service.deployment.saturation import saturated_per_s
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.replay.sustained_load import SustainedLoad, load_of
 from penstock.planner_service.routing.deployer import Deployer
@@ -25,7 +26,7 @@ from penstock.planner_service.routing.grading import Grading
 from penstock.planner_service.routing.mixed_deployer import MixedDeployer
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Proof, Solution, Unreachable
-from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, serve
+from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
 from penstock.planner_service.simulator.felt import percentile_s
 from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.hardware import ReplicaShape
@@ -70,6 +71,22 @@ def verdict(deployer: Deployer, solution: Solution) -> SustainedLoad:
 
 def within(load: SustainedLoad) -> bool:
     return max(load.utilisation) <= LIMIT and load.offered_per_s <= LIMIT * load.sustained_per_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
+def test_what_a_replica_sustains_is_what_it_serves_in_the_long_run(share: float) -> None:
+    """Also where some answers are 20 times as long, and hold their places while others come and go."""
+    rng = np.random.default_rng(2)
+    longer = np.where(rng.random(500) < share, 20, 1)
+    work = Workload(np.zeros(500), rng.integers(20, 60, 500), rng.integers(20, 60, 500) * longer)
+    replica = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.01, 1e-4, 1e-6), 200_000, EngineLimits(64, 512, 16))
+    rows = np.arange(20_000) % 500
+    served = serve(Workload(np.zeros(20_000), work.input_tokens[rows], work.output_tokens[rows]), [replica])
+    ends = np.sort(served.finish_s)
+    lasting = (ends > ends[6000]) & (ends <= served.first_s.max())
+    assert saturated_per_s(replica, work) == pytest.approx(
+        lasting.sum() / (served.first_s.max() - ends[6000]), rel=0.08
+    )
 
 
 @pytest.mark.parametrize("rate", [12.0, 40.0])
