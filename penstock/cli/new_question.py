@@ -31,7 +31,7 @@ min_quality: 85  # mean quality of the accepted answers, 0 to 100
 # dispatch: capacity  # round-robin
 
 # The requests that are planned for, a stretch of the trace.
-# requests: 1000  # default: as many as come in 20 latencies, from 500 to 20,000; of a short trace, over and over
+# requests: 1000  # default: as many as come in 20 latencies, see docs/how-to/planner.md
 # seed: 1
 # runs: 5  # other stretches of the trace, on which a latency target has to hold, too
 # lengths: quality  # trace: token counts of the trace, the same for all tiers

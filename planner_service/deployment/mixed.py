@@ -81,9 +81,9 @@ class MixedTable(LatencyTable):
 
     @property
     def least_cost_s(self) -> float:
-        if not len(self._work) or not self._kinds:
-            return 0.0
         prices = self._sizes * np.array(self.types.cost)[self._type]
+        if not len(self._work) or not prices.all() or not self._kinds:
+            return 0.0
         return len(self._work) / float((self._capacity / prices).max())
 
     @property

@@ -18,24 +18,26 @@ import numpy as np
 from penstock.planner_service.deployment.ranking import ROUNDING
 from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
 
-TURNS, LEAST_REQUESTS, MOST_REQUESTS = 6, 400, 12_000  # in the queue: so many times what the replica holds at once
-SETTLED = (
-    1 / 3
-)  # of the time until the queue is empty has passed when the count begins: more and fewer are held by then
-KEPT = 1024  # results: each form of a plan asks again for the tiers that it has
+TURNS, LEAST_REQUESTS = 6, 400  # in the queue: so many times what the replica holds at once, and at least so many
+MOST_HELD = 2048  # of the requests that it holds
+SETTLED = 1 / 3  # of the time until the queue is empty, after which the count begins
+KEPT = 256  # results: each form of a plan asks again for the tiers that it has
 
 
 def saturated_per_s(replica: Replica, work: Workload) -> float:
-    """Requests per second that one replica sustains, for requests of the lengths of `work` (at least one), in their order,
-    with as much of their prompts cached."""
+    """Requests per second that one replica sustains, for requests of the lengths of `work` (at least one) in any order, with
+    as much of their prompts cached."""
     inputs, outputs = work.input_tokens, work.output_tokens
     ends = np.cumsum(outputs)
     context = float((outputs * (inputs + outputs / 2)).sum() / ends[-1])  # of a token that is written
-    held = replica.shape.pp * int(max(1, min(replica.limits.max_running, replica.lane_tokens / context)))
-    at = (np.random.default_rng(held).permutation(held) + 0.5) / held * ends[-1]
+    lane = int(max(1, min(replica.limits.max_running, replica.lane_tokens / context)))
+    held = min(MOST_HELD, replica.shape.pp * lane)
+    rng = np.random.default_rng(held)
+    at = (rng.permutation(held) + 0.5) / held * ends[-1]
     begun = np.searchsorted(ends, at, side="right")
     written = (at - (ends - outputs)[begun]).astype(np.int64)
-    queued = np.arange(int(min(MOST_REQUESTS, max(TURNS * held, LEAST_REQUESTS)))) % len(work)
+    count = max(TURNS * held, LEAST_REQUESTS)
+    queued = rng.permutation(np.arange(count) * len(work) // count)  # of all of it, as lengths may change along a trace
     running = [inputs[begun] + written, outputs[begun] - written, inputs[begun] + written - 1]
     waiting = [inputs[queued], outputs[queued], work.cached_tokens[queued]]
     lengths = np.concatenate([running, waiting], axis=1)

@@ -28,7 +28,7 @@ ENOUGH_LATENCIES = 10.0  # a plan whose stretch lasts fewer is made again
 LOADED = 1.2  # times the latency of a request alone: the guess before there is a plan
 USUAL_REQUESTS = 500  # fewest, where the trace has them
 MOST_REQUESTS = 6000
-CHEAPEST_REQUESTS, CHEAPEST_PER_GPU, MOST_OF_CHEAPEST = 20_000, 60, 250_000
+CHEAPEST_REQUESTS, CHEAPEST_PER_GPU, MOST_OF_CHEAPEST = 20_000, 60, 100_000
 """The most for a cheapest plan, which is found with few simulations: more where the rate is as high as so many GPUs carry."""
 
 Plan = Callable[[Demand, Sequence[Demand]], CascadePlan]

@@ -149,7 +149,7 @@ class PlanSearch:
         return dataclasses.replace(plan, budget=options.budget, goal=self.options.aim)
 
     def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> Solution:
-        """The solution for the largest tier; from there, where that is meant, the one for what users feel."""
+        """The solution for the largest tier, or for what users feel."""
         judged, limit_s, aim = demand.judged, options.max_latency_s, options.aim
         min_quality = 0.0 if options.min_quality is None else options.min_quality
         if options.latency is not Objective.LARGEST_TIER:

@@ -7,7 +7,8 @@ percentile smaller, each tier simulated by itself; they begin where the slowest 
 where each tier has its share of the work, whichever is faster. Routings are looked at around the best of the
 slowest tier's and around each choice of tiers to pass over. For the best few, GPUs are also shared out in every way, as
 such moves end where a tier needs several GPUs more to be faster. What is best is then simulated whole, one tier after
-the other, and that decides.
+the other, and that decides. The cheapest plan is searched from the other end: from the routing of least work, and for each
+routing from the cheapest tiers that are within the limit.
 
 Nothing is proved. The gap of a least latency is to what no plan of that quality can beat: each request alone on the
 fastest replica of every tier it visits, and judged; of a pace, where there are few routings, else it is unknown.
@@ -19,7 +20,7 @@ import numpy as np
 
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.routing.deployer import Deployer
-from penstock.planner_service.routing.goals import sustaining
+from penstock.planner_service.routing.goals import no_deployment, sustaining
 from penstock.planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
 from penstock.planner_service.routing.quality import JudgedSample, replies, route
 from penstock.planner_service.routing.solution import Binds, Deployment, Proof, Solution, Unreachable
@@ -33,6 +34,8 @@ Whole = tuple[float, Point, Deployment]
 """Seconds of the cascade simulated whole, routing, deployment."""
 
 MOST_ROUTINGS = 20  # that GPUs are shared out for
+CHEAPEST_ROUTINGS, CHEAPEST_REQUESTS = 60, 60_000
+"""Of a routing the cheapest plan is found sooner: so many are tried, as long as their requests are no more."""
 STEPS = (1, 4, 16, 64)  # levels by which a threshold is moved
 SIMULATED_WHOLE = 5  # of the best, which are then simulated from end to end
 POLISHED = 2  # of those, for which GPUs are moved once more with the cascade simulated whole
@@ -161,7 +164,10 @@ class EndToEnd:
         """As _within; where no plan meets the limit, the fastest one."""
         limit_s, slower = max_latency_s, list[Whole]()
         for _ in range(TIGHTENED):
-            plans = self._best(at_limit(limit_s), able, start, by_key=True)
+            most = MOST_ROUTINGS
+            if is_lean:
+                most = max(most, min(CHEAPEST_ROUTINGS, CHEAPEST_REQUESTS // len(self._deployer.sample)))
+            plans = self._best(at_limit(limit_s), able, start, most, by_key=True)
             for seconds, point, deployment in plans:
                 if seconds <= max_latency_s:
                     return self._solution(point, deployment, None)
@@ -189,6 +195,7 @@ class EndToEnd:
         tried: Callable[[Point], tuple[Key, Deployment] | None],
         able: set[Point],
         start: Sequence[float],
+        most: int = MOST_ROUTINGS,
         *,
         by_key: bool = False,
     ) -> list[Whole]:
@@ -196,12 +203,12 @@ class EndToEnd:
         known: dict[Point, tuple[Key, Deployment] | None] = {}
 
         def key(point: Point) -> Key:
-            if point not in known and len(known) < MOST_ROUTINGS:
+            if point not in known and len(known) < most:
                 known[point] = tried(point)
             result = known.get(point)
             return (INFEASIBLE,) if result is None else result[0]
 
-        best = min(self._starts(able, start), key=key)
+        best = min(self._starts(able, start, most), key=key)
         if key(best) == (INFEASIBLE,):  # what sustains the rate is elsewhere
             best = min(self.grid.starts(able), key=key)
         while True:
@@ -211,14 +218,15 @@ class EndToEnd:
             best = better
         ranked = sorted((result[0], point, result[1]) for point, result in known.items() if result is not None)
         if not ranked:
-            raise Unreachable(f"no routing fits {self._deployer.gpus} GPUs", INFEASIBLE)
+            reached = float(max(self.grid.qualities[point] for point in able))
+            raise no_deployment(self._deployer, "no routing of this quality was found that", reached)
         whole = [self._whole(point, deployment) for _, point, deployment in ranked[:SIMULATED_WHOLE]]
         return whole if by_key else sorted(whole, key=lambda one: one[:2])
 
-    def _starts(self, able: set[Point], start: Sequence[float]) -> list[Point]:
+    def _starts(self, able: set[Point], start: Sequence[float], most: int) -> list[Point]:
         """Where a search begins; few routings are all tried. Where prompts are routed, also spread over them: neither high
         nor low limits serve most with few GPUs."""
-        if len(able) <= MOST_ROUTINGS:
+        if len(able) <= most:
             return sorted(able)
         begin = self.grid.nearest(start)
         starts = [begin] if begin in able else []

@@ -77,7 +77,7 @@ def begin_of_least_latency(
 
     result = search(grid, points, latency_bounds(deployer, grid), evaluate, most)
     if result is None:
-        raise _no_deployment(
+        raise no_deployment(
             deployer, f"no routing of quality {min_quality:g}", float(max(grid.qualities[p] for p in points))
         )
     return _solution(deployer, grid, result, gap=max(result.gap, deployer.tolerance))
@@ -97,7 +97,7 @@ def least_work(deployer: Deployer, min_quality: float, judged: JudgedSample, mos
 
     def evaluate(point: Point, _under: float) -> float:
         shares = route(judged, grid.thresholds(point)).processed.mean(axis=1)
-        return float(np.where(shares > 0, costs_s * shares, 0.0).sum())
+        return float(np.dot(costs_s[shares > 0], shares[shares > 0]))
 
     result = search(grid, points, np.zeros(grid.shape), evaluate, most, lightest=True)
     return grid.thresholds(points[0] if result is None else result.point)
@@ -253,7 +253,8 @@ def _solution(deployer: Deployer, grid: Grid, result: Searched, *, gap: float | 
     return Solution(thresholds, quality, deployment, result.proof, gap, deployer.evaluations)
 
 
-def _no_deployment(deployer: Deployer, what: str, best: float) -> Unreachable:
+def no_deployment(deployer: Deployer, what: str, best: float) -> Unreachable:
+    """That nothing fits the GPUs. best: the quality that was reached."""
     sustains = " and sustains the rate" if deployer.max_utilisation is not None else ""
     return Unreachable(f"{what} fits {deployer.gpus} GPUs{sustains}", best)
 
@@ -316,7 +317,7 @@ def _searched(deployer: Deployer, min_quality: float, judged: JudgedSample) -> S
     thresholds, _ = chebyshev_search(deployer, min_quality, judged)
     deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality
     if deployment is None or quality < min_quality - EPSILON:
-        raise _no_deployment(deployer, f"no routing of quality {min_quality:g} was found that", quality)
+        raise no_deployment(deployer, f"no routing of quality {min_quality:g} was found that", quality)
     return Solution(thresholds, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
 
 

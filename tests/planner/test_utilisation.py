@@ -20,6 +20,7 @@ from penstock.planner_service.routing.goals import (
     begin_of_least_latency,
     cheapest,
     least_latency,
+    least_work,
     most_quality,
 )
 from penstock.planner_service.routing.grading import Grading
@@ -89,6 +90,17 @@ def test_what_a_replica_sustains_is_what_it_serves_in_the_long_run(share: float)
     )
 
 
+def test_what_a_replica_sustains_does_not_depend_on_the_order_of_requests() -> None:
+    """Prompts of a trace may grow as it goes on."""
+    inputs = np.repeat([300, 3000], 3000)
+    replica = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.01, 1e-4, 1e-6), 200_000, EngineLimits(64, 512, 16))
+    rates = [
+        saturated_per_s(replica, Workload(np.zeros(6000), prompts, np.full(6000, 150)))
+        for prompts in (inputs, inputs[::-1], np.random.default_rng(1).permutation(inputs))
+    ]
+    assert max(rates) < 1.05 * min(rates)
+
+
 @pytest.mark.parametrize("rate", [12.0, 40.0])
 def test_a_tier_of_few_long_requests_gets_what_these_need(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
     """It sustains less of them than of all requests. On fewer GPUs than the cheapest plan takes there is none."""
@@ -152,7 +164,9 @@ def goals(deployer: Deployer) -> list[Callable[[], Solution]]:
         lambda: any_within(deployer, quality, limit_s, judged),
         lambda: most_quality(deployer, limit_s),
         lambda: end_to_end(lambda felt, start: felt.least_latency(quality, start)),
-        lambda: end_to_end(lambda felt, start: felt.cheapest(quality, limit_s, start)),
+        lambda: EndToEnd(deployer, judged, 0.0, felt_s).cheapest(
+            quality, limit_s, least_work(deployer, quality, judged, 50)
+        ),
         lambda: end_to_end(lambda felt, start: felt.most_quality(limit_s, quality, start)),
     ]
 
