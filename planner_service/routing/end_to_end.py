@@ -163,10 +163,10 @@ class EndToEnd:
     ) -> Solution:
         """As _within; where no plan meets the limit, the fastest one."""
         limit_s, slower = max_latency_s, list[Whole]()
+        most = MOST_ROUTINGS
+        if is_lean:
+            most = max(most, min(CHEAPEST_ROUTINGS, CHEAPEST_REQUESTS // len(self._deployer.sample)))
         for _ in range(TIGHTENED):
-            most = MOST_ROUTINGS
-            if is_lean:
-                most = max(most, min(CHEAPEST_ROUTINGS, CHEAPEST_REQUESTS // len(self._deployer.sample)))
             plans = self._best(at_limit(limit_s), able, start, most, by_key=True)
             for seconds, point, deployment in plans:
                 if seconds <= max_latency_s:
