@@ -133,8 +133,13 @@ def site(seed: int) -> Deployer:
     rng = np.random.default_rng(seed)
     tiers, count = 2 + seed % 2, int(rng.integers(12, 40))
     scores = np.clip(np.round(rng.normal(np.linspace(40, 85, tiers), 25, (count, tiers)) / 20) * 20, 0, 100)
-    hard = (scores[:, :1] < 40) * int(rng.integers(1, 6)) + 1  # what is answered badly is longer
-    inputs, outputs = rng.integers(5, 60, count) * hard[:, 0], rng.integers(2, 50, (count, tiers)) * hard
+    hard = (scores[:, :1] < 40) * int(
+        rng.integers(1, 6)
+    ) + 1  # what is answered badly is longer, its prompt most of all
+    inputs, outputs = (
+        rng.integers(5, 60, count) * np.where(hard[:, 0] > 1, 9 * hard[:, 0], 1),
+        rng.integers(2, 50, (count, tiers)) * hard,
+    )
     sample = JudgedSample(("small", "medium", "large")[-tiers:], inputs, outputs, scores)
     arrival_s = np.cumsum(rng.exponential(float(rng.choice([0.05, 0.1, 0.2])), count))
     grading = None
@@ -194,19 +199,22 @@ def plans(seed: int) -> list[bool]:
 
 @pytest.mark.slow
 def test_no_plan_is_offered_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 40 small sites, by all goals."""
+    """Of 40 small sites, by all goals; by the estimate alone, some are."""
     monkeypatch.setattr("penstock.planner_service.routing.deployer.FEW", 0)  # else they are simulated at once
-    are_within = [one for seed in range(40) for one in plans(seed)]
-    assert len(are_within) >= 100
-    assert all(are_within)
+    verified = [one for seed in range(40) for one in plans(seed)]
+    assert len(verified) >= 100
+    assert all(verified)
+    monkeypatch.setattr(Deployer, "sustains", lambda *_: True)
+    estimated = [one for seed in range(40) for one in plans(seed)]
+    assert estimated.count(False) >= 10
 
 
 def tight(seed: int) -> Deployer:
-    """Two or three tiers of `kinds` on four GPUs, at a rate near the limit; some answers are far longer than others."""
+    """Two or three tiers of `kinds` on four GPUs, at a rate near the limit; some prompts are far longer than others."""
     plain, sample = instance(seed, tiers=2 + seed % 2, count=16, gpus=4)
-    hard = np.random.default_rng(seed).choice([1, 12], 16, p=[0.7, 0.3])
-    longer = dataclasses.replace(sample, output_tokens=sample.output_tokens * hard[:, None])
-    return Deployer(longer, plain._traffic.arrival_s * 3.0, plain.kinds, 4, max_utilisation=LIMIT)
+    hard = np.random.default_rng(seed).choice([1, 66], 16, p=[0.9, 0.1])
+    longer = dataclasses.replace(sample, input_tokens=sample.input_tokens * hard)
+    return Deployer(longer, plain._traffic.arrival_s * 2.0, plain.kinds, 4, max_utilisation=LIMIT)
 
 
 def brute_force(deployer: Deployer, min_quality: float) -> float:
@@ -236,9 +244,9 @@ def brute_force(deployer: Deployer, min_quality: float) -> float:
 
 @pytest.mark.slow
 def test_the_optimum_of_what_sustains_the_rate_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 seeded instances."""
+    """60 seeded instances, on some of which the first search ends at a plan that does not sustain it."""
     monkeypatch.setattr("penstock.planner_service.routing.deployer.FEW", 0)  # else they are simulated at once
-    unreachable = 0
+    again = unreachable = 0
     for seed in range(60):
         deployer = tight(seed)
         wanted = wanted_quality(deployer.sample)
@@ -252,4 +260,6 @@ def test_the_optimum_of_what_sustains_the_rate_is_brute_forces(monkeypatch: pyte
             assert solution.deployment.latency_s == pytest.approx(exact), seed
             assert within(verdict(deployer, solution))
             assert solution.proof is Proof.ENUMERATED
-    assert 10 <= unreachable <= 40
+        again += bool(deployer._verified)
+    assert again >= 4
+    assert 10 <= unreachable <= 30
