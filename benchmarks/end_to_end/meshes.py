@@ -84,7 +84,7 @@ async def serving(
     system: System, layout: Layout, base: dict[str, Any], warm: list[Question]
 ) -> AsyncIterator[ServedSystem]:
     """Run the mesh of a system, its workers warm and, if the layout says so, pinned to a core each."""
-    async with mesh_of(mesh_content(base, system)) as mesh, AsyncClient(mesh.grpc_addresses) as client:
+    async with mesh_of(mesh_content(base, system, layout)) as mesh, AsyncClient(mesh.grpc_addresses) as client:
         if layout.pinned:
             pin_workers(mesh)
         used = [tier.name for tier in mesh.mesh.tiers if tier.workers]

@@ -32,11 +32,10 @@ from penstock.services.mesh_schema import MeshFile
 
 TRACE = "traces/azure2023_conv.csv.gz"
 SLO_TIMES = 5.0  # the SLO: so many times what the largest model takes for a request without others
-LONE = 20  # prompts that show what the largest model takes for a request without others
-BURST = 96  # prompts per worker that show what the largest model sustains: three full batches
+BATCHES = 3  # full ones that show what the largest model sustains
 PLANNED_REQUESTS = 500
 JUDGED_FOR_COST = 16  # answers, scored one by one, whose time is the planner's `judge_s`
-REQUEST_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 600.0
 LEAST_REQUESTS = 20  # of a run
 
 
@@ -47,7 +46,8 @@ class Setup:
     loads: shares of what the largest model alone sustains on all workers. below_largest: quality targets, in points of
     accuracy below the largest model's, or of the judge's score where not all right answers are known. questions: a file of
     prompts, of which `measured` are judged for the planner and the others replayed; without one, so many prompts more are
-    drawn for the shipped family.
+    drawn for the shipped family. lone: prompts that show what the largest model takes for a request without others.
+    compared: names of systems.
     """
 
     mesh_file: Path
@@ -59,6 +59,8 @@ class Setup:
     run_s: float
     measured: int
     seed: int = 1
+    lone: int = 20
+    compared: tuple[str, ...] = ("largest", "load_based", "random", "plan")
 
 
 class EndToEnd:
@@ -159,9 +161,9 @@ class EndToEnd:
         where = site.write_site(folder, self._mesh.tiers, layout, self._judge_s)
         alone = systems.largest(len(self._mesh.tiers), layout.workers)
         async with serving(alone, layout, self._base, self._measured) as served:
-            questions = _drawn(self._measured, LONE + BURST * layout.workers, self._setup.seed)
-            in_flight = site.MAX_RUNNING * layout.workers
-            pace = await pace_of(served.client, self._mesh.tiers[-1].name, questions, in_flight, LONE)
+            in_flight, lone = layout.max_running * layout.workers, self._setup.lone
+            questions = _drawn(self._measured, lone + BATCHES * in_flight, self._setup.seed)
+            pace = await pace_of(served.client, self._mesh.tiers[-1].name, questions, in_flight, lone)
         about = {
             "workers": layout.workers,
             "pinned": layout.pinned,
@@ -268,7 +270,7 @@ class EndToEnd:
             systems.random_router(where, demand, cost_s, layout.workers, seed),
             ours,
         ]
-        return chosen, plan["targets"]
+        return [system for system in chosen if system.name in self._setup.compared], plan["targets"]
 
     def _demand(self, where: Site, rate: float) -> Demand:
         """What baselines are tuned to: the same trace and judged sample that the plan is made from."""

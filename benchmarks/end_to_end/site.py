@@ -20,20 +20,28 @@ from benchmarks.end_to_end.systems import System
 from penstock.planner_service.files import read_site, read_trace
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.simulator import Workload
+from penstock.services.gguf import gguf_file, read_metadata
 from penstock.services.mesh_schema import MeshTier
 
-KV_TOKENS, MAX_RUNNING, MAX_STEP_TOKENS = 32_768, 32, 512  # of each worker, the same for profile and mesh
+KV_TOKENS_EACH, MAX_STEP_TOKENS = 1024, 512  # of each worker (for each of its requests), the same for profile and mesh
 JUDGED = "judged.csv"
 UNREACHABLE = 3  # exit status of `penstock plan` if no plan meets the targets
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Workers on the machine's cores. pinned: each worker has a core of its own, else they share all cores."""
+    """Workers on the machine's cores. pinned: each worker has a core of its own, else they share all cores. max_running: of
+    each worker."""
 
     name: str
     workers: int
     pinned: bool
+    max_running: int = 32
+
+    @property
+    def kv_tokens(self) -> int:
+        """Of each worker."""
+        return KV_TOKENS_EACH * self.max_running
 
 
 def layouts() -> tuple[Layout, Layout]:
@@ -87,7 +95,8 @@ async def profile(tiers: Sequence[MeshTier], layout: Layout, folder: Path) -> di
             *(
                 penstock(
                     *("profile", tier.model, "--out", profile_file(folder, tier.name, copy)),
-                    *("--kv-tokens", KV_TOKENS, "--max-running", MAX_RUNNING, "--max-step-tokens", MAX_STEP_TOKENS),
+                    *("--kv-tokens", layout.kv_tokens, "--max-running", layout.max_running),
+                    *("--max-step-tokens", MAX_STEP_TOKENS),
                     *("--no-qoe", "--json"),
                     core=cores[copy % len(cores)] if layout.pinned else None,
                 )
@@ -118,23 +127,32 @@ def write_site(folder: Path, tiers: Sequence[MeshTier], layout: Layout, judge_s:
         }
         for tier in tiers
     ]
-    engine = {"max_running": MAX_RUNNING, "max_step_tokens": MAX_STEP_TOKENS}
+    engine = {"max_running": layout.max_running, "max_step_tokens": MAX_STEP_TOKENS}
     (folder / "models.yaml").write_text(yaml.safe_dump({"tiers": entries, "judge_s": judge_s, "engine": engine}))
     return read_site(folder / "cluster.yaml", folder / "models.yaml")
 
 
-def _shape(folder: Path, name: str) -> dict[str, Any]:
-    config = json.loads((folder / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+def _shape(model: Path, name: str) -> dict[str, Any]:
+    if (file := gguf_file(model)) is not None:
+        said, size = read_metadata(file), file.stat().st_size
+        of = said["general.architecture"]
+        layers, hidden = said[f"{of}.block_count"], said[f"{of}.embedding_length"]
+        heads, kv_heads = said[f"{of}.attention.head_count"], said[f"{of}.attention.head_count_kv"]
+        head_dim = said.get(f"{of}.attention.key_length")
+    else:
+        config = json.loads((model / "config.json").read_text())
+        size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+        heads = config["num_attention_heads"]
+        kv_heads, head_dim = config.get("num_key_value_heads", heads), config.get("head_dim")
     return {
         "name": name,
-        "layers": config["num_hidden_layers"],
-        "hidden": config["hidden_size"],
+        "layers": layers,
+        "hidden": hidden,
         "heads": heads,
-        "kv_heads": config.get("num_key_value_heads", heads),
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-        "parameters": max(weights / 2, 1.0) / 1e9,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim or hidden // heads,
+        "parameters": max(size / 2, 1.0) / 1e9,
     }
 
 
@@ -183,16 +201,16 @@ async def plan(
     raise AssertionError("the last attempt returns or raises")
 
 
-def mesh_content(base: dict[str, Any], system: System) -> dict[str, Any]:
+def mesh_content(base: dict[str, Any], system: System, layout: Layout) -> dict[str, Any]:
     """A mesh file with the system's workers, thresholds and skip limits; the rest is that of the base file.
 
     A tier without workers is skipped, whatever its threshold.
     """
     last = len(base["tiers"]) - 1
     engine = {
-        "kv_tokens": KV_TOKENS,
-        "max_running": MAX_RUNNING,
-        "max_queued": 4 * MAX_RUNNING,
+        "kv_tokens": layout.kv_tokens,
+        "max_running": layout.max_running,
+        "max_queued": 4 * layout.max_running,
         "max_step_tokens": MAX_STEP_TOKENS,
     }
     tiers = []

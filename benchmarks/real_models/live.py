@@ -1,6 +1,7 @@
-"""Meshes of the real models, live: how they start, what a killed worker costs, promises, drafts and tool calls.
+"""Meshes of the real models, live: how they start, what a killed worker costs, promises, drafts, tool calls and
+forecasts.
 
-`python -m benchmarks.real_models live`, on a quiet machine, for half an hour. CPU seconds are those of worker processes.
+`python -m benchmarks.real_models live`, on a quiet machine, for an hour. CPU seconds are those of worker processes.
 """
 
 import asyncio
@@ -10,12 +11,19 @@ import json
 import os
 import random
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from benchmarks import report
 from benchmarks.contenders import worker_of
+from benchmarks.end_to_end.run import EndToEnd, Setup
+from benchmarks.end_to_end.site import layouts
 from benchmarks.meshes import mesh_of
 from benchmarks.real_models.prompts import MODELS, Task, tasks
 from benchmarks.real_models.tools import NEED, NO_NEED, TOOLS
@@ -31,6 +39,9 @@ DRAFTED, DRAFTED_TOKENS = 16, 128
 KILLED_AFTER, KILLED_TOKENS = 20, 120
 FIRST_TOKEN_S, TOKEN_S = 20.0, 1.0
 PROMISED, RATE_PER_S, PROMISED_TOKENS = 40, 0.12, 96
+FORECAST_LOAD, FORECAST_ROUNDS, FORECAST_RUN_S = 0.6, 2, 270.0
+FORECAST_MEASURED, FORECAST_LONE, FORECAST_RUNNING = 48, 6, 8
+EXAMPLE = Path("examples/real-models.yaml")
 SEED = 1
 
 
@@ -168,7 +179,37 @@ async def tools() -> dict[str, Any]:
     }
 
 
-PARTS = {each.__name__: each for each in (first_answer, killed, tools, promises, drafts)}
+async def forecast() -> dict[str, Any]:
+    """What `penstock plan` forecasts of its own plan and of the large model alone, against what both do."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        result: dict[str, Any] = {}
+        await EndToEnd(_forecast_setup(Path(folder)), Path(folder)).run(result.update)
+    return {key: result[key] for key in ("judged", "layouts", "cells")}
+
+
+def _forecast_setup(folder: Path) -> Setup:
+    """Of the shipped example and the programming tasks, both written to `folder`."""
+    mesh_file, questions = folder / "mesh.yaml", folder / "questions.jsonl"
+    mesh = yaml.safe_load(EXAMPLE.read_text())
+    for entry in mesh["tiers"]:
+        entry["model"] = str(FOLDER / entry["model"])
+    mesh_file.write_text(yaml.safe_dump(mesh))
+    questions.write_text("".join(json.dumps({"prompt": task.text}) + "\n" for task in tasks("humaneval")))
+    return Setup(
+        mesh_file,
+        questions,
+        layouts=(replace(layouts()[1], max_running=FORECAST_RUNNING),),
+        loads=(FORECAST_LOAD,),
+        below_largest=(1.0,),
+        rounds=FORECAST_ROUNDS,
+        run_s=FORECAST_RUN_S,
+        measured=FORECAST_MEASURED,
+        lone=FORECAST_LONE,
+        compared=("largest", "plan"),
+    )
+
+
+PARTS = {each.__name__: each for each in (first_answer, killed, tools, promises, drafts, forecast)}
 
 
 def measure(names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.end_to_end import figures, systems
-from benchmarks.end_to_end.site import KV_TOKENS, MAX_RUNNING
+from benchmarks.end_to_end.site import Layout
 from benchmarks.end_to_end.systems import System
 from benchmarks.spread import interval
 from penstock.cli.held_out import Question
@@ -24,6 +24,7 @@ from penstock.types.replies import FinishReason, Usage
 
 TIERS = ("small", "medium", "large")
 WORKERS = 4
+LAYOUT = Layout("shared", WORKERS, False)
 SLO_S = 1.0
 
 
@@ -34,8 +35,8 @@ def site(judge_s: float = 0.0) -> Site:
             Replica(
                 ReplicaShape(1, 1),
                 StepLatencyModel.linear(ms / 1000, ms * 1e-5, 0.0),
-                KV_TOKENS,
-                EngineLimits(MAX_RUNNING),
+                LAYOUT.kv_tokens,
+                EngineLimits(LAYOUT.max_running),
             ),
         )
         for ms in (1, 3, 10)
