@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.planner_service.deployment.ranking import ROUNDING
 from penstock.planner_service.deployment.saturation import Sustain
 from penstock.planner_service.deployment.search import INFEASIBLE, NOTHING, LatencyTable, Parts, Strategy
 from penstock.planner_service.simulator.felt import Measured
@@ -85,6 +86,15 @@ class MixedTable(LatencyTable):
         if not len(self._work) or not prices.all() or not self._kinds:
             return 0.0
         return len(self._work) / float((self._capacity / prices).max())
+
+    @property
+    def least_cost(self) -> float:
+        if not len(self._work):
+            return 0.0
+        if not self._kinds:
+            return INFEASIBLE
+        prices = self._sizes * np.array(self.types.cost)[self._type]
+        return float(max(prices.min(), self._needed_per_s * (prices / self._sustained).min() * (1 - ROUNDING)))
 
     @property
     def least_alone_s(self) -> float:

@@ -47,6 +47,10 @@ class RemoteTable(MixedTable):
         return 3600 * self._dollars
 
     @property
+    def least_cost(self) -> float:
+        return self.strategy.remote_dollars_per_hour
+
+    @property
     def feasible(self) -> bool:
         """Whether the limits allow the requests."""
         return self._within_limits

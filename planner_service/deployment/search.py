@@ -123,11 +123,6 @@ class LatencyTable:
         self.simulations = 0
         means = work.mean_tokens if len(work) else (1.0, 1.0, 0.0)
         self._table = KindTable(self._kinds)
-        self._alone_times = [alone_times(work, kind) for kind in self._kinds]
-        self._alone = self._alone_of(measured) * (1 - ROUNDING)  # (K, N), under what simulation says of each
-        whole = self._alone_of(Measured.LATENCY)
-        self._alone_means = whole.mean(axis=1) if len(work) else np.zeros(len(self._kinds))
-        self._alone_percentiles = [self._percentile_s(each) for each in self._alone]
         self._sizes = np.array([kind.shape.gpus for kind in self._kinds], np.int64)
         self._capacity = np.array([kind.capacity_per_s(*means) for kind in self._kinds])
         self._sustained, self._needed_per_s = self._capacity, 0.0  # (K), and what is needed of them
@@ -146,13 +141,26 @@ class LatencyTable:
     def least_sustaining_gpus(self) -> int:
         """What no strategy that sustains the rate needs fewer GPUs than; 0 for no requests. ValueError where no kind fits.
 
-        Replicas sustain together at most the sum of what each sustains, so at most what the best kind does per GPU; by the
-        estimates, which a strategy has to satisfy too.
+        Replicas sustain together at most the sum of what each sustains; by the estimates, which a strategy has to satisfy
+        too.
         """
         if not len(self._work) or self._needed_per_s == 0.0:
             return self.least_gpus
-        per_gpu = float((self._sustained / self._sizes).max())
-        return max(self.least_gpus, math.ceil(self._needed_per_s / per_gpu * (1 - ROUNDING)))
+        best: dict[int, float] = {}  # by size, what one replica sustains at most
+        for size, per_s in zip(self._sizes.tolist(), self._sustained.tolist(), strict=True):
+            best[size] = max(per_s, best.get(size, 0.0))
+        if max(best.values(), default=0.0) <= 0:
+            raise ValueError("nothing sustains such requests")
+        most, needed = [0.0], self._needed_per_s * (1 - ROUNDING)  # of 0, 1 ... GPUs together
+        while most[-1] < needed:
+            gpus = len(most)
+            most.append(max((most[gpus - size] + per_s for size, per_s in best.items() if size <= gpus), default=0.0))
+        return len(most) - 1
+
+    @property
+    def least_cost(self) -> float:
+        """What no strategy that sustains the rate costs less than, see Deployer.cost; infinite where nothing can serve."""
+        return float(self.least_sustaining_gpus) if self.can_serve else INFEASIBLE
 
     def sustains(self, strategy: Strategy) -> bool:
         """Whether a strategy of this table sustains the rate, by simulation with the table's own requests."""
@@ -199,6 +207,24 @@ class LatencyTable:
         measured: of what; None for what the table measures.
         """
         return np.asarray(np.min(self._alone_of(self._measured if measured is None else measured), axis=0))
+
+    @functools.cached_property
+    def _alone_times(self) -> list[Times]:
+        return [alone_times(self._work, kind) for kind in self._kinds]
+
+    @functools.cached_property
+    def _alone(self) -> Floats:
+        """(K, N) under what simulation says of each."""
+        return self._alone_of(self._measured) * (1 - ROUNDING)
+
+    @functools.cached_property
+    def _alone_means(self) -> Floats:
+        """(K) of whole latencies."""
+        return self._alone_of(Measured.LATENCY).mean(axis=1) if len(self._work) else np.zeros(len(self._kinds))
+
+    @functools.cached_property
+    def _alone_percentiles(self) -> list[float]:
+        return [self._percentile_s(each) for each in self._alone]
 
     def _alone_of(self, measured: Measured) -> Floats:
         """(K, N) seconds of each request alone on each kind."""

@@ -27,7 +27,7 @@ from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.end_to_end import least_felt_s
 from penstock.planner_service.routing.goals import rounded_down
-from penstock.planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid
+from penstock.planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid, Point, lowest
 from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from penstock.planner_service.simulator.felt import measured_at
 from penstock.planner_service.simulator.workload import Floats
@@ -59,6 +59,8 @@ class Form(NamedTuple):
 
 PlanOf = Callable[[Form, Options], CascadePlan]
 Reaches = Callable[[Form, Options, float], bool]
+DeployerOf = Callable[[Form, Options], Deployer]
+COSTS_BOUNDED = 500  # routings of a form, each of which is asked for what no deployment of it costs less than
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class _Bounds:
     """What no plan of a cascade can do better than.
 
     quality: the most. reached: the most that is known to be reached. latency_s: the least, of the objective's latency.
-    cost: the least, as CascadePlan.cost. few_routings: all of them are tried.
+    cost: the least, as CascadePlan.cost: of what sustains the rate. few_routings: all of them are tried.
     """
 
     quality: float
@@ -95,6 +97,7 @@ def best_cascade(
     unfit: dict[str, str],
     plan: PlanOf,
     reaches: Reaches,
+    deployer: DeployerOf,
     *,
     repeated: bool,
 ) -> CascadePlan:
@@ -102,13 +105,14 @@ def best_cascade(
 
     site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
     unfit: candidates that fit nowhere, with the reason. plan(form, options): the best plan of a form; raises Unreachable.
-    reaches(form, options, rate): whether a plan is found at so many requests per second. repeated: whether a latency target
+    reaches(form, options, rate): whether a plan is found at so many requests per second. deployer(form, options): with the
+    bound on utilisation. repeated: whether a latency target
     has to hold on other stretches, too.
 
     Raises:
         Unreachable: No cascade has a plan; it says which target binds for the one that comes nearest.
     """
-    return _Choice(site, demand, options, alone, unfit, plan, reaches, repeated=repeated).best()
+    return _Choice(site, demand, options, alone, unfit, plan, reaches, deployer, repeated=repeated).best()
 
 
 def cascades_of(candidates: int, options: Options) -> list[Tiers]:
@@ -139,11 +143,12 @@ class _Choice:
         unfit: dict[str, str],
         plan: PlanOf,
         reaches: Reaches,
+        deployer: DeployerOf,
         *,
         repeated: bool,
     ) -> None:
         self.site, self.demand, self.options, self.unfit = site, demand, options, unfit
-        self._plan, self._reaches, self._repeated = plan, reaches, repeated
+        self._plan, self._reaches, self._deployer, self._repeated = plan, reaches, deployer, repeated
         self._alone = alone
         self._kinds = alone.kinds
         self.all = forms_of(len(site.tiers), options, predicted=demand.judged.predicted is not None)
@@ -233,6 +238,8 @@ class _Choice:
             bounds = grid.latency_bounds(requests, alone_s, options.percentile)
             fastest = min(float(bounds[point]) for point in points)
             quality = max((float(grid.qualities[p]) for p in points if bounds[p] <= limit_s + EPSILON), default=most)
+        if options.aim is Goal.COST:
+            least_cost = max(least_cost, self._cost_at_least(form, grid, points))
         self.bounds[form] = _Bounds(quality, most, fastest, least_cost, few)
         if fastest > limit_s + EPSILON:
             self.left_out[form] = LeftOut.MAX_LATENCY
@@ -252,6 +259,20 @@ class _Choice:
             return float(shape.gpus) if dollars is None else dollars
 
         return min(cost(kind.shape) for kind in self._kinds[tier])
+
+    def _cost_at_least(self, form: Form, grid: Grid, points: Sequence[Point]) -> float:
+        """What no plan of these routings that sustains the rate costs less than, in the unit of CascadePlan.cost.
+
+        Of a cascade the lowest routings take the least work. Where each request goes to one tier alone, any of them may:
+        nothing is known (0) where these are too many.
+        """
+        routings = points if form.routed else [each for group in grid.groups(points) for each in lowest(group)]
+        if len(routings) > COSTS_BOUNDED:
+            return 0.0
+        deployer = self._deployer(form, self.within)
+        least = min(deployer.cost_at_least(grid.thresholds(point)) for point in routings)
+        is_priced = self.site.more or self.site.remotes  # as the deployer counts then; else it counts GPUs
+        return least if is_priced else least * (self.site.types[0].dollars_per_gpu_hour or 1.0)
 
     def _enough(self) -> float:
         """The value that a plan of another cascade needs to be one of the two best."""
@@ -299,9 +320,10 @@ class _Choice:
             if why is LeftOut.BOUND:
                 least = min(least, self.bounds[form].value(aim))
             elif why is LeftOut.NO_PLAN and not self._is_proved(form):
-                least = -math.inf
+                least = min(least, self.bounds[form].cost if aim is Goal.COST else -math.inf)
             elif why is None:
-                least = min(least, _least(self.plans[form], aim))
+                known = _least(self.plans[form], aim)
+                least = min(least, max(known, self.bounds[form].cost) if aim is Goal.COST else known)
         evaluations = sum(plan.solution.evaluations for plan in self.plans.values())
         if least == -math.inf or self.options.has_rules:  # nothing is proved over rules
             return dataclasses.replace(own, proof=Proof.SEARCHED, gap=None, evaluations=evaluations)

@@ -15,6 +15,7 @@ from penstock.planner_service.question.exclusions import names_of_files
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.confidence import NewPrompts
+from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.goals import rounded_down
 from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
 from penstock.planner_service.routing.quality import SKIPPED, answered_quality
@@ -171,7 +172,11 @@ def _with_chosen_tiers(
             return False
         return True
 
-    return best_cascade(site, demand, options, alone, unfit, searched, reaches, repeated=bool(runs))
+    def deployer(form: Form, within: Options) -> Deployer:
+        parts = form.of(site, demand)
+        return PlanSearch(parts[0], within, lambda _: None).deployer(parts[1])[0]
+
+    return best_cascade(site, demand, options, alone, unfit, searched, reaches, deployer, repeated=bool(runs))
 
 
 def _of_best_form(

@@ -12,6 +12,7 @@ from penstock.types.planned import Cost, NextStep
 
 QUALITY_STEP = 1.0  # points
 LEAST_LOAD = 0.1  # of what a plan's GPUs sustain; below, any plan would do
+MOST_GAP = 0.25  # to the least cost that another plan may have, which still says something
 
 Plan = Callable[[Demand, Options], CascadePlan]
 
@@ -45,7 +46,7 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
 
 def verdict(site: Site, plan: CascadePlan, step: NextStep | None = None) -> str:
     """`31 of 32 GPUs; medium breaks first, at 1.2x the rate; one point more quality costs 4 GPUs`."""
-    parts = [*_chosen(plan), _taken(site, plan), *_saved(plan), *_runner_up(plan)]
+    parts = [*_chosen(plan), _taken(site, plan), *_saved(plan), *_runner_up(plan), *_gap(plan)]
     return "; ".join([*parts, *_breaks(plan), *_more(plan, step), *_assumed(plan)])
 
 
@@ -78,6 +79,14 @@ def _runner_up(plan: CascadePlan) -> Sequence[str]:
     if plan.choice is None or plan.goal is not Goal.COST or (other := plan.choice.runner_up) is None:
         return []
     return [f"the runner-up, {form_words(other.tiers, routed=other.routed)}, takes {_cost_words(other.cost)}"]
+
+
+def _gap(plan: CascadePlan) -> Sequence[str]:
+    """`no plan costs less`, `no plan costs over 4.3 % less`."""
+    gap = plan.solution.gap
+    if plan.choice is None or plan.goal is not Goal.COST or gap is None or gap > MOST_GAP:
+        return []
+    return ["no plan costs less" if gap == 0 else f"no plan costs over {100 * gap:.2g} % less"]
 
 
 def _cost_words(cost: Cost) -> str:

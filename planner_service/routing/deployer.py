@@ -158,6 +158,12 @@ class Deployer:
         tables = [self._table(tier, row, everyone[:0], Measured.LATENCY) for tier, row in enumerate(everyone)]
         return np.array([table.least_cost_s if table.can_serve else INFEASIBLE for table in tables])
 
+    def cost_at_least(self, thresholds: Sequence[float]) -> float:
+        """What no deployment of this routing that sustains the rate costs less than, however slow it is; see `cost`."""
+        processed = route(self.sample, thresholds).processed
+        loads = [self._load(tier, processed) for tier in range(len(processed))]
+        return sum(self._new_table(tier, load, Measured.LATENCY).least_cost for tier, load in enumerate(loads))
+
     def cost(self, deployment: Deployment) -> float:
         """What a cheapest plan has least of: GPUs."""
         return float(sum(deployment.gpus))

@@ -11,7 +11,8 @@ the other, and that decides. The cheapest plan is searched from the other end: f
 routing from the cheapest tiers that are within the limit.
 
 Nothing is proved. The gap of a least latency is to what no plan of that quality can beat: each request alone on the
-fastest replica of every tier it visits, and judged; of a pace, where there are few routings, else it is unknown.
+fastest replica of every tier it visits, and judged; of a pace, where there are few routings, else it is unknown. That of a
+least cost is known over all forms alone, see planning.cascade_choice.
 """
 
 from collections.abc import Callable, Iterable, Sequence
