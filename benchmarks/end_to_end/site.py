@@ -134,11 +134,11 @@ def write_site(folder: Path, tiers: Sequence[MeshTier], layout: Layout, judge_s:
 
 def _shape(model: Path, name: str) -> dict[str, Any]:
     if (file := gguf_file(model)) is not None:
-        said, size = read_metadata(file), file.stat().st_size
-        of = said["general.architecture"]
-        layers, hidden = said[f"{of}.block_count"], said[f"{of}.embedding_length"]
-        heads, kv_heads = said[f"{of}.attention.head_count"], said[f"{of}.attention.head_count_kv"]
-        head_dim = said.get(f"{of}.attention.key_length")
+        metadata, size = read_metadata(file), file.stat().st_size
+        of = metadata["general.architecture"]
+        layers, hidden = metadata[f"{of}.block_count"], metadata[f"{of}.embedding_length"]
+        heads, kv_heads = metadata[f"{of}.attention.head_count"], metadata[f"{of}.attention.head_count_kv"]
+        head_dim = metadata.get(f"{of}.attention.key_length")
     else:
         config = json.loads((model / "config.json").read_text())
         size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
