@@ -81,7 +81,7 @@ def mesh_cpu_s(mesh: LocalMesh) -> float:
 
 @asynccontextmanager
 async def serving(
-    system: System, layout: Layout, base: dict[str, Any], warm: list[Question]
+    system: System, layout: Layout, base: dict[str, Any], warm: list[Question], max_tokens: int | None = None
 ) -> AsyncIterator[ServedSystem]:
     """Run the mesh of a system, its workers warm and, if the layout says so, pinned to a core each."""
     async with mesh_of(mesh_content(base, system, layout)) as mesh, AsyncClient(mesh.grpc_addresses) as client:
@@ -89,7 +89,7 @@ async def serving(
             pin_workers(mesh)
         used = [tier.name for tier in mesh.mesh.tiers if tier.workers]
         for model in (*used, "cascade"):
-            await warm_up(client, model, warm)
+            await warm_up(client, model, warm, max_tokens)
         before_s = mesh_cpu_s(mesh)
         await asyncio.sleep(IDLE_S)
         yield ServedSystem(system, mesh, client, (mesh_cpu_s(mesh) - before_s) / IDLE_S)

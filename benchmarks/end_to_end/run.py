@@ -47,7 +47,7 @@ class Setup:
     accuracy below the largest model's, or of the judge's score where not all right answers are known. questions: a file of
     prompts, of which `measured` are judged for the planner and the others replayed; without one, so many prompts more are
     drawn for the shipped family. lone: prompts that show what the largest model takes for a request without others.
-    compared: names of systems.
+    max_tokens: of a reply. compared: names of systems.
     """
 
     mesh_file: Path
@@ -60,6 +60,7 @@ class Setup:
     measured: int
     seed: int = 1
     lone: int = 20
+    max_tokens: int | None = None
     compared: tuple[str, ...] = ("largest", "load_based", "random", "plan")
 
 
@@ -130,16 +131,17 @@ class EndToEnd:
         tiers = len(self._mesh.tiers)
         everything = System("all", (1,) * tiers, (50.0,) * (tiers - 1))
         layout = Layout("measure", tiers, False)
-        async with serving(everything, layout, self._base, self._measured) as served:
+        async with serving(everything, layout, self._base, self._measured, self._setup.max_tokens) as served:
             mesh = served.mesh
             addresses = ("--target", ",".join(mesh.grpc_addresses), "--admin", ",".join(mesh.admin_addresses))
             file = self._folder / site.JUDGED
-            await site.penstock("measure", prompts, "--out", file, *addresses, "--json")
+            limit = ("--max-tokens", most) if (most := self._setup.max_tokens) else ()
+            await site.penstock("measure", prompts, "--out", file, *limit, *addresses, "--json")
             if self._predictor:
                 await site.penstock(
                     "predictor", prompts, file, "--from", self._predictor, "--quality-out", file, "--json"
                 )
-            first = Options(model=self._mesh.tiers[0].name, temperature=0.0, top_logprobs=0)
+            first = Options(model=self._mesh.tiers[0].name, temperature=0.0, max_tokens=most, top_logprobs=0)
             answers = [
                 Answered(q.prompt, await served.client.generate(q.prompt, first), q.answer)
                 for q in self._measured[:JUDGED_FOR_COST]
@@ -160,10 +162,11 @@ class EndToEnd:
         fit_errors = await site.profile(self._mesh.tiers, layout, folder)
         where = site.write_site(folder, self._mesh.tiers, layout, self._judge_s)
         alone = systems.largest(len(self._mesh.tiers), layout.workers)
-        async with serving(alone, layout, self._base, self._measured) as served:
+        async with serving(alone, layout, self._base, self._measured, self._setup.max_tokens) as served:
             in_flight, lone = layout.max_running * layout.workers, self._setup.lone
             questions = _drawn(self._measured, lone + BATCHES * in_flight, self._setup.seed)
-            pace = await pace_of(served.client, self._mesh.tiers[-1].name, questions, in_flight, lone)
+            tier, most = self._mesh.tiers[-1].name, self._setup.max_tokens
+            pace = await pace_of(served.client, tier, questions, in_flight, lone, most)
         about = {
             "workers": layout.workers,
             "pinned": layout.pinned,
@@ -196,7 +199,9 @@ class EndToEnd:
         idle = {}
         async with AsyncExitStack() as stack:
             served = [
-                await stack.enter_async_context(serving(system, layout, self._base, self._measured))
+                await stack.enter_async_context(
+                    serving(system, layout, self._base, self._measured, self._setup.max_tokens)
+                )
                 for system in chosen
             ]
             for number, (seed, work) in enumerate(zip(self._seeds, works, strict=True)):
@@ -293,7 +298,8 @@ class EndToEnd:
         arrival_s = work.arrival_s.tolist()
         models = one.system.models([tier.name for tier in self._mesh.tiers], len(work), seed)
         restarts, before = one.restarts, one.thread_times()
-        run = await replay(one.client, questions, models, arrival_s, one.cpu_s, timeout_s=REQUEST_TIMEOUT_S)
+        how = (one.client, questions, models, arrival_s, one.cpu_s)
+        run = await replay(*how, timeout_s=REQUEST_TIMEOUT_S, max_tokens=self._setup.max_tokens)
         engines = one.engine_times_since(before)
         why = explained.explained(where, run, arrival_s, one.system, engines) if engines else None
         async with one.judge() as judge:

@@ -25,7 +25,7 @@ from benchmarks.contenders import worker_of
 from benchmarks.end_to_end.run import EndToEnd, Setup
 from benchmarks.end_to_end.site import layouts
 from benchmarks.meshes import mesh_of
-from benchmarks.real_models.prompts import MODELS, Task, tasks
+from benchmarks.real_models.prompts import MAX_TOKENS, MODELS, Task, tasks
 from benchmarks.real_models.tools import NEED, NO_NEED, TOOLS
 from penstock import AsyncClient, Options, Slo, Tokens
 from penstock.local.cpu_time import cpu_s
@@ -205,6 +205,7 @@ def _forecast_setup(folder: Path) -> Setup:
         run_s=FORECAST_RUN_S,
         measured=FORECAST_MEASURED,
         lone=FORECAST_LONE,
+        max_tokens=MAX_TOKENS["humaneval"],
         compared=("largest", "plan"),
     )
 

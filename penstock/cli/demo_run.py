@@ -13,6 +13,7 @@ from penstock.client import errors
 from penstock.client.aio import AsyncClient
 from penstock.client.aio_planner import AsyncPlannerClient
 from penstock.client.plans import TierPlan
+from penstock.client.types import Options
 from penstock.types.events import Escalated, Finished, InstanceChanged, TierStarted
 
 TIMEOUT_S = 600.0  # of one request: real models on CPUs take minutes for several at once
@@ -46,26 +47,32 @@ class Pace:
     sustained_per_s: float
 
 
-async def warm_up(client: AsyncClient, model: str, questions: Sequence[Question]) -> None:
+async def warm_up(
+    client: AsyncClient, model: str, questions: Sequence[Question], max_tokens: int | None = None
+) -> None:
     """Send WARM_PROMPTS at once: the first requests of a process take longer, the judge's included."""
+    generation = Options(model=model, temperature=0.0, max_tokens=max_tokens)
     await asyncio.gather(
-        *(
-            client.generate(question.prompt, model=model, temperature=0.0, timeout_s=TIMEOUT_S)
-            for question in questions[:WARM_PROMPTS]
-        )
+        *(client.generate(question.prompt, generation, timeout_s=TIMEOUT_S) for question in questions[:WARM_PROMPTS])
     )
 
 
 async def pace_of(
-    client: AsyncClient, model: str, questions: Sequence[Question], concurrency: int, lone: int = LONE_PROMPTS
+    client: AsyncClient,
+    model: str,
+    questions: Sequence[Question],
+    concurrency: int,
+    lone: int = LONE_PROMPTS,
+    max_tokens: int | None = None,
 ) -> Pace:
     """Measure a tier: `lone` prompts one after the other, then the others with `concurrency` in flight."""
     slots, loop = asyncio.Semaphore(concurrency), asyncio.get_running_loop()
+    generation = Options(model=model, temperature=0.0, max_tokens=max_tokens)
 
     async def one(question: Question) -> float:
         async with slots:
             began_s = loop.time()
-            await client.generate(question.prompt, model=model, temperature=0.0, timeout_s=TIMEOUT_S)
+            await client.generate(question.prompt, generation, timeout_s=TIMEOUT_S)
             return loop.time() - began_s
 
     lone_s = statistics.fmean([await one(question) for question in questions[:lone]])

@@ -34,6 +34,9 @@ from penstock.client.types import Options
 from penstock.types.replies import FinishReason
 
 RIGHT = 50.0  # the least score of a right answer
+REPLY_S = (
+    3600.0  # the deadline of a reply: on CPUs long ones take many minutes, and what was measured before would be lost
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +225,7 @@ async def _measure(
 
                 async def reply_of(tier: str, question: Question) -> Answered:
                     async with slots:
-                        reply = await client.generate(question.prompt, generation, model=tier)
+                        reply = await client.generate(question.prompt, generation, model=tier, timeout_s=REPLY_S)
                     bars.advance(bar)
                     return Answered(question.prompt, reply, question.answer)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.cli.held_out import Question
 from penstock.client import errors
 from penstock.client.aio import AsyncClient
-from penstock.client.types import Reply, Tokens
+from penstock.client.types import Options, Reply, Tokens
 from penstock.types.events import Finished
 
 
@@ -62,15 +62,19 @@ async def replay(
     cpu_s: Callable[[], float],
     *,
     timeout_s: float,
+    max_tokens: int | None = None,
     cache_salt: str = "",
     on_reply: Callable[[], object] = lambda: None,
 ) -> Run:
     """Send each question to its model at its time, greedily.
 
-    cpu_s: CPU seconds that the mesh has used so far. cache_salt: of all requests, so that what others have computed does not
-    help.
+    cpu_s: CPU seconds that the mesh has used so far. max_tokens: of a reply; None for the mesh's own limit. cache_salt: of
+    all requests, so that what others have computed does not help.
     """
-    loop = asyncio.get_running_loop()
+    loop, generation = (
+        asyncio.get_running_loop(),
+        Options(temperature=0.0, max_tokens=max_tokens, cache_salt=cache_salt),
+    )
     cpu_before_s, began_s = cpu_s(), loop.time()
 
     async def one(question: Question, model: str, arrival_s: float) -> Outcome:
@@ -78,9 +82,7 @@ async def replay(
         await asyncio.sleep(max(0.0, at_s - loop.time()))
         text, first_s, end = "", None, None
         try:
-            async for event in client.stream(
-                question.prompt, model=model, temperature=0.0, cache_salt=cache_salt, timeout_s=timeout_s
-            ):
+            async for event in client.stream(question.prompt, generation, model=model, timeout_s=timeout_s):
                 match event:
                     case Tokens():
                         text += event.text
