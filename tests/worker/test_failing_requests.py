@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from penstock.services.clock import SystemClock
 from penstock.services.domain.errors import InvalidRequest, RequestFailed, Unavailable
@@ -20,6 +19,7 @@ from penstock.types.sampling import SamplingParams
 from penstock.types.workers import HandedOver
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.interface import LastBlocks
+from penstock.worker_service.engine.logits import HostLogits
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.sampling import Position, choose
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
@@ -178,16 +178,16 @@ def tokens_of(core: EngineCore, sampling: SamplingParams) -> list[int]:
 
 def test_sampling_is_sound_at_the_ends_of_its_range() -> None:
     """No extreme of logits, temperature or top-p gives what is no token or no distribution; equal logits share evenly."""
-    wide = torch.tensor([[3.0e38, -3.0e38, 0.0, -float("inf")], [0.0, 0.0, -1.0, -2.0], [1e-30, 0.0, -1e-30, 0.0]])
+    wide = np.array([[3e38, -3e38, 0, -np.inf], [0, 0, -1, -2], [1e-30, 0, -1e-30, 0]], np.float32)
     for temperature in (5e-324, 1e-20, 1e-4, 1.0, 2.0):
         for top_p in (5e-324, 1e-12, 0.5, 1.0):
             rows = [Position(SamplingParams(temperature, top_p, seed), 3) for seed in (0, 2**63 - 1, 17)]
-            chosen = choose(wide, rows)
-            assert all(torch.isfinite(wide[row, token]) for row, token in enumerate(chosen))
+            chosen = choose(HostLogits(wide), rows)
+            assert all(np.isfinite(wide[row, token]) for row, token in enumerate(chosen))
     # the least temperature that is not greedy
-    tied = [choose(wide[1:2], [Position(SamplingParams(1e-4, 1.0, seed), 0)])[0] for seed in range(64)]
+    tied = [choose(HostLogits(wide[1:2]), [Position(SamplingParams(1e-4, 1.0, seed), 0)])[0] for seed in range(64)]
     assert set(tied) == {0, 1}
-    choose(torch.full((2, 4), float("nan")), [Position(SAMPLED, 0)] * 2)  # its row fails, not the step
+    choose(HostLogits(np.full((2, 4), np.nan, np.float32)), [Position(SAMPLED, 0)] * 2)  # its row fails, not the step
 
 
 async def test_tokens_that_only_the_tokenizer_knows_are_refused() -> None:

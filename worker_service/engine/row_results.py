@@ -3,13 +3,13 @@
 from collections.abc import Sequence as Seq
 
 import numpy as np
-import torch
 
 from penstock.worker_service.engine import sampling
+from penstock.worker_service.engine.logits import Logits
 from penstock.worker_service.engine.runner import RawLogprobs, Row, RowResult
 
 
-def row_results(rows: Seq[Row], logits: torch.Tensor) -> list[RowResult]:
+def row_results(rows: Seq[Row], logits: Logits) -> list[RowResult]:
     """Convert (positions, V) logits to tokens and logprobs of their rows.
 
     A row whose logits are not finite (bad KV from a transfer, an overflow in half precision) gets an error instead.
@@ -17,12 +17,12 @@ def row_results(rows: Seq[Row], logits: torch.Tensor) -> list[RowResult]:
     places = [
         sampling.Position(row.sampling, row.offset + i, row.output_before(i)) for row in rows for i in range(row.logits)
     ]
-    (best, finite), free = sampling.best(logits), logits
+    (best, finite), free = logits.best(), logits
     logits = sampling.adjusted(logits, places)
     if any(row.allowed is not None for row in rows):
         logits = _restricted(rows, logits)
     if logits is not free:
-        best, still = sampling.best(logits)
+        best, still = logits.best()
         finite = [both[0] and both[1] for both in zip(finite, still, strict=True)]
     chosen = sampling.choose(logits, places, best)
     results, at = [], 0
@@ -37,7 +37,7 @@ def row_results(rows: Seq[Row], logits: torch.Tensor) -> list[RowResult]:
     return results
 
 
-def _restricted(rows: Seq[Row], logits: torch.Tensor) -> torch.Tensor:
+def _restricted(rows: Seq[Row], logits: Logits) -> Logits:
     """The logits without the tokens that their rows do not allow."""
     places: list[int] = []
     masks, at = [], 0
@@ -46,10 +46,10 @@ def _restricted(rows: Seq[Row], logits: torch.Tensor) -> torch.Tensor:
             places += range(at, at + row.logits)
             masks.append(row.allowed)
         at += row.logits
-    return sampling.restricted(logits, places, np.concatenate(masks)) if places else logits
+    return logits.restricted(places, np.concatenate(masks)) if places else logits
 
 
-def _logprobs(rows: Seq[Row], logits: torch.Tensor, chosen: list[int]) -> list[RawLogprobs]:
+def _logprobs(rows: Seq[Row], logits: Logits, chosen: list[int]) -> list[RawLogprobs]:
     picked: list[int] = []
     counts: list[int] = []
     at = 0
@@ -58,4 +58,4 @@ def _logprobs(rows: Seq[Row], logits: torch.Tensor, chosen: list[int]) -> list[R
             picked += range(at, at + row.logits)
             counts += [row.sampling.top_logprobs] * row.logits
         at += row.logits
-    return sampling.logprobs(logits[picked], [chosen[i] for i in picked], counts)
+    return sampling.logprobs(logits.rows(picked), [chosen[i] for i in picked], counts)

@@ -7,11 +7,11 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from penstock.types.workers import KvLayout
 from penstock.worker_service.engine.llamacpp.model import LlamaContext, LlamaModel, Part
 from penstock.worker_service.engine.llamacpp.sequences import Sequences
+from penstock.worker_service.engine.logits import HostLogits
 from penstock.worker_service.engine.row_results import row_results
 from penstock.worker_service.engine.runner import Row, RowResult
 
@@ -62,7 +62,7 @@ class LlamaRunner:
     def run(self, rows: Seq[Row]) -> list[RowResult]:
         with self._turn():
             logits = self._logits(rows)
-            return row_results(rows, torch.from_numpy(logits)) if len(logits) else [RowResult()] * len(rows)
+            return row_results(rows, HostLogits(logits)) if len(logits) else [RowResult()] * len(rows)
 
     def _logits(self, rows: Seq[Row]) -> npt.NDArray[np.float32]:
         """(positions, V) of all rows, in as few calls as their tokens and sequences take."""

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.types.workers import KvLayout
+from penstock.worker_service.engine.logits import HostLogits, Logits
 from penstock.worker_service.engine.row_results import row_results
 from penstock.worker_service.engine.runner import Row, RowResult
 from penstock.worker_service.engine.torch.attention import (
@@ -18,6 +19,7 @@ from penstock.worker_service.engine.torch.attention import (
 )
 from penstock.worker_service.engine.torch.compiled_draft import CompiledDraft
 from penstock.worker_service.engine.torch.compiled_forward import CompiledForward, can_compile
+from penstock.worker_service.engine.torch.device_logits import DeviceLogits
 from penstock.worker_service.engine.torch.forward import FusedForward
 from penstock.worker_service.engine.torch.kernels import I64
 from penstock.worker_service.engine.torch.plain_model import CausalModel
@@ -98,11 +100,11 @@ class TorchRunner:
             return [RowResult()] * len(rows)
         return row_results(rows, logits)
 
-    def _logits(self, tokens: I64, segments: list[Segment], tables: I64, logit_rows: list[int]) -> torch.Tensor:
+    def _logits(self, tokens: I64, segments: list[Segment], tables: I64, logit_rows: list[int]) -> Logits:
         """(positions, V), in float32, of the tokens at `logit_rows`."""
         if self._compiled is not None:
             hidden = self._compiled(tokens, step_layout(segments, tables, self._pool.block_tokens), tables)
-            return torch.from_numpy(self._compiled.logits(hidden[logit_rows]))
+            return HostLogits(self._compiled.logits(hidden[logit_rows]))
         assert self._forward is not None
         paged = PagedBatch(self._pool, segments, tables, self._threads)
         token_ids, positions, selected, *indices = (
@@ -111,7 +113,8 @@ class TorchRunner:
         )
         paged.place(indices)
         states = self._forward(token_ids, positions, paged, selected if len(logit_rows) < len(tokens) else None)
-        return self._model.lm_head(states).float()
+        logits = self._model.lm_head(states).float()
+        return HostLogits(logits.numpy()) if self._device.type == "cpu" else DeviceLogits(logits)
 
     def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         into = None

@@ -1,6 +1,7 @@
 """Which token is drawn: random numbers, penalties and biases, draws from a large vocabulary mostly without sorting it."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -9,33 +10,40 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from penstock.services.domain.randomness import uniform
 from penstock.types.sampling import SamplingParams
-from penstock.worker_service.engine import sampling
+from penstock.worker_service.engine.logits import F32, HostLogits, Ranked
 from penstock.worker_service.engine.penalties import logit_changes
-from penstock.worker_service.engine.sampling import Position, adjusted, choose
+from penstock.worker_service.engine.sampling import Position, adjusted, choose, logprobs
+from penstock.worker_service.engine.torch.device_logits import DeviceLogits
 
 VOCABULARY = 9000
+KINDS = ("peaked", "flat", "tied", "bfloat16")
 
 
-def logits_of(kind: str, rows: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(rows, VOCABULARY, generator=generator)
+def on_device(values: F32) -> DeviceLogits:
+    return DeviceLogits(torch.from_numpy(values))
+
+
+PLACES = pytest.mark.parametrize("logits_at", [HostLogits, on_device])
+
+
+def logits_of(kind: str, rows: int, seed: int) -> F32:
+    noise = np.random.default_rng(seed).standard_normal((rows, VOCABULARY), np.float32)
     match kind:
         case "peaked":
             return noise * 4
         case "flat":
-            return noise * 0.01
+            return noise * np.float32(0.01)
         case "tied":
             return (noise * 4).round()  # many equal ones at every rank, the last of the sorted ones included
         case _:
-            return (noise * 4).bfloat16().float()
+            return torch.from_numpy(noise * 4).bfloat16().float().numpy()
 
 
-def reference(logits: torch.Tensor, position: Position) -> int:
+def reference(logits: HostLogits | DeviceLogits, row: int, position: Position) -> int:
     """The token by the definition: sort all, cut at top_k, then at top_p, draw by inversion."""
     params = position.sampling
-    probabilities = torch.softmax((logits - logits.max()) / (params.temperature or 1.0), -1)
-    ranked, ids = probabilities.sort(stable=True, descending=True)
-    precise = ranked.double().numpy()
+    ids, ranked, *_ = (each[0] for each in logits.rows([row]).ranked([params.temperature or 1.0], VOCABULARY))
+    precise = ranked.astype(np.float64)
     kept = np.ones(len(precise), bool)
     if params.top_k:
         kept[params.top_k :] = False
@@ -50,8 +58,43 @@ def reference(logits: torch.Tensor, position: Position) -> int:
     return int(ids[place])
 
 
-@pytest.mark.parametrize("kind", ["peaked", "flat", "tied", "bfloat16"])
-def test_draws_are_those_of_the_sorted_vocabulary(kind: str) -> None:
+@PLACES
+@pytest.mark.parametrize("kind", KINDS)
+def test_probabilities_are_those_of_softmax(kind: str, logits_at: Callable[[F32], HostLogits | DeviceLogits]) -> None:
+    logits, temperature = logits_of(kind, 4, 5), 0.8
+    expected = torch.softmax(torch.from_numpy(logits).double() / temperature, -1).numpy()
+    ranked = logits_at(logits).ranked([temperature] * 4, VOCABULARY)
+    np.testing.assert_allclose(ranked.probabilities, np.take_along_axis(expected, ranked.ids, -1), 1e-4)
+    for ids, probabilities in zip(ranked.ids, ranked.probabilities, strict=True):
+        assert all(np.lexsort((ids, -probabilities)) == np.arange(VOCABULARY)), "descending, equal ones by their id"
+
+
+@PLACES
+def test_logprobs_are_those_of_log_softmax(logits_at: Callable[[F32], HostLogits | DeviceLogits]) -> None:
+    logits = logits_of("peaked", 3, 6)
+    expected = torch.log_softmax(torch.from_numpy(logits).double(), -1)
+    shown, ids = expected.topk(5, -1)
+    rows = logprobs(logits_at(logits), [7, 8, 9], [0, 2, 5])
+    assert [row.chosen for row in rows] == pytest.approx([float(expected[i, 7 + i]) for i in range(3)], abs=1e-4)
+    for i, (row, count) in enumerate(zip(rows, (0, 2, 5), strict=True)):
+        assert row.top_ids == ids[i, :count].tolist()
+        assert row.top == pytest.approx(shown[i, :count].tolist(), abs=1e-4)
+
+
+@PLACES
+def test_a_row_may_have_only_some_tokens(logits_at: Callable[[F32], HostLogits | DeviceLogits]) -> None:
+    """Of 70 tokens, the second row may have those of the bits set in words that end at 64."""
+    logits = np.random.default_rng(1).standard_normal((2, 70), np.float32)
+    restricted = np.asarray(logits_at(logits).restricted([1], np.array([[0b101, -1]], np.int32)).values)
+    assert np.array_equal(restricted[0], logits[0])
+    assert np.flatnonzero(np.isfinite(restricted[1])).tolist() == [0, 2, *range(32, 64)]
+
+
+@PLACES
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_are_those_of_the_sorted_vocabulary(
+    kind: str, logits_at: Callable[[F32], HostLogits | DeviceLogits]
+) -> None:
     limits = (
         (0, 1.0, 0.0),
         (0, 0.9, 0.0),
@@ -65,36 +108,35 @@ def test_draws_are_those_of_the_sorted_vocabulary(kind: str) -> None:
     )
     for seed, (top_k, top_p, min_p) in enumerate(limits):
         for temperature in (0.6, 1.0, 1.7):
-            logits = logits_of(kind, 8, seed)
+            logits = logits_at(logits_of(kind, 8, seed))
             rows = [
                 Position(SamplingParams(temperature, top_p, 100 * seed + i, top_k=top_k, min_p=min_p), offset=i)
                 for i in range(8)
             ]
-            assert choose(logits, rows) == [reference(line, row) for line, row in zip(logits, rows, strict=True)]
+            assert choose(logits, rows) == [reference(logits, i, row) for i, row in enumerate(rows)]
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    logits = torch.cat([logits_of(kind, 3, 9) for kind in ("peaked", "flat", "tied")])
+    logits = HostLogits(np.concatenate([logits_of(kind, 3, 9) for kind in ("peaked", "flat", "tied")]))
     limits = [(1.0, 0), (0.9, 0), (1.0, 7)] * 3
     rows = [Position(SamplingParams(1.0, top_p, i, top_k=top_k), 5) for i, (top_p, top_k) in enumerate(limits)]
     together = choose(logits, rows)
-    assert together == [choose(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert together == [choose(logits.rows([i]), [row])[0] for i, row in enumerate(rows)]
 
 
 def test_the_vocabulary_is_sorted_only_where_the_draw_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranked = sampling._ranked
-    tops = list[tuple[int, int]]()
+    ranked, tops = HostLogits.ranked, list[tuple[int, int]]()
 
-    def counted(probabilities: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        tops.append((len(probabilities), top))
-        return ranked(probabilities, top)
+    def counted(logits: HostLogits, temperatures: Sequence[float], top: int) -> Ranked:
+        tops.append((len(temperatures), top))
+        return ranked(logits, temperatures, top)
 
-    monkeypatch.setattr(sampling, "_ranked", counted)
+    monkeypatch.setattr(HostLogits, "ranked", counted)
     peaked = [Position(SamplingParams(0.7, 0.95, i, top_k=20), i) for i in range(8)]
-    choose(logits_of("peaked", 8, 1), peaked)
+    choose(HostLogits(logits_of("peaked", 8, 1)), peaked)
     assert tops == [(8, 256)]
     tops.clear()
-    mixed = torch.cat([logits_of("peaked", 4, 1), logits_of("flat", 1, 1)])
+    mixed = HostLogits(np.concatenate([logits_of("peaked", 4, 1), logits_of("flat", 1, 1)]))
     choose(mixed, [*peaked[:4], Position(SamplingParams(1.0, 0.9, 3), 0)])
     assert tops == [(5, 256), (1, 8192)], "one row is flat: it alone needs more"
     tops.clear()
@@ -114,32 +156,36 @@ FEW = 300
 OUTPUT = [5, 7, 5, 299, 5, 7]
 
 
-def random_logits(rows: int, seed: int = 3) -> torch.Tensor:
-    return torch.randn(rows, FEW, generator=torch.Generator().manual_seed(seed)) * 3
+def random_logits(rows: int, seed: int = 3) -> F32:
+    return np.random.default_rng(seed).standard_normal((rows, FEW), np.float32) * 3
 
 
-def test_penalties_are_those_of_openais_formula_and_of_ctrl() -> None:
+@PLACES
+def test_penalties_are_those_of_openais_formula_and_of_ctrl(
+    logits_at: Callable[[F32], HostLogits | DeviceLogits],
+) -> None:
     """Repetition as transformers computes it, then the counts of OpenAI's formula, then the biases."""
     sampling = SamplingParams(
         frequency_penalty=0.3, presence_penalty=-0.8, repetition_penalty=1.4, logit_bias={7: 2.0, 11: -100.0}
     )
     logits = random_logits(1)
-    expected = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([OUTPUT]), logits.clone())
+    expected = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([OUTPUT]), torch.from_numpy(logits.copy()))
     for token in set(OUTPUT):
         expected[0, token] -= 0.3 * OUTPUT.count(token) - 0.8
     expected[0, 7] += 2.0
     expected[0, 11] -= 100.0
-    torch.testing.assert_close(adjusted(logits, [Position(sampling, 6, OUTPUT)]), expected)
+    found = adjusted(logits_at(logits), [Position(sampling, 6, OUTPUT)])
+    np.testing.assert_allclose(np.asarray(found.values), expected.numpy(), 1e-6)
 
 
 def test_rows_have_their_own_changes_and_the_logits_are_kept() -> None:
-    logits = random_logits(3)
-    before = logits.clone()
+    logits = HostLogits(random_logits(3))
+    before = logits.values.copy()
     plain, biased = SamplingParams(), SamplingParams(logit_bias={0: 1.5})
     rows = [Position(plain, 6), Position(biased, 6), Position(SamplingParams(presence_penalty=1.0), 6, OUTPUT)]
-    result = adjusted(logits, rows)
-    assert torch.equal(logits, before)
-    assert torch.equal(result[0], before[0])
+    result = adjusted(logits, rows).values
+    assert np.array_equal(logits.values, before)
+    assert np.array_equal(result[0], before[0])
     changed = [np.flatnonzero(result[i] != before[i]).tolist() for i in (1, 2)]
     assert changed == [[0], sorted(set(OUTPUT))]
     assert adjusted(logits, rows[:1]) is logits, "nothing is copied where nothing changes"
