@@ -29,20 +29,8 @@ def _name(path: tuple[str | int, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
 
 
-_BRANCHES = frozenset(
-    {
-        "str",
-        "constrained-str",
-        "MeshSloClass",
-        "int",
-        "bool",
-        "float",
-        "MessageItem",
-        "CallItem",
-        "CallOutputItem",
-        "ReasoningItem",
-    }
-)
+_ITEMS = frozenset({"MessageItem", "CallItem", "CallOutputItem", "ReasoningItem"})
+_BRANCHES = _ITEMS | {"str", "constrained-str", "MeshSloClass", "int", "bool", "float"}
 
 _NAMES = {
     "prompt.chat.tool_use.choice.function": "tool_choice.function.name",

@@ -4,12 +4,14 @@ The parser holds the GIL, so the size of its result is limited before it starts:
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from penstock.services.domain.errors import InvalidRequest, invalid
-from penstock.types.problems import shortened
+from penstock.types.problems import FieldProblem, shortened
 from penstock.types.prompts import MAX_PROMPT_TOKENS
 
 MAX_NODES = 65_536
@@ -21,6 +23,16 @@ MAX_KEYS = 64
 MAX_SCHEMA_KEYS = 1_024
 """Of one object in a field that holds JSON schemas."""
 SCHEMA_FIELDS = frozenset({"tools", "response_format", "structured_outputs", "guided_json", "text"})
+
+
+class StrictModel(BaseModel):
+    """An object of a request's body: unknown fields are refused, and no value is converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+
+    def problems(self) -> Iterator[FieldProblem]:
+        """What is wrong with fields that are valid by themselves; for bodies, not for what they contain."""
+        return iter(())
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from penstock.router_service.openai_gateway.json_values import StrictModel
 from penstock.services.mesh_schema import MeshSloClass
 from penstock.types.problems import FieldProblem
 from penstock.types.slo import MAX_SLO_NAME_CHARS, Slo
 
 
-class SloField(BaseModel):
+class SloField(StrictModel):
     """The field, in requests of all kinds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     slo: Annotated[str, Field(min_length=1, max_length=MAX_SLO_NAME_CHARS)] | MeshSloClass | None = None
 

@@ -5,7 +5,7 @@ The extension field `penstock`, of the reply or of a stream's last chunk, descri
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from penstock.router_service.domain.events import RouterEvent
@@ -96,18 +96,7 @@ def extension(request_id: str, finished: Finished) -> Json:
     }
 
 
-_OF_TIERS = (
-    "tier",
-    "model",
-    "instance_id",
-    "score",
-    "threshold",
-    "accepted",
-    "score_reason",
-    "flagged",
-    "uncalibrated",
-    "time_s",
-)
+_OF_TIERS = tuple(field.name for field in fields(TierSummary) if field.name != "usage")
 
 
 def _tier_summary(tier: TierSummary) -> Json:

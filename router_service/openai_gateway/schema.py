@@ -5,13 +5,14 @@ those that change nothing: labels (user, metadata, ...), null, default values, a
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from penstock.router_service.openai_gateway.field_names import problems_of, renamed_problems
-from penstock.router_service.openai_gateway.json_values import check_keys, read_object
+from penstock.router_service.openai_gateway.json_values import StrictModel, check_keys, read_object
 from penstock.router_service.openai_gateway.objectives import SloField
 from penstock.router_service.openai_gateway.structured import StructuredFields
 from penstock.router_service.openai_gateway.tools import MessageToolCalls, ToolFields
@@ -46,14 +47,14 @@ MAX_METADATA = 16  # as at OpenAI
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 _STRUCTURED = "sampling.structured_output"
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class TextPart(BaseModel):
-    model_config = _STRICT
-
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
+
+
+_Content = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
 class _Text(Protocol):
@@ -66,11 +67,9 @@ def text_of(content: str | Sequence[_Text]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class Message(BaseModel):
-    model_config = _STRICT
-
+class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: _Content | None = None
     name: str | None = None
     tool_calls: MessageToolCalls | None = None
     tool_call_id: str | None = None
@@ -90,26 +89,20 @@ class Message(BaseModel):
         return ChatMessage(role, text, tuple(call.plain() for call in self.tool_calls or ()), self.tool_call_id or "")
 
 
-class PredictedOutput(BaseModel):
+class PredictedOutput(StrictModel):
     """What the answer will be, in large part."""
 
-    model_config = _STRICT
-
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+    content: _Content
 
 
-class StreamOptions(BaseModel):
-    model_config = _STRICT
-
+class StreamOptions(StrictModel):
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class TemplateOptions(BaseModel):
+class TemplateOptions(StrictModel):
     """Variables of the model's chat template: of all those that vLLM and SGLang pass on, those about reasoning."""
-
-    model_config = _STRICT
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -127,8 +120,6 @@ def _is_id(key: str) -> bool:
 
 class AnyRequest(SloField):
     """The fields of all kinds of request."""
-
-    model_config = _STRICT
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -157,7 +148,7 @@ class AnyRequest(SloField):
         }
 
 
-class Labels(BaseModel):
+class Labels(StrictModel):
     """Labels of chats and responses, which change nothing."""
 
     metadata: dict[str, str] | None = None
@@ -169,8 +160,6 @@ class Labels(BaseModel):
 
 class _Common(StructuredFields, AnyRequest):
     """The fields of chats and completions."""
-
-    model_config = _STRICT
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -184,11 +173,6 @@ class _Common(StructuredFields, AnyRequest):
     # accepted only at the value that changes nothing
     skip_special_tokens: Literal[True] | None = None
 
-    def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
     def choices(self) -> int:
         return self.n or 1
 
@@ -199,7 +183,7 @@ class _Common(StructuredFields, AnyRequest):
         return SamplingParams(
             **usual,
             top_logprobs=top_logprobs,
-            stop=self.stops(),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             structured_output=self.structured_output(),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
@@ -212,43 +196,21 @@ class _Common(StructuredFields, AnyRequest):
 
     def common_problems(self, params: SamplingParams) -> Iterator[FieldProblem]:
         """The problems of these fields. params: what `sampling` made of them."""
-        if self.logit_bias is not None:
-            yield from self.bias_problems(self.logit_bias)
+        if no_ids := [token for token in self.logit_bias or () if not _is_id(token)]:
+            yield FieldProblem("logit_bias", f"'{shortened(no_ids[0])}' is no token id")
         if not self.model_fields_set.isdisjoint(_RARE_FIELDS):
             yield from self.structured_problems()
-        if self.slo is not None:
-            yield from self.slo_problems()
+        yield from self.slo_problems()
         if problems := [*params.problems("sampling")]:
             yield from renamed_problems(iter(self.in_own_fields(InvalidRequest(*problems)).problems))
 
-    @staticmethod
-    def bias_problems(logit_bias: dict[str, float]) -> Iterator[FieldProblem]:
-        """The first key of `logit_bias` that is no token id."""
-        for token in logit_bias:
-            if not _is_id(token):
-                yield FieldProblem("logit_bias", f"'{shortened(token)}' is no token id")
-                return
-
     def in_own_fields(self, error: InvalidRequest) -> InvalidRequest:
         """An error of a worker about the reply's form, with the field of this request that sets the form."""
-        return type(error)(
-            *(
-                FieldProblem(self.structured_field(), p.problem) if p.field.startswith(_STRUCTURED) else p
-                for p in error.problems
-            )
-        )
+        field = self.structured_field()
+        return type(error)(*(replace(p, field=field) if p.field.startswith(_STRUCTURED) else p for p in error.problems))
 
 
-_RARE_FIELDS = frozenset(StructuredFields.model_fields) | {
-    "frequency_penalty",
-    "ignore_eos",
-    "logit_bias",
-    "min_p",
-    "presence_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-}
+_RARE_FIELDS = frozenset(_Common.model_fields) - {*AnyRequest.model_fields, "n", "skip_special_tokens"}
 """The fields of `_Common.sampling` that most requests leave out: without them, nothing of them is looked at."""
 
 
@@ -335,13 +297,7 @@ class CompletionRequest(_Common):
         yield from self.common_problems(self.params)
 
 
-class Checked(Protocol):
-    """A request that names its problems."""
-
-    def problems(self) -> Iterator[FieldProblem]: ...
-
-
-_T = TypeVar("_T", bound=Checked)
+_T = TypeVar("_T", bound=StrictModel)
 
 
 # Counted before anything is checked, so that oversized lists are not iterated.
@@ -357,7 +313,7 @@ _COUNTS = {
 
 
 def checked(kind: type[_T], body: bytes) -> _T:
-    """Parse a body as a request of this kind, a pydantic model.
+    """Parse a body as a request of this kind.
 
     Raises:
         InvalidRequest: Names every invalid field.
@@ -372,7 +328,7 @@ def checked(kind: type[_T], body: bytes) -> _T:
         raise InvalidRequest(*crowded)
     check_keys(content, body)
     try:
-        request: _T = kind.model_validate(content)  # type: ignore[attr-defined]
+        request = kind.model_validate(content)
     except ValidationError as error:
         raise InvalidRequest(*problems_of(error)) from None
     problems = [*request.problems()]

@@ -4,31 +4,25 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from penstock.router_service.openai_gateway.json_values import StrictModel
 from penstock.types.problems import FieldProblem
 from penstock.types.structured import MAX_CHOICES, StructuredOutput
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
 _Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
 
 
-class TextFormat(BaseModel):
-    model_config = _STRICT
-
+class TextFormat(StrictModel):
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
-    model_config = _STRICT
-
+class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(StrictModel):
     """strict: the schema is enforced either way."""
-
-    model_config = _STRICT
 
     name: str
     description: str | None = None
@@ -36,9 +30,7 @@ class NamedSchema(BaseModel):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(BaseModel):
-    model_config = _STRICT
-
+class JsonSchemaFormat(StrictModel):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
@@ -46,10 +38,8 @@ class JsonSchemaFormat(BaseModel):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(StrictModel):
     """vLLM's `structured_outputs`."""
-
-    model_config = _STRICT
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -58,10 +48,8 @@ class StructuredOutputs(BaseModel):
     grammar: str | None = None
 
 
-class StructuredFields(BaseModel):
+class StructuredFields(StrictModel):
     """The fields of a request that set the form of the reply; at most one may be set."""
-
-    model_config = _STRICT
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None  # vLLM

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from penstock.router_service.openai_gateway.json_values import StrictModel
 from penstock.services.tool_calls.formats import ToolFormat
 from penstock.services.tool_calls.parser import CallDelta, ContentDelta, ToolCallParser, call_id
 from penstock.types.prompts import ChatPrompt
@@ -24,12 +25,8 @@ from penstock.types.tools import (
 
 Json = dict[str, Any]
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-
-class FunctionSpec(BaseModel):
-    model_config = _STRICT
-
+class FunctionSpec(StrictModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -40,37 +37,27 @@ class FunctionSpec(BaseModel):
         return Tool(self.name, self.description or "", parameters, bool(self.strict))
 
 
-class ToolSpec(BaseModel):
-    model_config = _STRICT
-
+class ToolSpec(StrictModel):
     type: Literal["function"]
     function: FunctionSpec
 
 
-class FunctionName(BaseModel):
-    model_config = _STRICT
-
+class FunctionName(StrictModel):
     name: str
 
 
-class NamedTool(BaseModel):
-    model_config = _STRICT
-
+class NamedTool(StrictModel):
     type: Literal["function"]
     function: FunctionName
 
 
-class CalledFunction(BaseModel):
-    model_config = _STRICT
-
+class CalledFunction(StrictModel):
     name: str
     arguments: str
 
 
-class MessageToolCall(BaseModel):
+class MessageToolCall(StrictModel):
     """A call in an assistant's message, as in a reply. index: of a streamed call; some clients keep it."""
-
-    model_config = _STRICT
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -95,10 +82,8 @@ def tool_use(
     return ToolUse(offered, ToolChoice(ToolMode(choice or "auto"), parallel=parallel))
 
 
-class ToolFields(BaseModel):
+class ToolFields(StrictModel):
     """The fields of a request about tools. Without tools they have no effect."""
-
-    model_config = _STRICT
 
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ChoiceMode | NamedTool | None = None

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from penstock.router_service.openai_gateway.field_names import renamed_field
+from penstock.router_service.openai_gateway.json_values import StrictModel
 from penstock.router_service.openai_gateway.schema import MAX_PARTS, AnyRequest, Labels, text_of
 from penstock.router_service.openai_gateway.structured import JsonObjectFormat, NamedSchema, TextFormat, json_schema
 from penstock.router_service.openai_gateway.tools import ChoiceMode, FunctionName, FunctionSpec, tool_use
@@ -22,14 +23,11 @@ from penstock.types.tools import MAX_TOOLS, ToolCall
 
 Json = dict[str, Any]
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
 _Parts = Field(max_length=MAX_PARTS, fail_fast=True)
 
 
-class TextPart(BaseModel):
+class TextPart(StrictModel):
     """A part of a message; the fields in addition to the text are those of replies, and are not shown to the model."""
-
-    model_config = _STRICT
 
     type: Literal["input_text", "output_text", "summary_text", "reasoning_text"]
     text: str
@@ -37,9 +35,7 @@ class TextPart(BaseModel):
     logprobs: list[Any] | None = None
 
 
-class _Item(BaseModel):
-    model_config = _STRICT
-
+class _Item(StrictModel):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -71,12 +67,12 @@ class ReasoningItem(_Item):
     """Reasoning of an earlier reply, which is not shown to the model."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[TextPart], _Parts] = []
+    summary: Annotated[list[TextPart], _Parts] = Field(default_factory=list)
     content: Annotated[list[TextPart], _Parts] | None = None
     encrypted_content: None = None
 
 
-class _OfFunction(BaseModel):
+class _OfFunction(StrictModel):
     type: Literal["function"]
 
 
@@ -92,17 +88,13 @@ class SchemaFormat(NamedSchema):
     type: Literal["json_schema"]
 
 
-class TextOptions(BaseModel):
-    model_config = _STRICT
-
+class TextOptions(StrictModel):
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     verbosity: None = None
 
 
-class Reasoning(BaseModel):
+class Reasoning(StrictModel):
     """summary, generate_summary: the reasoning is returned as it is, so they have no effect."""
-
-    model_config = _STRICT
 
     effort: str | None = None
     summary: str | None = None
@@ -111,8 +103,6 @@ class Reasoning(BaseModel):
 
 class ResponseRequest(AnyRequest, Labels):
     """A request. The interface is that of `schema.ChatRequest`."""
-
-    model_config = _STRICT
 
     input: (
         str
