@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import Failure, InstanceFailed
 from penstock.router_service.migration import moves
-from penstock.router_service.migration.moves import MoveEffect, MoveEvent, Reading
+from penstock.router_service.migration.moves import MoveEvent, Reading
 from penstock.services.background import end
 from penstock.services.domain.errors import AlreadyRunning, NotFound, Overloaded, PenstockError, Unavailable
 from penstock.services.domain.instances import InstanceRecord
@@ -184,8 +184,8 @@ class MovableReply:
         """target: of the move that the event belongs to; an event of an earlier move is ignored."""
         if target is not None and target is not self._target:
             return
-        self._reading, effects = moves.advance(self._reading, event)
-        if MoveEffect.CANCEL_TARGET in effects and self._target is not None:
+        self._reading = moves.advance(self._reading, event)
+        if self._reading in (Reading.AT_SOURCE, Reading.LOST) and self._target is not None:
             self._target.task.cancel()
             self._target = None
 
@@ -196,11 +196,7 @@ class MovableReply:
         self._on_tokens(frame)
 
     def _generate(
-        self,
-        address: str,
-        on_event: Callable[[WorkerEvent], None],
-        on_tokens: OnTokens,
-        transfer_id: str = "",
+        self, address: str, on_event: Callable[[WorkerEvent], None], on_tokens: OnTokens, transfer_id: str = ""
     ) -> Awaitable[WorkerEnd]:
         return self._workers.generate(
             address,

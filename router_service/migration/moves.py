@@ -38,35 +38,31 @@ class MoveEvent(enum.Enum):
     TARGET_LOST = "target_lost"
 
 
-class MoveEffect(enum.Enum):
-    READ_TARGET = "read_target"
-    CANCEL_TARGET = "cancel_target"
-    """Cancel the reply at the target, running or waiting."""
-    RECOMPUTE = "recompute"
-
-
-_NEXT: dict[tuple[Reading, MoveEvent], tuple[Reading, tuple[MoveEffect, ...]]] = {
-    (Reading.AT_SOURCE, MoveEvent.BEGUN): (Reading.MOVING, ()),
-    (Reading.AT_SOURCE, MoveEvent.SOURCE_LOST): (Reading.LOST, (MoveEffect.RECOMPUTE,)),
-    # the target is gone: the source handed over to a stream that is not read any more
-    (Reading.AT_SOURCE, MoveEvent.SOURCE_HANDED_OVER): (Reading.LOST, (MoveEffect.RECOMPUTE,)),
-    (Reading.MOVING, MoveEvent.MOVE_FAILED): (Reading.AT_SOURCE, (MoveEffect.CANCEL_TARGET,)),
-    (Reading.MOVING, MoveEvent.TARGET_LOST): (Reading.AT_SOURCE, (MoveEffect.CANCEL_TARGET,)),
-    (Reading.MOVING, MoveEvent.SOURCE_HANDED_OVER): (Reading.AT_TARGET, (MoveEffect.READ_TARGET,)),
-    (Reading.MOVING, MoveEvent.SOURCE_LOST): (Reading.ORPHANED, ()),
-    (Reading.MOVING, MoveEvent.REPORT_LOST): (Reading.UNCERTAIN, ()),
-    (Reading.UNCERTAIN, MoveEvent.SOURCE_CONTINUED): (Reading.AT_SOURCE, (MoveEffect.CANCEL_TARGET,)),
-    (Reading.UNCERTAIN, MoveEvent.TARGET_LOST): (Reading.AT_SOURCE, (MoveEffect.CANCEL_TARGET,)),
-    (Reading.UNCERTAIN, MoveEvent.SOURCE_HANDED_OVER): (Reading.AT_TARGET, (MoveEffect.READ_TARGET,)),
-    (Reading.UNCERTAIN, MoveEvent.SOURCE_LOST): (Reading.ORPHANED, ()),
-    (Reading.ORPHANED, MoveEvent.TARGET_ADMITTED): (Reading.AT_TARGET, (MoveEffect.READ_TARGET,)),
-    (Reading.ORPHANED, MoveEvent.TARGET_LOST): (Reading.LOST, (MoveEffect.CANCEL_TARGET, MoveEffect.RECOMPUTE)),
-    # the source ended the reply and says only then that it did not move: the target would wait for it in vain
-    (Reading.ORPHANED, MoveEvent.MOVE_FAILED): (Reading.LOST, (MoveEffect.CANCEL_TARGET, MoveEffect.RECOMPUTE)),
-    (Reading.AT_TARGET, MoveEvent.TARGET_LOST): (Reading.LOST, (MoveEffect.RECOMPUTE,)),
+_BOTH_ALIVE = {
+    MoveEvent.TARGET_LOST: Reading.AT_SOURCE,
+    MoveEvent.SOURCE_HANDED_OVER: Reading.AT_TARGET,
+    MoveEvent.SOURCE_LOST: Reading.ORPHANED,
+}
+_NEXT: dict[Reading, dict[MoveEvent, Reading]] = {
+    Reading.AT_SOURCE: {
+        MoveEvent.BEGUN: Reading.MOVING,
+        MoveEvent.SOURCE_LOST: Reading.LOST,
+        # the target is gone: the source handed over to a stream that is not read any more
+        MoveEvent.SOURCE_HANDED_OVER: Reading.LOST,
+    },
+    Reading.MOVING: _BOTH_ALIVE | {MoveEvent.MOVE_FAILED: Reading.AT_SOURCE, MoveEvent.REPORT_LOST: Reading.UNCERTAIN},
+    Reading.UNCERTAIN: _BOTH_ALIVE | {MoveEvent.SOURCE_CONTINUED: Reading.AT_SOURCE},
+    Reading.ORPHANED: {
+        MoveEvent.TARGET_ADMITTED: Reading.AT_TARGET,
+        MoveEvent.TARGET_LOST: Reading.LOST,
+        # the source ended the reply and says only then that it did not move: the target would wait for it in vain
+        MoveEvent.MOVE_FAILED: Reading.LOST,
+    },
+    Reading.AT_TARGET: {MoveEvent.TARGET_LOST: Reading.LOST},
+    Reading.LOST: {},
 }
 
 
-def advance(reading: Reading, event: MoveEvent) -> tuple[Reading, tuple[MoveEffect, ...]]:
-    """The next state and its effects; late events change nothing."""
-    return _NEXT.get((reading, event), (reading, ()))
+def advance(reading: Reading, event: MoveEvent) -> Reading:
+    """The next state; late events change nothing. In AT_SOURCE and LOST, the reply at a target is not needed any more."""
+    return _NEXT[reading].get(event, reading)

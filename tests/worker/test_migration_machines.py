@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.router_service.migration import moves
-from penstock.router_service.migration.moves import MoveEffect, MoveEvent, Reading
+from penstock.router_service.migration.moves import MoveEvent, Reading
 from penstock.types.workers import ChunkReceived, TransferAccepted, TransferCommitted, TransferFailed
 from penstock.worker_service.migration import source as outgoing
 from penstock.worker_service.migration import target as incoming
@@ -121,16 +121,12 @@ def target_does(w: World, event: incoming.TargetEvent) -> World:
 
 
 def router_does(w: World, event: MoveEvent) -> World:
-    reading, effects = moves.advance(w.reading, event)
-    w = replace(w, reading=reading)
-    if MoveEffect.CANCEL_TARGET in effects:
+    reading = moves.advance(w.reading, event)
+    w = replace(w, reading=reading, anew=reading is Reading.LOST)
+    if reading in (Reading.AT_SOURCE, Reading.LOST):  # the target is not needed any more
         w = claim_ends(w)
-    if MoveEffect.RECOMPUTE in effects:
-        w = replace(w, anew=True)
     if reading in (Reading.AT_TARGET, Reading.LOST):  # the other stream is left
         w = source_left(w)
-    if reading is Reading.LOST:
-        w = claim_ends(w)
     return w
 
 
