@@ -85,41 +85,36 @@ class Cost(enum.Enum):
     """The request ends: another instance would fail, too."""
 
 
-class ClientError(enum.Enum):
-    """What the client gets if the request ends with this failure."""
-
-    ITSELF = "itself"
-    """The worker's own error."""
-    UNAVAILABLE = "unavailable"
-
-
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """One row. death: the instance may have died of the request, unless the reply got PROGRESS_TOKENS from it."""
+    """One row.
+
+    shown_to_client: a request that ends with this failure ends with the worker's own error; otherwise as unavailable.
+    death: the instance may have died of the request, unless the reply got PROGRESS_TOKENS from it.
+    """
 
     ejection: Ejection
     cost: Cost
-    client_error: ClientError
+    shown_to_client: bool = False
     death: bool = False
 
 
-_RETRIED = ClientError.UNAVAILABLE
-_ENDS = FailureRule(Ejection.NEVER, Cost.END, ClientError.ITSELF)
+_ENDS = FailureRule(Ejection.NEVER, Cost.END, shown_to_client=True)
 
 RULES: dict[Failure, FailureRule] = {
-    Failure.CONNECT_FAILED: FailureRule(Ejection.ALWAYS, Cost.ATTEMPT, _RETRIED),
-    Failure.INSTANCE_DIED: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT, _RETRIED, death=True),
-    Failure.INSTANCE_LEFT: FailureRule(Ejection.ALWAYS, Cost.ATTEMPT, _RETRIED),
-    Failure.CALL_BROKEN: FailureRule(Ejection.NEVER, Cost.REFUSAL, _RETRIED),
-    Failure.SILENT: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT, _RETRIED),
-    Failure.PROTOCOL_ERROR: FailureRule(Ejection.REPEATED, Cost.ATTEMPT, _RETRIED),
-    Failure.ABORTED: FailureRule(Ejection.NEVER, Cost.ATTEMPT, _RETRIED),
-    Failure.DRAINING: FailureRule(Ejection.ALWAYS, Cost.REFUSAL, _RETRIED),
-    Failure.FULL: FailureRule(Ejection.NEVER, Cost.REFUSAL, ClientError.ITSELF),
-    Failure.DUPLICATE_ID: FailureRule(Ejection.NEVER, Cost.ATTEMPT, ClientError.ITSELF),
-    Failure.NOT_FOUND: FailureRule(Ejection.NEVER, Cost.ATTEMPT, _RETRIED),
-    Failure.INTERNAL: FailureRule(Ejection.REPEATED, Cost.ATTEMPT, _RETRIED),
-    Failure.ENGINE_UNAVAILABLE: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT, _RETRIED),
+    Failure.CONNECT_FAILED: FailureRule(Ejection.ALWAYS, Cost.ATTEMPT),
+    Failure.INSTANCE_DIED: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT, death=True),
+    Failure.INSTANCE_LEFT: FailureRule(Ejection.ALWAYS, Cost.ATTEMPT),
+    Failure.CALL_BROKEN: FailureRule(Ejection.NEVER, Cost.REFUSAL),
+    Failure.SILENT: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT),
+    Failure.PROTOCOL_ERROR: FailureRule(Ejection.REPEATED, Cost.ATTEMPT),
+    Failure.ABORTED: FailureRule(Ejection.NEVER, Cost.ATTEMPT),
+    Failure.DRAINING: FailureRule(Ejection.ALWAYS, Cost.REFUSAL),
+    Failure.FULL: FailureRule(Ejection.NEVER, Cost.REFUSAL, shown_to_client=True),
+    Failure.DUPLICATE_ID: FailureRule(Ejection.NEVER, Cost.ATTEMPT, shown_to_client=True),
+    Failure.NOT_FOUND: FailureRule(Ejection.NEVER, Cost.ATTEMPT),
+    Failure.INTERNAL: FailureRule(Ejection.REPEATED, Cost.ATTEMPT),
+    Failure.ENGINE_UNAVAILABLE: FailureRule(Ejection.BOUNDED, Cost.ATTEMPT),
     Failure.INVALID_REQUEST: _ENDS,
     Failure.PROMPT_TOO_LONG: _ENDS,
     Failure.MESSAGE_TOO_LARGE: _ENDS,

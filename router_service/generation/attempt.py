@@ -10,8 +10,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
 from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.domain.failures import FailureHistory
 from penstock.router_service.domain.reply_promise import ReplyPromise
 from penstock.router_service.generation.reply_assembler import ReplyAssembler
+from penstock.router_service.generation.slo_hops import SloHops
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.migration.movable_reply import MovableReply, WorkerChanged
 from penstock.router_service.routing.instance_pool import InstancePool
@@ -38,6 +40,30 @@ class TierDone:
     reason: FinishReason
     usage: Usage
     stop: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierReply:
+    """One tier's reply to one request, over all attempts at it.
+
+    deadline_s: on the event loop's clock. parent, spans: of the spans of attempts and moves. history: failures of the request
+    in all tiers. promise: the SLO of the reply; None without one. may_give_up: see `TierGeneration.generate`.
+    """
+
+    request: GenerationRequest
+    deadline_s: float
+    parent: Context
+    assembler: ReplyAssembler
+    history: FailureHistory
+    promise: ReplyPromise | None
+    hops: SloHops
+    spans: telemetry.SpanBudget
+    may_give_up: bool
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt, and of the output so far."""
+        return self.assembler.prompt_tokens + len(self.assembler.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +105,30 @@ class Attempt:
     def __init__(
         self,
         services: AttemptServices,
+        reply: TierReply,
         record: InstanceRecord,
-        request: GenerationRequest,
-        assembler: ReplyAssembler,
-        deadline_s: float,
-        parent: Context,
-        spans: telemetry.SpanBudget,
         *,
         on_failure: Callable[[InstanceRecord, PenstockError], None],
         may_move: Callable[[], bool],
-        promise: ReplyPromise | None = None,
-        declines: bool = False,
+        declines: bool,
     ) -> None:
-        """deadline_s: on the event loop's clock. parent, spans: of the spans of the attempt and its moves.
+        """on_failure, may_move: see MovableReply.
 
-        on_failure, may_move: see MovableReply.
-
-        promise: of the reply; what is left of it travels. declines: the instance shall decline what it cannot keep.
+        declines: the instance shall decline what it cannot keep of the promise; what is left of the promise travels.
         """
-        self._services, self._assembler, self._promise, self._may_move = services, assembler, promise, may_move
+        assembler, self._may_move = reply.assembler, may_move
+        self._services, self._tier_reply, self._assembler, self._promise = services, reply, assembler, reply.promise
         self._loop = asyncio.get_running_loop()
-        self._slo = promise.remainder(self._loop.time()) if promise is not None else None
+        self._slo = self._promise.remainder(self._loop.time()) if self._promise is not None else None
         request = replaced(
-            request,
-            request_id=attempt_id(request.request_id),
+            reply.request,
+            request_id=attempt_id(reply.request.request_id),
             resume_token_ids=tuple(assembler.token_ids),
             slo=self._slo,
             decline_unkept_slo=declines and self._slo is not None,
-            draft=_draft_for(record, request),
+            draft=_draft_for(record, reply.request),
         )
-        self._request_id, self._deadline_s = request.request_id, deadline_s
+        self._request_id = request.request_id
         attributes: dict[str, str | int | float] = {
             "rpc.system": "grpc",
             "rpc.method": METHOD,
@@ -116,7 +136,7 @@ class Attempt:
             "penstock.instance_id": record.instance_id,
             "penstock.offset": len(assembler.token_ids),
         }
-        self._spans, parent = spans, spans.take(parent)
+        parent = reply.spans.take(reply.parent)
         self._span = telemetry.child_span(services.tracer, METHOD, attributes, parent=parent, kind=SpanKind.CLIENT)
         self._trace_context = telemetry.context_of(self._span, parent)
         self._context = contextvars.copy_context()  # of the request: events come in the context of the call's reader
@@ -125,7 +145,7 @@ class Attempt:
             services.workers,
             record,
             request,
-            deadline_s,
+            reply.deadline_s,
             telemetry.inject(self._trace_context),
             on_event=self._take,
             on_tokens=assembler.take,
@@ -142,10 +162,9 @@ class Attempt:
             DeadlineExceeded: The deadline passed.
         """
         try:
-            if self._loop.time() >= self._deadline_s:
+            if self._loop.time() >= self._tier_reply.deadline_s:
                 raise DeadlineExceeded("the deadline passed")
-            tokens = self._assembler.prompt_tokens + len(self._assembler.token_ids)
-            with self._services.pool.sending(self.reply.record.instance_id, tokens) as self._sent:
+            with self._services.pool.sending(self.reply.record.instance_id, self._tier_reply.tokens) as self._sent:
                 finished = await self.reply.run()
             if finished.reason is not FinishReason.DECLINED:
                 self._assembler.begin()
@@ -187,7 +206,7 @@ class Attempt:
                 self._assembler.moved(target_id, event.why)
 
     async def _follow(self, advice: MoveAdvice) -> ReplyMoved | NotMoved:
-        context = self._spans.take(self._trace_context)
+        context = self._tier_reply.spans.take(self._trace_context)
         outcome = await self._services.agent.follow(self._assembler.tier, self.reply, self._request_id, advice, context)
         self._services.stalls.add(outcome)
         return outcome

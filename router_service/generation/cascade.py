@@ -12,13 +12,6 @@ from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Accept:
-    """The answer is accepted. reason: for logs and spans."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Escalate:
     """The tier at index `to` of the route is next. predicted_score: for which a tier was passed over; else None."""
 
@@ -53,21 +46,16 @@ def judged_at(tiers: Sequence[TierPlan], at: int) -> bool:
 
 
 def decide(
-    plan: Plan,
-    tiers: tuple[TierPlan, ...],
-    at: int,
-    score: float | None,
-    counted_tokens: int = 0,
-) -> Accept | Escalate:
-    """Whether the answer of tier `at` is accepted; see `pipeline.decide`. score: None if it could not be judged."""
+    plan: Plan, tiers: tuple[TierPlan, ...], at: int, score: float | None, counted_tokens: int = 0
+) -> Escalate | None:
+    """None if the answer of tier `at` is accepted; see `pipeline.decide`. score: None if it could not be judged."""
     if not judged_at(tiers, at):
-        return Accept("accepts_all" if may_escalate_at(tiers, at) else "last_tier")
+        return None
     if score is None:
-        if plan.judge_unavailable is JudgeUnavailable.ACCEPT:
-            return Accept("judge_unavailable")
-        return Escalate(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
+        accepts = plan.judge_unavailable is JudgeUnavailable.ACCEPT
+        return None if accepts else Escalate(len(tiers) - 1, EscalationReason.JUDGE_UNAVAILABLE)
     decision = pipeline.decide(tiers[at], score, counted_tokens)
-    return Accept(decision.value) if decision.accepted else Escalate(at + 1, EscalationReason(decision.value))
+    return None if decision.accepted else Escalate(at + 1, EscalationReason(decision.value))
 
 
 def passed_over(tiers: tuple[TierPlan, ...], at: int, predicted: Mapping[str, float]) -> Escalate | None:

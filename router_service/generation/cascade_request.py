@@ -70,8 +70,7 @@ class CascadeRequest:
         """None if the tier's answer is accepted; see `cascade.decide`. What the judge refuses has no tokens, and no price."""
         if self.waiting is not None and self.may_escalate and counted_tokens:
             self.route = self.waiting.to_accept(self.route, self.at, counted_tokens)
-        decision = cascade.decide(self.plan, self.route, self.at, score, counted_tokens)
-        return decision if isinstance(decision, Escalate) else None
+        return cascade.decide(self.plan, self.route, self.at, score, counted_tokens)
 
     def escalate(self, escalation: Escalate) -> None:
         """Ask another tier from now on."""

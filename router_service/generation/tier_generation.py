@@ -17,7 +17,6 @@ from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import (
     OF_THE_INSTANCE,
     RULES,
-    ClientError,
     Cost,
     Failure,
     FailureHistory,
@@ -25,7 +24,7 @@ from penstock.router_service.domain.failures import (
     classify,
 )
 from penstock.router_service.domain.reply_promise import ReplyPromise
-from penstock.router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, TierDone
+from penstock.router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, TierDone, TierReply
 from penstock.router_service.generation.reply_assembler import OnTierEvent, ReplyAssembler, TierEvent
 from penstock.router_service.generation.slo_hops import SloHops
 from penstock.router_service.migration.bidding import MoveAgent
@@ -50,15 +49,13 @@ from penstock.types.events import TierAdmitted
 from penstock.types.mesh_status import ReplyMoved
 from penstock.types.replies import FinishReason, Usage
 from penstock.types.requests import GenerationRequest
+from penstock.types.slo import SloFallback
 from penstock.types.workers import NotMoved
 
 _log = logging.getLogger(__name__)
 
 MAX_TRACED_CALLS = 32
 """Attempts and moves of one reply that have spans; a reply may move any number of times."""
-
-
-NO_HOPS = MeshSlo(max_hops=0)
 
 
 class TierGeneration:
@@ -72,7 +69,7 @@ class TierGeneration:
         tracer: Tracer,
         policy: MeshRouter,
         meter: Meter,
-        hops: MeshSlo = NO_HOPS,
+        hops: MeshSlo,
     ) -> None:
         self._pool, self._policy, self._hops = pool, policy, hops
         self._services = AttemptServices(pool, workers, agent, tracer, MoveStalls())
@@ -99,8 +96,8 @@ class TierGeneration:
         on_event: OnTierEvent,
         on_tokens: OnTokens,
         may_give_up: bool,
-        history: FailureHistory | None = None,
-        promise: ReplyPromise | None = None,
+        history: FailureHistory,
+        promise: ReplyPromise | None,
     ) -> TierDone:
         """Generate one reply; return its end. Cancelling cancels it at its worker.
 
@@ -110,7 +107,7 @@ class TierGeneration:
         on_event, on_tokens: called with all other events and with the reply's frames, in order, each token once. They may not
         block, and are called by the task that reads the worker's call.
         may_give_up: if there is no instance to try at the start, raise Unavailable at once instead of waiting for one.
-        history: failures of the request in other tiers. promise: the SLO of this reply.
+        history: failures of the request in all tiers. promise: the SLO of this reply.
 
         Raises:
             InvalidRequest, PromptTooLong, MessageTooLarge, RequestFailed: The request itself is at fault.
@@ -118,7 +115,7 @@ class TierGeneration:
             Overloaded: The tier's workers are full and refused too often.
             Unavailable, DeadlineExceeded: No instance could be tried, or all that were tried failed.
         """
-        prompt, history = request.prompt, history or FailureHistory()
+        prompt, loop = request.prompt, asyncio.get_running_loop()
         prefixes = prefixes_of(prompt, request.cache_salt)
 
         def pass_event(event: TierEvent) -> None:
@@ -126,48 +123,27 @@ class TierGeneration:
                 self._lengths.learn(tier, prompt, event.prompt_tokens)
             on_event(event)
 
-        assembler = ReplyAssembler(
-            tier, request.resume_token_ids, self._lengths.estimate(tier, prompt), pass_event, on_tokens
-        )
+        prompt_tokens = self._lengths.estimate(tier, prompt)
+        assembler = ReplyAssembler(tier, request.resume_token_ids, prompt_tokens, pass_event, on_tokens)
+        fallback = promise.fallback if promise is not None else SloFallback.BEST_EFFORT
+        hops, spans = SloHops(self._hops, fallback, loop.time()), telemetry.SpanBudget(MAX_TRACED_CALLS)
+        reply = TierReply(request, deadline_s, parent, assembler, history, promise, hops, spans, may_give_up)
         budget = TryBudget(self._policy.max_attempts, self._policy.max_refusals)
-        spans = telemetry.SpanBudget(MAX_TRACED_CALLS)
         failed_id, reason = "", ""
-        loop = asyncio.get_running_loop()
-        hops = SloHops(self._hops, promise.fallback, loop.time()) if promise is not None else None
         while True:
-            prefix_holder = self._pool.prefix_affinity.where(tier, prefixes)
-            placed = await self._place(
-                assembler,
-                request.request_id,
-                failed_id,
-                prefix_holder,
-                deadline_s,
-                promise,
-                hops,
-                may_give_up=may_give_up,
-            )
+            placed = await self._place(reply, failed_id, self._pool.prefix_affinity.where(tier, prefixes))
             begun, now_s = bool(assembler.token_ids), loop.time()
-            if placed is None or (hops is not None and hops.is_declined(placed.record.instance_id, now_s, begun=begun)):
+            if placed is None or hops.is_declined(placed.record.instance_id, now_s, begun=begun):
                 return TierDone(FinishReason.DECLINED, Usage(), None)
-            record = placed.record
-            declines = hops is not None and hops.asks_to_decline(placed.others, now_s, begun=begun)
-            assembler.try_instance(record.instance_id, reason)
+            assembler.try_instance(placed.record.instance_id, reason)
+            declines = hops.asks_to_decline(placed.others, now_s, begun=begun)
             try:
-                done = await self._attempt(
-                    record,
-                    request,
-                    assembler,
-                    deadline_s,
-                    parent,
-                    spans,
-                    history=history,
-                    promise=promise,
-                    declines=declines,
-                )
+                done = await self._attempt(reply, placed.record, declines=declines)
             except PenstockError as error:
                 failed_id = assembler.instance_id
-                failure = self._record_failure(assembler, request.request_id, failed_id, error, history)
-                if RULES[failure].cost is Cost.END:
+                failure = self._record_failure(reply, failed_id, error)
+                rule = RULES[failure]
+                if rule.cost is Cost.END:
                     raise
                 if assembler.is_full_length:  # the instance died between the last token and the end
                     return TierDone(FinishReason.LENGTH, Usage(0, 0, len(assembler.token_ids)), None)
@@ -184,12 +160,12 @@ class TierGeneration:
                 if failure is Failure.CALL_BROKEN:  # not again at once: the next call to it may break as well
                     self._pool.is_full(failed_id, MIN_FULL_S)
                 if not budget.spend(failure):
-                    if RULES[failure].client_error is ClientError.ITSELF:
+                    if rule.shown_to_client:
                         raise
                     raise Unavailable(f"tier {tier}: no instance could complete it, the last one: {error}") from error
                 continue
-            if done.reason is FinishReason.DECLINED and hops is not None:
-                hops.declined.add(record.instance_id)
+            if done.reason is FinishReason.DECLINED:
+                hops.declined.add(placed.record.instance_id)
                 continue
             self._pool.prefix_affinity.learn(tier, prefixes, assembler.instance_id)
             self._pool.succeeded(assembler.instance_id)
@@ -210,73 +186,40 @@ class TierGeneration:
         self._services.stalls.add(outcome)
         return outcome
 
-    async def _attempt(
-        self,
-        record: InstanceRecord,
-        request: GenerationRequest,
-        assembler: ReplyAssembler,
-        deadline_s: float,
-        parent: Context,
-        spans: telemetry.SpanBudget,
-        *,
-        history: FailureHistory,
-        promise: ReplyPromise | None,
-        declines: bool,
-    ) -> TierDone:
+    async def _attempt(self, reply: TierReply, record: InstanceRecord, *, declines: bool) -> TierDone:
         """The rest of the reply, from one instance. declines: the instance shall decline what it cannot keep."""
 
         def failed_meanwhile(failed: InstanceRecord, error: PenstockError) -> None:
             if classify(error) in OF_THE_INSTANCE:
-                self._record_failure(assembler, request.request_id, failed.instance_id, error, history)
+                self._record_failure(reply, failed.instance_id, error)
 
         attempt = Attempt(
             self._services,
+            reply,
             record,
-            request,
-            assembler,
-            deadline_s,
-            parent,
-            spans,
             on_failure=failed_meanwhile,
-            may_move=lambda: not history.is_poisonous(self._policy.max_deaths),
-            promise=promise,
+            may_move=lambda: not reply.history.is_poisonous(self._policy.max_deaths),
             declines=declines,
         )
-        self._replies[request.request_id] = attempt.reply
+        request_id = reply.request.request_id
+        self._replies[request_id] = attempt.reply
         try:
             return await attempt.run()
         finally:
-            if self._replies.get(request.request_id) is attempt.reply:
-                del self._replies[request.request_id]
+            if self._replies.get(request_id) is attempt.reply:
+                del self._replies[request_id]
 
-    def _record_failure(
-        self,
-        assembler: ReplyAssembler,
-        request_id: str,
-        instance_id: str,
-        error: PenstockError,
-        history: FailureHistory,
-    ) -> Failure:
+    def _record_failure(self, reply: TierReply, instance_id: str, error: PenstockError) -> Failure:
         """Count a failure of an instance, and eject the instance if the table says so."""
+        request_id, assembler = reply.request.request_id, reply.assembler
         failure = classify(error, leaving=self._pool.is_leaving(instance_id))
         self._failures.add(1, {"penstock.tier": assembler.tier, "penstock.failure": failure.value})
         _log.info("%s at %s: %s: %s", request_id, instance_id, failure.value, error)
-        ejection = history.record(failure, instance_id, assembler.new_tokens(instance_id))
+        ejection = reply.history.record(failure, instance_id, assembler.new_tokens(instance_id))
         self._pool.record_failure(instance_id, request_id, ejection)
         return failure
 
-    async def _place(
-        self,
-        assembler: ReplyAssembler,
-        request_id: str,
-        avoid: str,
-        prefix_holder: str,
-        deadline_s: float,
-        promise: ReplyPromise | None,
-        hops: SloHops | None,
-        *,
-        may_give_up: bool,
-    ) -> Placed | None:
+    async def _place(self, reply: TierReply, avoid: str, prefix_holder: str) -> Placed | None:
         """The instance to try next, as soon as there is one; None if the reply is declined before there is one.
 
         Raises:
@@ -284,17 +227,19 @@ class TierGeneration:
                 given up and has not begun.
             DeadlineExceeded: The deadline passed.
         """
-        loop, number, tier = asyncio.get_running_loop(), self._pool.number(), assembler.tier
-        tokens = assembler.prompt_tokens + len(assembler.token_ids)
-        wait_s = self._policy.tier_wait_s if assembler.reported or not may_give_up else 0.0
+        loop, number, tier = asyncio.get_running_loop(), self._pool.queue.number(), reply.assembler.tier
+        tokens, promise, deadline_s = reply.tokens, reply.promise, reply.deadline_s
+        wait_s = self._policy.tier_wait_s if reply.assembler.reported or not reply.may_give_up else 0.0
         give_up_at = loop.time() + wait_s
         due_s, need = math.inf, None
-        if promise is not None and hops is not None:
-            need = SloNeed(tokens, promise.next_token_due_s(), hops.declined)
-            if hops.gives_up_waiting(begun=bool(assembler.token_ids)):
+        if promise is not None:
+            need = SloNeed(tokens, promise.next_token_due_s(), reply.hops.declined)
+            if reply.hops.gives_up_waiting(begun=bool(reply.assembler.token_ids)):
                 due_s = promise.first_token_due_s
         while True:
-            result = self._pool.place(tier, request_id, tokens, avoid=avoid, prefix_holder=prefix_holder, slo=need)
+            result = self._pool.place(
+                tier, reply.request.request_id, tokens, avoid=avoid, prefix_holder=prefix_holder, slo=need
+            )
             if isinstance(result, Placed):
                 return result
             now = loop.time()
@@ -308,4 +253,4 @@ class TierGeneration:
                 reason = self._pool.view.unreadable_reason
                 raise Unavailable("; ".join(filter(None, (f"tier {tier} has no instance to try", reason))))
             until_s = min(due_s, deadline_s if now >= give_up_at else min(deadline_s, give_up_at))
-            await self._pool.wait_for_place(tier, number, until_s)
+            await self._pool.queue.wait(tier, number, until_s)

@@ -6,7 +6,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from penstock.router_service.domain.failures import FAILURES_TO_EJECT, Ejection
@@ -114,7 +114,7 @@ class InstancePool:
         ] = {}  # by tier, with a lease; empty for a tier without many instances
         self._stages_version = -1
         self._changed: asyncio.Event | None = None  # if a task waits for it
-        self._queue = PlaceQueue(self._room, self.wait_s)
+        self.queue = PlaceQueue(self._room, self.wait_s)
         self.prefix_affinity = PrefixAffinity()
 
     def view_changed(self) -> None:
@@ -122,29 +122,15 @@ class InstancePool:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
-        self._queue.wake()
+        self.queue.wake()
 
     async def change(self, within_s: float) -> None:
         """Return at the next change of the view, or after `within_s`."""
         if self._changed is None:
             self._changed = asyncio.Event()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._changed.wait()
-        except TimeoutError:
-            pass
-
-    def number(self) -> int:
-        """A request's number in the queue for places, valid until it has one."""
-        return self._queue.number()
-
-    def awaited(self) -> tuple[str, ...]:
-        """Tiers that requests wait for and that have no instance to try."""
-        return self._queue.deserted()
-
-    async def wait_for_place(self, tier: str, number: int, until_s: float) -> None:
-        """Return when the request with this number should try again to be placed, at the latest at `until_s`."""
-        await self._queue.wait(tier, number, until_s)
 
     def place(
         self,

@@ -1,11 +1,11 @@
-"""Accept or escalation: pure."""
+"""Whether an answer is accepted or the request escalates: pure."""
 
 from dataclasses import replace
 
 import pytest
 
 from penstock.router_service.generation import cascade
-from penstock.router_service.generation.cascade import Accept, Escalate
+from penstock.router_service.generation.cascade import Escalate
 from penstock.services.acceptance.long_answers import counted_tokens
 from penstock.services.acceptance.pipeline import lowest_accepted
 from penstock.services.domain.errors import NotFound
@@ -26,15 +26,15 @@ def test_the_cascade_is_all_tiers_and_a_tier_is_itself() -> None:
 @pytest.mark.parametrize(
     ("at", "score", "expected"),
     [
-        (0, 60.0, Accept("score_at_least_threshold")),
+        (0, 60.0, None),
         (0, 59.99, Escalate(1, EscalationReason.SCORE_BELOW_THRESHOLD)),
         (1, 0.0, Escalate(2, EscalationReason.SCORE_BELOW_THRESHOLD)),
         (0, None, Escalate(2, EscalationReason.JUDGE_UNAVAILABLE)),
-        (2, None, Accept("last_tier")),
-        (2, 0.0, Accept("last_tier")),
+        (2, None, None),
+        (2, 0.0, None),
     ],
 )
-def test_an_answer_stands_from_its_threshold_on(at: int, score: float | None, expected: Accept | Escalate) -> None:
+def test_an_answer_stands_from_its_threshold_on(at: int, score: float | None, expected: Escalate | None) -> None:
     assert cascade.decide(PLAN, PLAN.tiers, at, score) == expected
 
 
@@ -42,7 +42,7 @@ def test_an_answer_stands_from_its_threshold_on(at: int, score: float | None, ex
 def test_a_tier_that_accepts_all_needs_no_score(score: float | None) -> None:
     tiers = (replace(PLAN.tiers[0], threshold=0.0), *PLAN.tiers[1:])
     assert not cascade.judged_at(tiers, 0)
-    assert cascade.decide(PLAN, tiers, 0, score) == Accept("accepts_all")
+    assert cascade.decide(PLAN, tiers, 0, score) is None
 
 
 LONG = (replace(PLAN.tiers[0], long_answers=LongAnswers(100, 20.0)), *PLAN.tiers[1:])
@@ -51,15 +51,15 @@ LONG = (replace(PLAN.tiers[0], long_answers=LongAnswers(100, 20.0)), *PLAN.tiers
 @pytest.mark.parametrize(
     ("tokens", "score", "expected"),
     [
-        (100, 20.0, Accept("long_answer")),
+        (100, 20.0, None),
         (100, 19.9, Escalate(1, EscalationReason.SCORE_BELOW_THRESHOLD)),
         (99, 59.0, Escalate(1, EscalationReason.SCORE_BELOW_THRESHOLD)),
-        (99, 60.0, Accept("score_at_least_threshold")),
+        (99, 60.0, None),
         (100, None, Escalate(2, EscalationReason.JUDGE_UNAVAILABLE)),
     ],
 )
 def test_a_long_answer_is_accepted_from_its_own_score_on(
-    tokens: int, score: float | None, expected: Accept | Escalate
+    tokens: int, score: float | None, expected: Escalate | None
 ) -> None:
     assert cascade.decide(PLAN, LONG, 0, score, counted_tokens=tokens) == expected
 
@@ -80,12 +80,12 @@ def test_the_threshold_that_clients_see_is_the_one_that_held() -> None:
 def test_a_tier_alone_is_never_judged() -> None:
     alone = cascade.route(PLAN, "small")
     assert not cascade.judged_at(alone, 0)
-    assert cascade.decide(PLAN, alone, 0, 1.0) == Accept("last_tier")
+    assert cascade.decide(PLAN, alone, 0, 1.0) is None
 
 
 def test_without_a_judge_the_plan_may_let_answers_stand() -> None:
     plan = Plan(1, PLAN.tiers, judge_unavailable=JudgeUnavailable.ACCEPT)
-    assert cascade.decide(plan, plan.tiers, 0, None) == Accept("judge_unavailable")
+    assert cascade.decide(plan, plan.tiers, 0, None) is None
 
 
 @pytest.mark.parametrize(

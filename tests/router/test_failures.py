@@ -5,7 +5,6 @@ import pytest
 from penstock.router_service.domain.failures import (
     MAX_EJECTIONS,
     RULES,
-    ClientError,
     Cost,
     Ejection,
     Failure,
@@ -35,7 +34,7 @@ from penstock.types.requests import PROGRESS_TOKENS
 
 NEVER, REPEATED, BOUNDED, ALWAYS = Ejection.NEVER, Ejection.REPEATED, Ejection.BOUNDED, Ejection.ALWAYS
 ATTEMPT, REFUSAL, END = Cost.ATTEMPT, Cost.REFUSAL, Cost.END
-ITSELF, UNAVAILABLE = ClientError.ITSELF, ClientError.UNAVAILABLE
+ITSELF, UNAVAILABLE = True, False
 
 ROWS = [
     # what the router meets                                    row                         ejects    costs    client gets
@@ -63,16 +62,16 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("error", "failure", "ejection", "cost", "client_error"),
+    ("error", "failure", "ejection", "cost", "shown"),
     ROWS,
     ids=[f"{type(r[0]).__name__}-{r[1].value}" for r in ROWS],
 )
 def test_each_failure_ejects_costs_and_gives_the_client_what_its_row_says(
-    error: PenstockError, failure: Failure, ejection: Ejection, cost: Cost, client_error: ClientError
+    error: PenstockError, failure: Failure, ejection: Ejection, cost: Cost, shown: bool
 ) -> None:
     assert classify(error) is failure
     rule = RULES[failure]
-    assert (rule.ejection, rule.cost, rule.client_error) == (ejection, cost, client_error)
+    assert (rule.ejection, rule.cost, rule.shown_to_client) == (ejection, cost, shown)
     assert rule.death == (failure is Failure.INSTANCE_DIED)
 
 
@@ -86,7 +85,7 @@ def test_an_instance_that_was_leaving_did_not_die_of_the_request() -> None:
     assert classify(died, leaving=True) is Failure.INSTANCE_LEFT
     assert classify(InstanceFailed(Failure.SILENT, ""), leaving=True) is Failure.SILENT
     rule = RULES[Failure.INSTANCE_LEFT]
-    assert (rule.ejection, rule.cost, rule.client_error, rule.death) == (ALWAYS, ATTEMPT, UNAVAILABLE, False)
+    assert (rule.ejection, rule.cost, rule.shown_to_client, rule.death) == (ALWAYS, ATTEMPT, UNAVAILABLE, False)
 
 
 def test_two_deaths_make_a_request_poisonous_and_nothing_else_does() -> None:

@@ -140,6 +140,7 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
             on_tokens=call,
             may_give_up=False,
             history=history,
+            promise=None,
         )
 
     async with aclosing(called(generated)) as events:

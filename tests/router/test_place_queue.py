@@ -157,7 +157,7 @@ async def test_news_of_a_worker_wakes_only_as_many_as_it_has_room_for() -> None:
 
     async def request(i: int) -> None:
         nonlocal tries
-        number = pool.number()
+        number = pool.queue.number()
         while True:
             tries += 1
             found = pool.place("small", f"r{i}", 8)
@@ -165,7 +165,7 @@ async def test_news_of_a_worker_wakes_only_as_many_as_it_has_room_for() -> None:
                 placed.append(f"r{i}")
                 with pool.sending(found.record.instance_id):
                     await asyncio.Event().wait()
-            await pool.wait_for_place("small", number, NEVER)
+            await pool.queue.wait("small", number, NEVER)
 
     tasks = [asyncio.create_task(request(i)) for i in range(10)]
     for _ in range(3):

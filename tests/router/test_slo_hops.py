@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from opentelemetry.context import Context
 
+from penstock.router_service.domain.failures import FailureHistory
 from penstock.router_service.domain.reply_promise import ReplyPromise
 from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.reply_assembler import TierEvent
@@ -82,6 +83,7 @@ async def reply(
         on_event=outcome.events.append,
         on_tokens=on_tokens,
         may_give_up=False,
+        history=FailureHistory(),
         promise=promise,
     )
     return outcome

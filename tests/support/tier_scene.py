@@ -15,7 +15,7 @@ from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import FailureHistory
 from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.reply_assembler import TierEvent
-from penstock.router_service.generation.tier_generation import NO_HOPS, TierGeneration
+from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services.channels import ChannelPool
@@ -29,6 +29,7 @@ from tests.support.scripted_worker_servicer import Script, ScriptedWorker
 
 TOKENS = 40
 LONG_AGO = -1e9
+NO_HOPS = MeshSlo(max_hops=0)
 
 
 @dataclass
@@ -119,7 +120,8 @@ class Scene:
             on_event=on_event,
             on_tokens=lambda frame: token_ids.extend(frame.token_ids),
             may_give_up=may_give_up,
-            history=history,
+            history=history or FailureHistory(),
+            promise=None,
         )
         assert token_ids == list(range(TOKENS)), "each token once"
         return Seen(token_ids, instances, done, reasons)
