@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NoReturn
 
 from opentelemetry.metrics import Meter
@@ -26,8 +27,6 @@ from penstock.types.events import Finished
 
 SYNC_S = 1.0
 """Interval at which a process tells Redis what it has used, and what it holds."""
-MAX_PENDING = 10_000
-"""Entries of usage that are held while Redis is unavailable; further ones are only in the metrics."""
 
 Prices = Mapping[str, tuple[float, float]]
 """Price of a million prompt tokens and of a million output tokens, by tier."""
@@ -37,38 +36,47 @@ caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 @dataclass(slots=True)
-class TenantAdmission:
-    """Requests that were admitted together. headers: OpenAI's rate-limit headers for their response.
+class Admission:
+    """A call that was admitted, and what it has used.
 
-    requests: as they may be served: with the tenant's limit of tokens.
+    headers: OpenAI's rate-limit headers for its response. tokens: used so far. known: whether that is all of it; otherwise,
+    what was reserved counts.
     """
 
-    requests: tuple[RouterRequest, ...]
     headers: Mapping[str, str] = field(default_factory=dict)
-    finished: Callable[[Finished], None] = lambda _: None
-    """To be called with the last event of each request, unless `counted` runs it."""
-    failed: Callable[[], None] = lambda: None
-    """To be called if the mesh fails the requests and the error does not leave the context."""
+    tokens: int = 0
+    known: bool = False
+
+    def used(self, tokens: int) -> None:
+        """The call has used so many tokens in all."""
+        self.tokens, self.known = tokens, True
+
+
+@dataclass(slots=True)
+class TenantAdmission(Admission):
+    """Requests that were admitted together.
+
+    requests: as they may be served: with the tenant's limit of tokens. count: called with the last event of each.
+    """
+
+    requests: tuple[RouterRequest, ...] = ()
+    count: Callable[[Finished], None] = lambda _: None
+    ended: int = 0
+
+    def finished(self, event: Finished) -> None:
+        """To be called with the last event of each request, unless `counted` runs it."""
+        self.tokens += event.usage.prompt_tokens + event.usage.output_tokens
+        self.ended += 1
+        self.known |= self.ended == len(self.requests)  # otherwise the client has left
+        self.count(event)
+
+    def failed(self) -> None:
+        """To be called if the mesh fails the requests and the error does not leave the context."""
+        self.known = True
 
     async def counted(self, run: Awaitable[Finished]) -> None:
         """Run one of the requests, and count what it has used."""
         self.finished(await run)
-
-
-@dataclass(slots=True)
-class TextAdmission:
-    """A call about a text that was admitted. headers: as of TenantAdmission. counted: is called with its number of tokens."""
-
-    headers: Mapping[str, str] = field(default_factory=dict)
-    counted: Callable[[int], None] = lambda _: None
-
-
-@dataclass(slots=True)
-class _Use:
-    """What a call has used. known: whether `tokens` is all of it; otherwise, what was reserved counts."""
-
-    tokens: int = 0
-    known: bool = False
 
 
 class _TenantState:
@@ -145,21 +153,15 @@ class Tenancy(BackgroundWork):
         prices: Prices,
     ) -> None:
         self._keys, self._store, self._prices = keys, store, prices
-        loop_time = time.monotonic
-        self._states = {tenant.name: _TenantState(tenant, shared, loop_time) for tenant in tenants}
+        self._states = {tenant.name: _TenantState(tenant, shared, time.monotonic) for tenant in tenants}
         self._pending: dict[UsageOf, dict[str, float]] = {}
         self._released = asyncio.Event()
         labels = ("penstock.tenant", "penstock.key_id", "penstock.tier")
         self._tokens = LabelledCounter(
             meter, "penstock.usage.tokens", (*labels, "penstock.kind"), unit="{token}", description="Tokens by tenant."
         )
-        self._compute = LabelledCounter(
-            meter,
-            "penstock.usage.compute",
-            labels,
-            unit="s",
-            description="Seconds of GPUs, or of CPU engines, by tenant.",
-        )
+        compute = "Seconds of GPUs, or of CPU engines, by tenant."
+        self._compute = LabelledCounter(meter, "penstock.usage.compute", labels, unit="s", description=compute)
         self._requests = LabelledCounter(
             meter, "penstock.usage.requests", labels, unit="{request}", description="Replies of tiers, by tenant."
         )
@@ -209,7 +211,8 @@ class Tenancy(BackgroundWork):
         current = caller.get()
         if current is None:
             sampled = self._keys is None
-            return nullcontext(TenantAdmission(tuple(replace(each, may_be_sampled=sampled) for each in requests)))
+            served = tuple(replace(each, may_be_sampled=sampled) for each in requests)
+            return nullcontext(TenantAdmission(requests=served))
         return self._admitted(current, requests)
 
     @asynccontextmanager
@@ -228,45 +231,31 @@ class Tenancy(BackgroundWork):
             for request in requests
         )
         reserved = sum(reserved_tokens(request.prompt, request.sampling) for request in allowed)
-        async with self._within_limits(state, len(allowed), reserved) as use:
-            ended = 0
-
-            def finished(event: Finished) -> None:
-                nonlocal ended
-                use.tokens += event.usage.prompt_tokens + event.usage.output_tokens
-                ended += 1
-                use.known |= ended == len(allowed)  # otherwise the client has left
-                self._count(current, event)
-
-            def failed() -> None:
-                use.known = True
-
-            yield TenantAdmission(allowed, _headers(state), finished, failed)
+        admission = TenantAdmission(requests=allowed, count=partial(self._count, current))
+        async with self._within_limits(state, len(allowed), reserved, admission):
+            yield admission
 
     @asynccontextmanager
-    async def admitted_text(self, model: str, tokens: int) -> AsyncIterator[TextAdmission]:
+    async def admitted_text(self, model: str, tokens: int) -> AsyncIterator[Admission]:
         """Admit a call about a text of about `tokens` tokens, as long as the context lasts: as one request with its tokens.
 
         Raises:
             PermissionDenied: The tenant may not use the model.
             RateLimited: The tenant has used up a limit.
         """
-        current = caller.get()
+        current, admission = caller.get(), Admission()
         if current is None:
-            yield TextAdmission()
+            yield admission
             return
         if not current.tenant.allows_model(model):
             raise PermissionDenied(f"model: tenant '{current.tenant.name}' may not use it")
-        state = self._states[current.tenant.name]
-        async with self._within_limits(state, 1, tokens) as use:
-
-            def counted(number: int) -> None:
-                use.tokens, use.known = number, True
-
-            yield TextAdmission(_headers(state), counted)
+        async with self._within_limits(self._states[current.tenant.name], 1, tokens, admission):
+            yield admission
 
     @asynccontextmanager
-    async def _within_limits(self, state: _TenantState, requests: int, tokens: int) -> AsyncIterator[_Use]:
+    async def _within_limits(
+        self, state: _TenantState, requests: int, tokens: int, admission: Admission
+    ) -> AsyncIterator[None]:
         """Hold places for requests of a tenant and reserve their tokens; at the end, what was used counts.
 
         Raises:
@@ -282,15 +271,15 @@ class Tenancy(BackgroundWork):
         except RateLimited as error:
             self._limited.add(1, {"penstock.tenant": state.tenant.name})
             raise RateLimited(str(error).partition(";")[0], error.retry_after_s, _headers(state)) from None
-        use = _Use()
+        admission.headers = _headers(state)
         try:
-            yield use
+            yield
         except PenstockError:
-            use.known = True  # what the mesh did not serve costs nothing
+            admission.known = True  # what the mesh did not serve costs nothing
             raise
         finally:
-            if use.known and (quota := state.quotas.get("tokens")) is not None:
-                quota.settle(use.tokens - taken)
+            if admission.known and (quota := state.quotas.get("tokens")) is not None:
+                quota.settle(admission.tokens - taken)
             self._end(state, requests)
 
     def _end(self, state: _TenantState, count: int) -> None:
@@ -314,23 +303,21 @@ class Tenancy(BackgroundWork):
                 "compute_seconds": usage.compute_s,
                 "cost": (usage.prompt_tokens * prompt_price + usage.output_tokens * output_price) / 1e6,
             }
-            of = UsageOf(*labels)
-            if of not in self._pending and len(self._pending) >= MAX_PENDING:
-                continue
-            pending = self._pending.setdefault(of, {})
-            for measure, amount in amounts.items():
-                pending[measure] = pending.get(measure, 0.0) + amount
+            self._add_pending(UsageOf(*labels), amounts)
+
+    def _add_pending(self, of: UsageOf, amounts: Mapping[str, float]) -> None:
+        pending = self._pending.setdefault(of, {})
+        for measure, amount in amounts.items():
+            pending[measure] = pending.get(measure, 0.0) + amount
 
     async def _sync(self) -> NoReturn:
         loop = asyncio.get_running_loop()
         renewed_s = loop.time()
         while True:
             self._released.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(SYNC_S):
                     await self._released.wait()
-            except TimeoutError:
-                pass
             renew = loop.time() - renewed_s >= HOLD_S / 3
             renewed_s = loop.time() if renew else renewed_s
             await self._sync_once(renew=renew)
@@ -345,9 +332,7 @@ class Tenancy(BackgroundWork):
                 await self._store.add(pending, time.time())
         except StateUnavailable:  # told again when Redis is back
             for of, amounts in pending.items():
-                merged = self._pending.setdefault(of, {})
-                for measure, amount in amounts.items():
-                    merged[measure] = merged.get(measure, 0.0) + amount
+                self._add_pending(of, amounts)
 
 
 def _within(request: RouterRequest, max_tokens: int | None) -> RouterRequest:
