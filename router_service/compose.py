@@ -12,7 +12,6 @@ from penstock.router_service.answer_batching import AnswerBatching
 from penstock.router_service.clients.bid_client import BidClient
 from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
-from penstock.router_service.clients.token_client import TokenClient
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.in_flight_requests import InFlightRequests
@@ -77,11 +76,7 @@ async def compose(chassis: Chassis) -> None:
     pool = InstancePool(view, options.ejection_s)
     channels = await stack.enter_async_context(ChannelPool(chassis.certificates))
     feed = MeshFeed(
-        chassis.redis,
-        chassis.keys,
-        view,
-        interval_s=chassis.settings.pull_interval_s,
-        on_change=pool.view_changed,
+        chassis.redis, chassis.keys, view, interval_s=chassis.settings.pull_interval_s, on_change=pool.view_changed
     )
     await stack.enter_async_context(feed)
     observe_unusable_entries(chassis.telemetry.meter, lambda: feed.unusable_entries)
@@ -93,28 +88,12 @@ async def compose(chassis: Chassis) -> None:
     agent = MoveAgent(view, BidClient(channels), tracer, chassis.telemetry.meter, chassis.mesh.stages)
     slo = chassis.mesh.slo
     tiers = TierGeneration(pool, workers, agent, tracer, options, chassis.telemetry.meter, slo)
-    sampler, replan = None, chassis.mesh.planner.replan
-    if replan.enabled:
-        sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
-        await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
-    recorder = served = None
-    if options.kept_requests:
-        served = ServedRequestStore(chassis.redis, chassis.keys, options.kept_requests)
-        recorder = await stack.enter_async_context(RequestRecorder(served, SystemClock()))
-    prompts = sampled_prompts = None
-    if options.sample_prompts.share:
-        sampled_prompts = _prompt_samples(chassis)
-        prompts = await stack.enter_async_context(
-            PromptSampler(sampled_prompts, options.sample_prompts.share, random.Random())
-        )
-    else:
-        await _delete_prompts(chassis)
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
     tenancy = await stack.enter_async_context(await _tenancy(chassis))
     if tenancy.needs_keys:
         chassis.guard.authenticate = tenancy.authenticate
     undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
-    chassis.load = lambda: Load(awaited=pool.awaited())
+    chassis.load = lambda: Load(awaited=pool.queue.deserted())
     cascade = CascadeGeneration(
         view,
         tiers,
@@ -127,7 +106,24 @@ async def compose(chassis: Chassis) -> None:
         if options.waiting_price
         else None,
     )
-    driver = RequestDriver(cascade, queue, stats, late_traces, sampler=sampler, recorder=recorder, prompts=prompts)
+    driver = RequestDriver(cascade, queue, stats, late_traces)
+    if (replan := chassis.mesh.planner.replan).enabled:
+        sampler = WindowSampler(replan.sample, replan.window_s, SystemClock(), random.Random())
+        await stack.enter_async_context(WorkloadReporter(sampler, WorkloadStore(chassis.redis, chassis.keys)))
+        driver.arrived = sampler.arrived
+        driver.recorders.append(sampler.finished)
+    served = sampled_prompts = None
+    if options.kept_requests:
+        served = ServedRequestStore(chassis.redis, chassis.keys, options.kept_requests)
+        recorder = await stack.enter_async_context(RequestRecorder(served, SystemClock()))
+        driver.recorders.append(recorder.finished)
+    if options.sample_prompts.share:
+        sampled_prompts = _prompt_samples(chassis)
+        prompts = PromptSampler(sampled_prompts, options.sample_prompts.share, random.Random())
+        await stack.enter_async_context(prompts)
+        driver.recorders.append(prompts.finished)
+    else:
+        await _delete_prompts(chassis)
     chassis.interceptor.refuse_early(f"/{ROUTER_SERVICE}/Generate", driver.refusal)
     in_flight = InFlightRequests()
     intake = RequestIntake(driver, tenancy, view, in_flight, AnswerBatching(), options, slo)
@@ -153,7 +149,7 @@ async def compose(chassis: Chassis) -> None:
         chassis.admin,
     )
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
-    gateway = OpenAiGateway(intake, chassis.telemetry, TokenClient(channels))
+    gateway = OpenAiGateway(intake, chassis.telemetry, workers)
     if siblings is not None:
         await _wait_for_plan(pool, siblings)
         siblings.listening = True

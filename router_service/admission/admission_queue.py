@@ -12,19 +12,6 @@ MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 RETRY_JITTER = 0.5  # spreads retries over the hint and half as much again
 
 
-class Places:
-    """The places that one caller holds."""
-
-    __slots__ = ("_queue", "_ticket")
-
-    def __init__(self, queue: "AdmissionQueue", ticket: Ticket) -> None:
-        self._queue, self._ticket = queue, ticket
-
-    def leave_one(self) -> None:
-        """Give one place back."""
-        self._queue.leave_one(self._ticket)
-
-
 class AdmissionQueue:
     """Admits requests for `max_active` places; `max_waiting` wait, by priority, then in order of arrival."""
 
@@ -55,7 +42,7 @@ class AdmissionQueue:
     @asynccontextmanager
     async def entered(
         self, priority: int, deadline_s: float, places: int = 1, on_wait: Callable[[], None] | None = None
-    ) -> AsyncIterator[Places]:
+    ) -> AsyncIterator[Ticket]:
         """Hold `places` places, all or none, as long as the context lasts.
 
         on_wait: called once if the request is queued: from then on it is not refused as Overloaded.
@@ -65,48 +52,30 @@ class AdmissionQueue:
             Overloaded: the queue is full.
             DeadlineExceeded: while waiting.
         """
-        ticket = await self.enter(priority, deadline_s, places, on_wait)
-        try:
-            yield Places(self, ticket)
-        finally:
-            self.leave(ticket)
-
-    async def enter(
-        self, priority: int, deadline_s: float, places: int, on_wait: Callable[[], None] | None = None
-    ) -> Ticket:
-        """Wait for places; they are held until `leave`. Raises as `entered` does."""
         if places > self._admission.max_active:
             limit = self._admission.max_active
             raise invalid("n", f"{places} choices in all (n times prompts), of which at most {limit} can run at once")
-        ticket = self._enter(priority, places, asyncio.get_running_loop().time())
-        if ticket.state is TicketState.WAITING:
-            try:
+        now_s = asyncio.get_running_loop().time()
+        ticket = self._admission.enter(priority, places, now_s)
+        if ticket.state is TicketState.GONE:
+            raise self._refused(now_s)
+        try:
+            if ticket.state is TicketState.WAITING:
                 if on_wait is not None:
                     on_wait()
                 await self._turn(ticket, deadline_s)
-            except BaseException:
-                self.leave(ticket)
-                raise
-        return ticket
+            yield ticket
+        finally:
+            self._admitted(self._admission.cancel(ticket, asyncio.get_running_loop().time()))
 
     def leave_one(self, ticket: Ticket) -> None:
         """Give one of a ticket's places back."""
         self._admitted(self._admission.leave(ticket, 1, asyncio.get_running_loop().time()))
 
-    def leave(self, ticket: Ticket) -> None:
-        """Give back all places that a ticket still holds or waits for."""
-        self._admitted(self._admission.cancel(ticket, asyncio.get_running_loop().time()))
-
     def retry_after_s(self, now_s: float) -> float:
         """When to try again: the time in which the queue will be processed, with jitter."""
         spread = 1 + RETRY_JITTER * self._jitter.random()
         return min(MAX_RETRY_S, max(MIN_RETRY_S, self._admission.retry_after_s(now_s))) * spread
-
-    def _enter(self, priority: int, places: int, now_s: float) -> Ticket:
-        ticket = self._admission.enter(priority, places, now_s)
-        if ticket.state is TicketState.GONE:
-            raise self._refused(now_s)
-        return ticket
 
     def _refused(self, now_s: float) -> Overloaded:
         return Overloaded(f"{self.waiting} requests are already waiting", self.retry_after_s(now_s))

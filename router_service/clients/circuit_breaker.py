@@ -1,23 +1,16 @@
 """Stops calls to an instance that does not answer (Nygard 2007, circuit breaker). No I/O and no clock."""
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerLimits:
-    """failures: consecutive ones that open it. open_s: for how long, the first time; doubled by each failed probe up to
-    max_open_s."""
-
-    failures: int
-    open_s: float
-    max_open_s: float
+FAILURES_TO_OPEN = 3
+"""In a row."""
+MAX_OPEN_S = 10.0
 
 
 class CircuitBreaker:
     """Closed: all calls may pass. Open: none may. Half-open, when the time is up: one may pass, and its result decides."""
 
-    def __init__(self, limits: BreakerLimits) -> None:
-        self._limits = limits
+    def __init__(self, open_s: float) -> None:
+        """open_s: for how long it opens the first time; doubled by each failed probe, up to MAX_OPEN_S."""
+        self._open_s = open_s
         self._failures = self._openings = 0
         self._open_until: float | None = None
         self._probing = False
@@ -41,16 +34,16 @@ class CircuitBreaker:
         """A call was not answered."""
         self._failures += 1
         probed, self._probing = self._probing, False
-        if probed or self._failures >= self._limits.failures:
-            open_s = min(self._limits.open_s * 2.0**self._openings, self._limits.max_open_s)
+        if probed or self._failures >= FAILURES_TO_OPEN:
+            open_s = min(self._open_s * 2.0**self._openings, MAX_OPEN_S)
             self._openings += 1
             self._open_until = now_s + open_s
 
     def refused(self, now_s: float, retry_after_s: float) -> None:
         """A call was refused with a time after which to try again: open until then."""
         self._probing = False
-        self._open_until = now_s + min(max(retry_after_s, 0.0), self._limits.max_open_s)
+        self._open_until = now_s + min(max(retry_after_s, 0.0), MAX_OPEN_S)
 
-    def left(self) -> None:
-        """A call ended without a result: its caller left."""
+    def ended(self) -> None:
+        """A call has ended, with a result or without one."""
         self._probing = False

@@ -17,7 +17,7 @@ from opentelemetry.trace import Tracer
 from penstock.mapper import from_message, to_message
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from penstock.router_service.clients.circuit_breaker import BreakerLimits, CircuitBreaker
+from penstock.router_service.clients.circuit_breaker import CircuitBreaker
 from penstock.router_service.domain.failures import RULES, Ejection, classify
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services import errors, telemetry
@@ -32,13 +32,10 @@ _log = logging.getLogger(__name__)
 
 ROUNDS = 3  # over all judges, if they cannot be reached: a restarted one is ready within a second
 PAUSE_S = 0.2  # between two rounds
-TIMEOUTS_TO_OPEN = 3  # in a row
-MAX_OPEN_S = 10.0
 CHARS_PER_TOKEN = 3.0  # of a text that is read by a tier's model, at least
 READING_SLACK = 3.0  # of the time for reading: the tier has other work, too
-ENOUGH_SHARE = (
-    0.4  # of the time that a judgement may take: at least this much is left after waiting half of it for a place
-)
+ENOUGH_SHARE = 0.4
+"""Of the time that a judgement may take: at least this much is left after waiting half of it for a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,6 @@ class JudgeClient:
         self._channels, self._pool, self._tracer, self._limits = channels, pool, tracer, limits
         self._scorers: dict[tuple[str, str], ScorerInfo] = {}  # by judge and scorer
         self._places = asyncio.Semaphore(limits.judge_concurrency)
-        self._breaker_limits = BreakerLimits(TIMEOUTS_TO_OPEN, limits.judge_open_s, MAX_OPEN_S)
         self._breakers: dict[str, CircuitBreaker] = {}  # by judge
         self._failures = meter.create_counter(
             "penstock.router.judge_failures",
@@ -185,30 +181,28 @@ class JudgeClient:
         except Overloaded as error:
             if until - asked_at >= enough_s:
                 breaker.refused(loop.time(), error.retry_after_s)
-            else:
-                breaker.left()
             raise
         except (DeadlineExceeded, asyncio.CancelledError):
             if loop.time() - asked_at >= enough_s:
                 breaker.failed(loop.time())
-            else:
-                breaker.left()
             raise
         except Unavailable:
-            breaker.left()  # it cannot be reached, which is not overload; others are tried first
-            raise
+            raise  # it cannot be reached, which is not overload; others are tried first
         except PenstockError:
             breaker.succeeded()
             raise
-        breaker.succeeded()
-        return verdict
+        else:
+            breaker.succeeded()
+            return verdict
+        finally:
+            breaker.ended()
 
     def _breaker(self, instance_id: str) -> CircuitBreaker:
         """The circuit breaker of a judge; those of judges that have left are removed."""
         if instance_id not in self._breakers:
             known = {judge.instance_id for judge in self._pool.judges()}
             self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in known}
-            self._breakers[instance_id] = CircuitBreaker(self._breaker_limits)
+            self._breakers[instance_id] = CircuitBreaker(self._limits.judge_open_s)
         return self._breakers[instance_id]
 
     async def _ask(self, address: str, request: pb.ScoreRequest, timeout_s: float, tier: str) -> JudgedScore:

@@ -1,7 +1,7 @@
-"""Calls of WorkerService."""
+"""Calls of WorkerService: replies, their moves, and texts."""
 
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from penstock.mapper import from_message, write
 from penstock.proto.worker.v1 import worker_pb2 as pb
@@ -10,6 +10,7 @@ from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.services import errors
 from penstock.services.channels import ChannelPool
 from penstock.services.event_streams import OnTokens
+from penstock.types.prompts import Prompt
 from penstock.types.requests import GenerationRequest
 from penstock.types.values import replaced
 from penstock.types.workers import Alive, EngineFinished, MoveReport, WorkerEnd, WorkerEvent
@@ -73,17 +74,43 @@ class WorkerClient:
         Raises:
             PenstockError: The worker's error.
         """
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         request = pb.MigrateOutRequest(
             request_id=request_id, transfer_id=transfer_id, target_instance_id=target_id, starving=starving
         )
-        call = stub.MigrateOut(request, timeout=timeout_s, metadata=metadata)
+        call = self._stub(address).MigrateOut(request, timeout=timeout_s, metadata=metadata)
         try:
             with errors.of_calls():
                 while isinstance(response := await call.read(), pb.MigrateOutResponse):
                     yield from_message(response, MoveReport)
         finally:
             call.cancel()
+
+    async def tokens(self, address: str, prompt: Prompt, timeout_s: float) -> tuple[Sequence[int], int]:
+        """(token ids of a prompt, tokens of a prompt and its reply at most).
+
+        Raises:
+            PenstockError: The worker's error.
+        """
+        request = pb.TokenizeRequest()
+        write(prompt, request.prompt)
+        with errors.of_calls():
+            response = await self._stub(address).Tokenize(request, timeout=timeout_s)
+        return response.token_ids, response.max_context_tokens
+
+    async def text(self, address: str, token_ids: Sequence[int], timeout_s: float) -> str:
+        """The text of tokens.
+
+        Raises:
+            PenstockError: The worker's error.
+        """
+        with errors.of_calls():
+            response = await self._stub(address).Detokenize(
+                pb.DetokenizeRequest(token_ids=token_ids), timeout=timeout_s
+            )
+        return response.text
+
+    def _stub(self, address: str) -> "worker_pb2_grpc.WorkerServiceAsyncStub":
+        return worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
 
 
 _WorkerEvent = WorkerEvent | None

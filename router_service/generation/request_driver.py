@@ -6,15 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from opentelemetry.trace import format_trace_id
 
-from penstock.router_service.admission.admission_queue import AdmissionQueue, Places
+from penstock.router_service.admission.admission_queue import AdmissionQueue
+from penstock.router_service.admission.rules import Ticket
 from penstock.router_service.domain.events import RequestOutput, RouterEvent, RouterRequest
 from penstock.router_service.generation.cascade_generation import CascadeGeneration
 from penstock.router_service.generation.live_requests import LiveRequests
 from penstock.router_service.generation.tier_answer import OnAnswer, TierAnswer, offers_tools
 from penstock.router_service.telemetry.late_traces import LateTraces, PastRequest
-from penstock.router_service.telemetry.prompt_sampler import PromptSampler
-from penstock.router_service.telemetry.request_recorder import RequestRecorder
-from penstock.router_service.telemetry.sampling import WindowSampler
 from penstock.router_service.telemetry.stats import RouterStats
 from penstock.services import telemetry
 from penstock.services.domain.errors import AlreadyRunning, DeadlineExceeded, Overloaded, PenstockError
@@ -28,20 +26,14 @@ class RequestDriver:
     """Drives all requests of a router. Its only state of a request is the id, while it is active."""
 
     def __init__(
-        self,
-        cascade: CascadeGeneration,
-        queue: AdmissionQueue,
-        stats: RouterStats,
-        late_traces: LateTraces,
-        *,
-        sampler: WindowSampler | None = None,
-        recorder: RequestRecorder | None = None,
-        prompts: PromptSampler | None = None,
+        self, cascade: CascadeGeneration, queue: AdmissionQueue, stats: RouterStats, late_traces: LateTraces
     ) -> None:
-        """sampler, recorder, prompts: record what has finished."""
-        self._cascade, self._queue, self._stats = cascade, queue, stats
-        self._late_traces, self._sampler, self._recorder, self._prompts = late_traces, sampler, recorder, prompts
+        self._cascade, self._queue, self._stats, self._late_traces = cascade, queue, stats, late_traces
         self._live = LiveRequests()
+        self.arrived: Callable[[RouterRequest], None] = lambda _: None
+        """Called with each admitted request."""
+        self.recorders: list[Callable[[RouterRequest, Finished], None]] = []
+        """Called with each request that has finished and was not declined."""
 
     def refusal(self) -> Overloaded | None:
         """The error for a request that arrives now if it would be refused, whatever it is; the refusal is counted."""
@@ -52,13 +44,13 @@ class RequestDriver:
 
     async def drive(self, request: RouterRequest, output: RequestOutput) -> Finished:
         """Admit one request and run it. Raises as `admitted` and `run` do."""
-        async with self.admitted([request]) as places:
-            return await self.run(request, places, output)
+        async with self.admitted([request]) as ticket:
+            return await self.run(request, ticket, output)
 
     @asynccontextmanager
     async def admitted(
         self, requests: Sequence[RouterRequest], on_wait: Callable[[], None] | None = None
-    ) -> AsyncIterator[Places]:
+    ) -> AsyncIterator[Ticket]:
         """Wait until requests that belong together, of one priority and deadline, may run: all of them or none.
 
         on_wait: called once if they are queued.
@@ -75,17 +67,17 @@ class RequestDriver:
                 for request in requests:
                     held.enter_context(self._live.entered(request.request_id, resumes=request.resume is not None))
                 waiting = self._queue.entered(priority, deadline_s, len(requests), on_wait)
-                places = await held.enter_async_context(waiting)
+                ticket = await held.enter_async_context(waiting)
             except (AlreadyRunning, Overloaded, DeadlineExceeded) as error:
                 for request in requests:
                     self._count(request, error)
                 raise
-            yield places
+            yield ticket
 
-    async def run(self, request: RouterRequest, places: Places, output: RequestOutput) -> Finished:
+    async def run(self, request: RouterRequest, ticket: Ticket, output: RequestOutput) -> Finished:
         """Run an admitted request: pass its events and its answer to `output`; return the last event, which is passed, too.
 
-        Cancelling cancels everything within a step. One of `places` is given back at the end, when `output` has been sent.
+        Cancelling cancels everything within a step. One place of the ticket is given back when `output` has been sent.
 
         Raises:
             NotFound: There is no such model.
@@ -94,7 +86,7 @@ class RequestDriver:
             Overloaded, Unavailable, DeadlineExceeded: The mesh cannot serve it now, or not in time.
         """
         loop = asyncio.get_running_loop()
-        arrival_s = self._sampler.arrived(request) if self._sampler is not None else 0.0
+        self.arrived(request)
         answers, began_s, traced = list[TierAnswer](), loop.time(), telemetry.is_traced()
         finished: Finished | None = None
 
@@ -111,12 +103,8 @@ class RequestDriver:
             else:
                 trace_id = self._late_traces.ended(total_s, past)
             finished = _finished(request, answer, answers, began_s, total_s, trace_id)
-            if self._sampler is not None and not answer.declined:
-                self._sampler.finished(arrival_s, request, finished)
-            if self._recorder is not None and not answer.declined:
-                self._recorder.finished(request, finished)
-            if self._prompts is not None and not answer.declined:
-                self._prompts.finished(request, finished)
+            for record in () if answer.declined else self.recorders:
+                record(request, finished)
             counted.event(finished)
             await output.sent()
             return finished
@@ -135,7 +123,7 @@ class RequestDriver:
                 self._late_traces.failed(past, error)
             raise
         finally:
-            places.leave_one()
+            self._queue.leave_one(ticket)
 
     def _count(self, request: RouterRequest, error: PenstockError) -> None:
         if isinstance(error, Overloaded):

@@ -11,7 +11,7 @@ from aiohttp import web
 from opentelemetry.trace import Span, StatusCode
 
 import penstock
-from penstock.router_service.clients.token_client import TokenClient
+from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.openai_gateway import health, response_headers
 from penstock.router_service.openai_gateway.bodies import RequestBodies
 from penstock.router_service.openai_gateway.connections import GatewayRunner
@@ -43,9 +43,9 @@ LINGERING_S = 1.0  # for the rest of a body that is not needed: time for the cli
 class OpenAiGateway:
     """All routes of a router, at one port."""
 
-    def __init__(self, intake: RequestIntake, measured: Telemetry, tokens: TokenClient) -> None:
+    def __init__(self, intake: RequestIntake, measured: Telemetry, workers: WorkerClient) -> None:
         self._intake, self._tenancy, self._limits = intake, intake.tenancy, intake.limits
-        self._measured, self._tokens, limits = measured, tokens, intake.limits
+        self._measured, self._workers, limits = measured, workers, intake.limits
         given_up = measured.meter.create_counter("penstock.http.server.write_timeouts", unit="{request}")
         self._bodies = RequestBodies(limits.body_timeout_s)
         self._writes = WriteTimeouts(limits.write_timeout_s, lambda: given_up.add(1))
@@ -70,7 +70,7 @@ class OpenAiGateway:
         self._generation.add_to(app)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/version", self._version)
-        TokenizationRoutes(self._intake.view, self._tokens, self._bodies, self._tenancy).add_to(app)
+        TokenizationRoutes(self._intake.view, self._workers, self._bodies, self._tenancy).add_to(app)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
         HealthRoutes(lambda: readiness(self._intake.view, draining=self._intake.in_flight.closed)).add_to(app)
@@ -200,9 +200,5 @@ def _model_body(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "penstock",
-        "penstock": {
-            "model": model.model,
-            "cascade": model.cascade,
-            "max_context_tokens": model.max_context_tokens,
-        },
+        "penstock": {"model": model.model, "cascade": model.cascade, "max_context_tokens": model.max_context_tokens},
     }

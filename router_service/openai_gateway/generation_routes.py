@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from penstock.router_service.admission.admission_queue import Places
+from penstock.router_service.admission.rules import Ticket
 from penstock.router_service.domain.events import RequestOutput, RouterRequest
 from penstock.router_service.domain.models import models_of
 from penstock.router_service.openai_gateway import replies, response_headers, schema
@@ -127,13 +127,13 @@ class GenerationRoutes:
                     return await self._stream(request, body, shape, request_id, choices, admission)
             async with (
                 self._intake.tenancy.admitted(requests) as admission,
-                self._driver.admitted(admission.requests) as places,
+                self._driver.admitted(admission.requests) as ticket,
             ):
                 requests = list(admission.requests)
                 await gathered(
                     *(
                         admission.counted(
-                            self._driver.run(each, places, self._separated(each, choice, choice.add_reasoning, shape))
+                            self._driver.run(each, ticket, self._separated(each, choice, choice.add_reasoning, shape))
                         )
                         for each, choice in zip(requests, choices, strict=True)
                     )
@@ -209,14 +209,14 @@ class GenerationRoutes:
                 if tier in held:
                     begin()
 
-            def run(index: int, each: RouterRequest, places: Places) -> Coroutine[Any, Any, None]:
+            def run(index: int, each: RouterRequest, ticket: Ticket) -> Coroutine[Any, Any, None]:
                 output = ChoiceOutput(reply, index, writer.sent, admitted)
                 separated = self._separated(each, output, partial(reply.reasoning, index), shape)
-                return admission.counted(self._driver.run(each, places, separated))
+                return admission.counted(self._driver.run(each, ticket, separated))
 
             try:
-                async with self._driver.admitted(requests, queued) as places:
-                    await gathered(*(run(index, each, places) for index, each in enumerate(requests)))
+                async with self._driver.admitted(requests, queued) as ticket:
+                    await gathered(*(run(index, each, ticket) for index, each in enumerate(requests)))
                     replies.check_not_declined(choices)
                     await writer.end(reply.end())
             except PeerNotReading:

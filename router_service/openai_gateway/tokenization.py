@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Literal, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from penstock.router_service.clients.token_client import TokenClient
+from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.openai_gateway.bodies import RequestBodies
 from penstock.router_service.openai_gateway.field_names import renamed_problems
+from penstock.router_service.openai_gateway.json_values import StrictModel
 from penstock.router_service.openai_gateway.schema import Message, TokenId, checked
 from penstock.router_service.tenancy.tenancy import Tenancy
 from penstock.services.access.tenants import estimated_tokens
@@ -24,15 +25,12 @@ IDS_AT_ONCE = 20_000  # written before other requests are served: some ms
 TIMEOUT_S = 30.0
 """For one call: a text of the largest length takes a second or two, and as long again for each that waits before it."""
 
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
 _Model = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
 _T = TypeVar("_T")
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(StrictModel):
     """Text as /v1/completions continues it, or a chat as /v1/chat/completions renders it."""
-
-    model_config = _STRICT
 
     model: _Model
     prompt: str | None = None
@@ -56,14 +54,9 @@ class TokenizeRequest(BaseModel):
             yield from renamed_problems(prompt_problems(self.plain(), "prompt"))
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = _STRICT
-
+class DetokenizeRequest(StrictModel):
     model: _Model
     tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
-
-    def problems(self) -> Iterator[FieldProblem]:
-        return iter(())
 
 
 async def _json_list(ids: Sequence[int]) -> str:
@@ -75,8 +68,8 @@ async def _json_list(ids: Sequence[int]) -> str:
 class TokenizationRoutes:
     """`cascade` means its first tier. A call counts as one request of its tenant, with the tokens of its text."""
 
-    def __init__(self, view: MeshView, tokens: TokenClient, bodies: RequestBodies, tenancy: Tenancy) -> None:
-        self._view, self._tokens, self._bodies, self._tenancy = view, tokens, bodies, tenancy
+    def __init__(self, view: MeshView, workers: WorkerClient, bodies: RequestBodies, tenancy: Tenancy) -> None:
+        self._view, self._workers, self._bodies, self._tenancy = view, workers, bodies, tenancy
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_post("/tokenize", self._tokenize)
@@ -87,9 +80,9 @@ class TokenizationRoutes:
         prompt = body.plain()
         async with self._tenancy.admitted_text(body.model, estimated_tokens(prompt)) as admission:
             ids, context = await self._at_worker(
-                body.model, lambda address: self._tokens.tokens(address, prompt, TIMEOUT_S)
+                body.model, lambda address: self._workers.tokens(address, prompt, TIMEOUT_S)
             )
-            admission.counted(len(ids))
+            admission.used(len(ids))
         tokens = [await _json_list(ids[at : at + IDS_AT_ONCE]) for at in range(0, len(ids), IDS_AT_ONCE)]
         text = (
             f'{{"count": {len(ids)}, "max_model_len": {context}, "tokens": [{", ".join(tokens)}], "token_strs": null}}'
@@ -99,8 +92,10 @@ class TokenizationRoutes:
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = await self._bodies.parsed(request, lambda content: checked(DetokenizeRequest, content))
         async with self._tenancy.admitted_text(body.model, len(body.tokens)) as admission:
-            text = await self._at_worker(body.model, lambda address: self._tokens.text(address, body.tokens, TIMEOUT_S))
-            admission.counted(len(body.tokens))
+            text = await self._at_worker(
+                body.model, lambda address: self._workers.text(address, body.tokens, TIMEOUT_S)
+            )
+            admission.used(len(body.tokens))
         return web.json_response({"prompt": text}, headers=admission.headers)
 
     async def _at_worker(self, model: str, call: Callable[[str], Awaitable[_T]]) -> _T:

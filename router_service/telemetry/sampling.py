@@ -28,17 +28,18 @@ class WindowSampler:
         self._whole = False  # it has seen only a part of the window in which it was started
         self._begin(clock.wall())
 
-    def arrived(self, request: RouterRequest) -> float:
-        """Count a request; return its arrival time, for `finished`."""
+    def arrived(self, request: RouterRequest) -> None:
+        """Count a request that has arrived now."""
         now = self._clock.wall()
         self._roll(now)
         if request.model == CASCADE_MODEL:
             part = int((now - self._start_s) / self._window_s * PARTS)
             self._arrivals[min(PARTS - 1, max(0, part))] += 1
-        return now
 
-    def finished(self, arrival_s: float, request: RouterRequest, event: Finished) -> None:
-        self._roll(self._clock.wall())
+    def finished(self, request: RouterRequest, event: Finished) -> None:
+        """Sample a request that has ended now."""
+        now = self._clock.wall()
+        self._roll(now)
         if not is_cascade_workload(request, event):
             return
         self._seen += 1
@@ -47,7 +48,7 @@ class WindowSampler:
             visits = tuple(TierVisit(t.tier, t.usage.output_tokens, t.score) for t in event.tiers)
             predicted = tuple((tier, round(score, 2)) for tier, score in event.predicted.items())
             self._records[place:] = [
-                RequestRecord(arrival_s, event.tiers[0].usage.prompt_tokens, visits, predicted=predicted),
+                RequestRecord(now - event.total_s, event.tiers[0].usage.prompt_tokens, visits, predicted=predicted),
                 *self._records[place + 1 :],
             ]
 

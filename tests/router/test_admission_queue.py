@@ -61,10 +61,10 @@ async def test_requests_that_belong_together_enter_together_and_two_of_them_do_n
 
     async def three() -> None:
         nonlocal most
-        async with queue.entered(0, LATER, places=3) as places:
+        async with queue.entered(0, LATER, places=3) as ticket:
             most = max(most, queue.active)
             await asyncio.sleep(0)
-            places.leave_one()
+            queue.leave_one(ticket)
             await asyncio.sleep(0)
 
     async with asyncio.timeout(60):
@@ -142,12 +142,12 @@ async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_
     cascade = CascadeGeneration(view, unused, unused, measured.tracer)
     driver = RequestDriver(cascade, queue, stats, late_traces)
     requests = [RouterRequest(f"r{i}", "m", TextPrompt("p"), SamplingParams(), deadline_s=LATER) for i in range(3)]
-    async with driver.admitted(requests[:2]) as places:
+    async with driver.admitted(requests[:2]) as ticket:
         with pytest.raises(Overloaded):
             await driver.drive(requests[2], Choice(2))
         assert (queue.active, stats.rejected, stats.failed) == (2, 1, 0)
         with pytest.raises(Unavailable):
-            await driver.run(requests[0], places, Choice(0))
+            await driver.run(requests[0], ticket, Choice(0))
         assert (queue.active, stats.rejected, stats.failed) == (1, 1, 1)
     assert (queue.active, queue.waiting) == (0, 0)
     measured.close()
@@ -341,11 +341,16 @@ def test_who_is_left_after_many_have_gone_enters_in_order() -> None:
 
 async def test_who_waits_is_told_once_and_who_enters_at_once_is_not() -> None:
     queue, told = AdmissionQueue(max_active=1, max_waiting=1), list[str]()
+
+    async def second() -> None:
+        async with queue.entered(0, LATER, 1, lambda: told.append("second")):
+            pass
+
     async with queue.entered(0, LATER, on_wait=lambda: told.append("first")):
-        second = asyncio.create_task(queue.enter(0, LATER, 1, lambda: told.append("second")))
+        waiting = asyncio.create_task(second())
         await asyncio.sleep(0)
         assert told == ["second"]
-    queue.leave(await second)
+    await waiting
     assert told == ["second"]
 
 

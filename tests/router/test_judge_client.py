@@ -13,7 +13,8 @@ from opentelemetry.trace import NoOpTracer
 
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
-from penstock.router_service.clients.judge_client import ROUNDS, TIMEOUTS_TO_OPEN, JudgeClient, JudgedScore
+from penstock.router_service.clients.circuit_breaker import FAILURES_TO_OPEN
+from penstock.router_service.clients.judge_client import ROUNDS, JudgeClient, JudgedScore
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import Overloaded, Unavailable, invalid
@@ -143,17 +144,17 @@ async def test_another_judge_takes_what_one_refuses(start: Start) -> None:
 async def test_a_judge_that_does_not_answer_in_time_is_left_alone(start: Start) -> None:
     """After a few time-outs in a row; each costs its request the time, and none of the next ones."""
     mesh = await start(never, timeout_s=1.0)
-    assert [await mesh.score() for _ in range(TIMEOUTS_TO_OPEN + 4)] == [None] * (TIMEOUTS_TO_OPEN + 4)
-    assert mesh.judges[0].asked == TIMEOUTS_TO_OPEN
-    assert mesh.failures() == {"timeout": TIMEOUTS_TO_OPEN, "open": 4}
+    assert [await mesh.score() for _ in range(FAILURES_TO_OPEN + 4)] == [None] * (FAILURES_TO_OPEN + 4)
+    assert mesh.judges[0].asked == FAILURES_TO_OPEN
+    assert mesh.failures() == {"timeout": FAILURES_TO_OPEN, "open": 4}
 
 
 async def test_callers_in_a_hurry_open_nothing(start: Start) -> None:
     """A client cannot take the judge from the others by deadlines that no judge can keep, nor by going away."""
     mesh = await start(never)
-    for _ in range(TIMEOUTS_TO_OPEN * 2):
+    for _ in range(FAILURES_TO_OPEN * 2):
         assert await mesh.score(within_s=0.02) is None
-    leaving = [asyncio.create_task(mesh.score()) for _ in range(TIMEOUTS_TO_OPEN * 2)]
+    leaving = [asyncio.create_task(mesh.score()) for _ in range(FAILURES_TO_OPEN * 2)]
     while mesh.judges[0].under_way < len(leaving):
         await asyncio.sleep(0)
     for task in leaving:
@@ -188,9 +189,9 @@ async def test_a_judge_that_cannot_be_reached_is_tried_again_for_a_moment(start:
 
 async def test_an_answer_that_cannot_be_judged_is_its_own_fault(start: Start) -> None:
     mesh = await start(unsound)
-    for _ in range(TIMEOUTS_TO_OPEN * 2):
+    for _ in range(FAILURES_TO_OPEN * 2):
         assert await mesh.score() is None
-    assert mesh.failures() == {"invalid": TIMEOUTS_TO_OPEN * 2}
+    assert mesh.failures() == {"invalid": FAILURES_TO_OPEN * 2}
     mesh.judges[0].behaviour = scores
     assert await mesh.score() == JudgedScore(70.0, "s")
 

@@ -187,10 +187,10 @@ def test_every_request_of_a_window_is_as_likely_and_counted() -> None:
     seen: Counter[int] = Counter()
     for _ in range(400):
         for number in range(20):
-            at = sampler.arrived(REQUEST)
+            sampler.arrived(REQUEST)
             clock.sleep(0.5)
             if number % 2 == 0:  # the others come to nothing
-                sampler.finished(at, REQUEST, finished(number + 1))
+                sampler.finished(REQUEST, finished(number + 1))
     clock.sleep(10)
     windows = list(sampler.closed())
     assert len(windows) == 12  # older ones had to go: nobody took them
@@ -210,7 +210,7 @@ def test_the_sample_is_uniform() -> None:
         sampler = WindowSampler(3, 10.0, clock, random.Random(seed))
         clock.sleep(10)
         for number in range(12):
-            sampler.finished(sampler.arrived(REQUEST), REQUEST, finished(number + 1))
+            sampler.finished(REQUEST, finished(number + 1))
         clock.sleep(10)
         seen.update(record.input_tokens for record in sampler.closed()[0].records)
     assert all(abs(count - 500) < 100 for count in seen.values())
@@ -226,7 +226,7 @@ def test_predicted_scores_and_rejected_answers_are_reported() -> None:
     event = Finished(
         FinishReason.STOP, "large", last.usage, (low, last), 0.1, 0.2, "t", predicted={"small": 11.777, "medium": 80.0}
     )
-    sampler.finished(sampler.arrived(REQUEST), REQUEST, event)
+    sampler.finished(REQUEST, event)
     clock.sleep(10)
     (window,) = sampler.closed()
     (record,) = window.records
