@@ -34,22 +34,20 @@ class Quota:
         self._alone = UsageWindow()
         self._asking = asyncio.Lock()
 
-    def fits(self, amount: int) -> int:
-        """`amount`, or the whole limit if that is less: a larger request could never be admitted."""
-        return min(amount, self.limit)
-
-    async def take(self, amount: int) -> None:
-        """Use some of the limit.
+    async def take(self, amount: int) -> int:
+        """Use `amount` of the limit, or all of it if that is less: a larger request could never be admitted; return how much.
 
         Raises:
             RateLimited: Too little is left.
         """
+        amount = min(amount, self.limit)
         if self._granted < amount:
             async with self._asking:
                 if self._granted < amount:
                     await self._ask(amount - self._granted)
         self._granted -= amount
         self._alone.add(self._now_s(), amount)
+        return amount
 
     def settle(self, change: int) -> None:
         """Count `change` more than was taken, or less if it is negative: the reply's own number of tokens is known now."""
@@ -61,13 +59,16 @@ class Quota:
         if -self._chunk <= self._granted <= 2 * self._chunk:
             return
         async with self._asking:
-            surplus = self._granted - self._chunk if self._granted > 0 else 0
+            surplus = self._granted - self._chunk
             try:
-                if surplus:
+                if surplus > 0:
                     await self._shared.take(self._tenant, self.kind, self.limit, -surplus, 0, WINDOW_S)
                     self._granted -= surplus
-                else:
-                    await self._owe(-self._granted)
+                else:  # Redis counts what is used already, whatever the limit says
+                    owed = -self._granted
+                    grant = await self._shared.take(self._tenant, self.kind, 2**52, owed, owed, WINDOW_S)
+                    self._used_by_all = grant.used
+                    self._granted += owed
             except StateUnavailable:
                 self._granted = 0
 
@@ -95,12 +96,6 @@ class Quota:
             self._full_until_s = now_s + min(grant.retry_s, MAX_TRUST_S)
             raise self._refusal(grant.retry_s)
         self._granted += grant.amount
-
-    async def _owe(self, amount: int) -> None:
-        """Have Redis count what is used already, whatever the limit says."""
-        grant = await self._shared.take(self._tenant, self.kind, 2**52, amount, amount, WINDOW_S)
-        self._used_by_all = grant.used
-        self._granted += amount
 
     def _refusal(self, retry_s: float) -> RateLimited:
         return RateLimited(

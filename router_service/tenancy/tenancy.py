@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -114,18 +114,13 @@ class _TenantState:
         """Take requests and tokens from their limits; return the tokens taken."""
         by_requests, by_tokens = self.quotas.get("requests"), self.quotas.get("tokens")
         if by_requests is not None:
-            requests = by_requests.fits(requests)
-            await by_requests.take(requests)
-        if by_tokens is None:
-            return 0
-        taken = by_tokens.fits(tokens)
+            requests = await by_requests.take(requests)
         try:
-            await by_tokens.take(taken)
+            return await by_tokens.take(tokens) if by_tokens is not None else 0
         except RateLimited:
             if by_requests is not None:
                 by_requests.settle(-requests)
             raise
-        return taken
 
     async def sync(self, *, renew: bool) -> None:
         """Tell Redis what has changed. renew: also how many requests are running, before Redis forgets it."""
@@ -200,7 +195,8 @@ class Tenancy(BackgroundWork):
         current = caller.get()
         return current is None or current.tenant.allows_model(model)
 
-    def admitted(self, requests: Sequence[RouterRequest]) -> AbstractAsyncContextManager[TenantAdmission]:
+    @asynccontextmanager
+    async def admitted(self, requests: Sequence[RouterRequest]) -> AsyncIterator[TenantAdmission]:
         """Admit requests of one call as long as the context lasts: all of them, or none.
 
         Entering it raises:
@@ -211,25 +207,10 @@ class Tenancy(BackgroundWork):
         current = caller.get()
         if current is None:
             sampled = self._keys is None
-            served = tuple(replace(each, may_be_sampled=sampled) for each in requests)
-            return nullcontext(TenantAdmission(requests=served))
-        return self._admitted(current, requests)
-
-    @asynccontextmanager
-    async def _admitted(self, current: Caller, requests: Sequence[RouterRequest]) -> AsyncIterator[TenantAdmission]:
-        """As `admitted`, within the limits of the caller's tenant."""
-        tenant, state = current.tenant, self._states[current.tenant.name]
-        for request in requests:
-            slo_class = None if request.promise is None else request.promise.class_name
-            tenant.check(request.model, request.sampling, len(requests), request.priority, slo_class=slo_class)
-        allowed = tuple(
-            replace(
-                _within(request, tenant.max_tokens),
-                may_be_sampled=tenant.sample_prompts,
-                cache_salt=tenant.cache_salt(request.cache_salt),
-            )
-            for request in requests
-        )
+            yield TenantAdmission(requests=tuple([replace(each, may_be_sampled=sampled) for each in requests]))
+            return
+        state = self._states[current.tenant.name]
+        allowed = tuple([_allowed(current.tenant, request, len(requests)) for request in requests])
         reserved = sum(reserved_tokens(request.prompt, request.sampling) for request in allowed)
         admission = TenantAdmission(requests=allowed, count=partial(self._count, current))
         async with self._within_limits(state, len(allowed), reserved, admission):
@@ -335,11 +316,14 @@ class Tenancy(BackgroundWork):
                 self._add_pending(of, amounts)
 
 
-def _within(request: RouterRequest, max_tokens: int | None) -> RouterRequest:
-    """The request with the tenant's limit of tokens, if it sets none itself."""
-    if max_tokens is None or request.sampling.max_tokens is not None:
-        return request
-    return replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
+def _allowed(tenant: MeshTenant, request: RouterRequest, count: int) -> RouterRequest:
+    """A request as it may be served, one of `count` of a call. Raises as `Tenancy.admitted` does."""
+    slo_class = None if request.promise is None else request.promise.class_name
+    tenant.check(request.model, request.sampling, count, request.priority, slo_class=slo_class)
+    sampling, salt = request.sampling, tenant.cache_salt(request.cache_salt)
+    if sampling.max_tokens is None:
+        sampling = replace(sampling, max_tokens=tenant.max_tokens)
+    return replace(request, sampling=sampling, may_be_sampled=tenant.sample_prompts, cache_salt=salt)
 
 
 def _headers(state: _TenantState) -> dict[str, str]:
