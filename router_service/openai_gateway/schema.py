@@ -7,16 +7,16 @@ those that change nothing: labels (user, metadata, ...), null, default values, a
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
 from penstock.router_service.openai_gateway.field_names import problems_of, renamed_problems
 from penstock.router_service.openai_gateway.json_values import StrictModel, check_keys, read_object
-from penstock.router_service.openai_gateway.objectives import SloField
 from penstock.router_service.openai_gateway.structured import StructuredFields
 from penstock.router_service.openai_gateway.tools import MessageToolCalls, ToolFields
 from penstock.services.domain.errors import InvalidRequest
+from penstock.services.mesh_schema import MeshSloClass
 from penstock.types.problems import FieldProblem, shortened
 from penstock.types.prompts import (
     MAX_MESSAGES,
@@ -38,6 +38,7 @@ from penstock.types.sampling import (
     MAX_TOP_K,
     SamplingParams,
 )
+from penstock.types.slo import MAX_SLO_NAME_CHARS, Slo
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -49,20 +50,20 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _STRUCTURED = "sampling.structured_output"
 
 
-class TextPart(StrictModel):
-    type: Literal["text"]
+class Part(StrictModel):
+    """Of a message."""
+
     text: str
+
+
+class TextPart(Part):
+    type: Literal["text"]
 
 
 _Content = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
-class _Text(Protocol):
-    @property
-    def text(self) -> str: ...
-
-
-def text_of(content: str | Sequence[_Text]) -> str:
+def text_of(content: str | Sequence[Part]) -> str:
     """The text of a message: its parts, one after the other."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -109,6 +110,7 @@ class TemplateOptions(StrictModel):
     reasoning_effort: str | None = None
 
 
+_NO_OPTIONS = TemplateOptions()
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 CacheSalt = Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)]
 """As in vLLM and SGLang: only requests with the same salt share the KV of prompts that begin alike."""
@@ -118,8 +120,8 @@ def _is_id(key: str) -> bool:
     return key.isascii() and key.isdecimal() and len(key) <= len(str(MAX_TOKEN_ID)) and key == str(int(key))
 
 
-class AnyRequest(SloField):
-    """The fields of all kinds of request."""
+class AnyRequest(StrictModel):
+    """The fields of all kinds of request. slo: an extension: a class of the mesh file, or latency objectives."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -129,8 +131,17 @@ class AnyRequest(SloField):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: CacheSalt | None = None
+    slo: Annotated[str, Field(min_length=1, max_length=MAX_SLO_NAME_CHARS)] | MeshSloClass | None = None
     # labels
     user: str | None = None
+
+    def objectives(self) -> Slo | None:
+        """What the request asks for; a class is not looked up yet."""
+        return Slo(name=self.slo) if isinstance(self.slo, str) else self.slo.slo() if self.slo is not None else None
+
+    def slo_problems(self) -> Iterator[FieldProblem]:
+        if isinstance(self.slo, MeshSloClass):
+            yield from self.slo.problems("slo")
 
     def choices(self) -> int:
         return 1
@@ -231,15 +242,10 @@ class ChatRequest(_Common, ToolFields, Labels):
     @cached_property
     def prompt(self) -> Prompt:
         messages = tuple([message.plain() for message in self.messages])
-        options = self.chat_template_kwargs
-        if options is None:
-            return ChatPrompt(messages, self.tool_use(), None, self.reasoning_effort or "")
-        return ChatPrompt(
-            messages,
-            self.tool_use(),
-            options.thinking if options.enable_thinking is None else options.enable_thinking,
-            self.reasoning_effort or options.reasoning_effort or "",
-        )
+        options = self.chat_template_kwargs or _NO_OPTIONS
+        thinking = options.thinking if options.enable_thinking is None else options.enable_thinking
+        effort = self.reasoning_effort or options.reasoning_effort or ""
+        return ChatPrompt(messages, self.tool_use(), thinking, effort)
 
     def prompts(self) -> list[Prompt]:
         return [self.prompt]

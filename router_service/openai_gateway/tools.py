@@ -10,7 +10,6 @@ from penstock.router_service.openai_gateway.json_values import StrictModel
 from penstock.services.tool_calls.formats import ToolFormat
 from penstock.services.tool_calls.parser import CallDelta, ContentDelta, ToolCallParser, call_id
 from penstock.types.prompts import ChatPrompt
-from penstock.types.replies import FinishReason
 from penstock.types.tools import (
     ANY_OBJECT,
     MAX_TOOL_CALLS,
@@ -26,8 +25,15 @@ from penstock.types.tools import (
 Json = dict[str, Any]
 
 
-class FunctionSpec(StrictModel):
+class OfFunction(StrictModel):
+    type: Literal["function"]
+
+
+class FunctionName(StrictModel):
     name: str
+
+
+class FunctionSpec(FunctionName):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -37,22 +43,15 @@ class FunctionSpec(StrictModel):
         return Tool(self.name, self.description or "", parameters, bool(self.strict))
 
 
-class ToolSpec(StrictModel):
-    type: Literal["function"]
+class ToolSpec(OfFunction):
     function: FunctionSpec
 
 
-class FunctionName(StrictModel):
-    name: str
-
-
-class NamedTool(StrictModel):
-    type: Literal["function"]
+class NamedTool(OfFunction):
     function: FunctionName
 
 
-class CalledFunction(StrictModel):
-    name: str
+class CalledFunction(FunctionName):
     arguments: str
 
 
@@ -111,11 +110,6 @@ def called(calls: tuple[ToolCall, ...]) -> list[Json]:
     ]
 
 
-def finish_reason(reason: FinishReason, calls: tuple[ToolCall, ...], other: str) -> str:
-    """`tool_calls` if a complete reply calls tools, otherwise `other`."""
-    return "tool_calls" if calls and reason is FinishReason.STOP else other
-
-
 class ToolDeltas:
     """The deltas of one streamed choice: its text without the calls, and the calls in pieces."""
 
@@ -124,23 +118,16 @@ class ToolDeltas:
         self._parser, self._request_id = ToolCallParser(form, prompt), request_id
 
     def push(self, text: str) -> list[Json]:
-        return self._deltas(self._parser.push(text))
+        return [self._delta(part) for part in self._parser.push(text)]
 
     def finish(self) -> list[Json]:
-        return self._deltas(self._parser.finish())
-
-    def _deltas(self, parts: list[ContentDelta | CallDelta]) -> list[Json]:
-        return [self._delta(part) for part in parts]
+        return [self._delta(part) for part in self._parser.finish()]
 
     def _delta(self, part: ContentDelta | CallDelta) -> Json:
         if isinstance(part, ContentDelta):
             return {"content": part.text}
         call: Json = {"index": part.index, "function": {"arguments": part.arguments}}
         if part.name:
-            call = {
-                "index": part.index,
-                "id": call_id(self._request_id, part.index),
-                "type": "function",
-                "function": {"name": part.name, "arguments": part.arguments},
-            }
+            call |= {"id": call_id(self._request_id, part.index), "type": "function"}
+            call["function"]["name"] = part.name
         return {"tool_calls": [call]}

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from penstock.router_service.openai_gateway.field_names import renamed_field
 from penstock.router_service.openai_gateway.json_values import StrictModel
-from penstock.router_service.openai_gateway.schema import MAX_PARTS, AnyRequest, Labels, text_of
+from penstock.router_service.openai_gateway.schema import MAX_PARTS, AnyRequest, Labels, Part, text_of
 from penstock.router_service.openai_gateway.structured import JsonObjectFormat, NamedSchema, TextFormat, json_schema
-from penstock.router_service.openai_gateway.tools import ChoiceMode, FunctionName, FunctionSpec, tool_use
+from penstock.router_service.openai_gateway.tools import ChoiceMode, FunctionName, FunctionSpec, OfFunction, tool_use
 from penstock.services.domain.errors import InvalidRequest
 from penstock.types.problems import FieldProblem
-from penstock.types.prompts import MAX_MESSAGES, ChatMessage, ChatPrompt, Prompt, prompt_problems
+from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, prompt_problems
 from penstock.types.sampling import SamplingParams
 from penstock.types.structured import StructuredOutput
 from penstock.types.tools import MAX_TOOLS, ToolCall
@@ -26,11 +26,10 @@ Json = dict[str, Any]
 _Parts = Field(max_length=MAX_PARTS, fail_fast=True)
 
 
-class TextPart(StrictModel):
+class TextPart(Part):
     """A part of a message; the fields in addition to the text are those of replies, and are not shown to the model."""
 
     type: Literal["input_text", "output_text", "summary_text", "reasoning_text"]
-    text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
@@ -72,16 +71,12 @@ class ReasoningItem(_Item):
     encrypted_content: None = None
 
 
-class _OfFunction(StrictModel):
-    type: Literal["function"]
-
-
-class FunctionTool(FunctionSpec, _OfFunction):  # the base says first that the type is wrong
+class FunctionTool(FunctionSpec, OfFunction):  # the base says first that the type is wrong
     """A function by its own fields, where chat has them below `function`."""
 
 
-class NamedTool(FunctionName):
-    type: Literal["function"]
+class NamedTool(FunctionName, OfFunction):
+    """As FunctionTool."""
 
 
 class SchemaFormat(NamedSchema):
@@ -157,9 +152,6 @@ class ResponseRequest(AnyRequest, Labels):
         return None
 
     def problems(self) -> Iterator[FieldProblem]:
-        if not isinstance(self.input, str) and len(self.input) > MAX_MESSAGES:
-            yield FieldProblem("input", f"at most {MAX_MESSAGES} items, not {len(self.input)}")
-            return
         yield from self.slo_problems()
         problems = [*self.params.problems("sampling"), *prompt_problems(self.chat, "prompt")]
         if problems:
@@ -182,10 +174,8 @@ _NAMES = {
     "prompt.chat.messages": "input",
     "prompt.chat.": "",
 }
-_WHOLE = (
-    "input",
-    "text.format.schema",
-)  # instructions and calls make the numbers of items others than those of messages
+_WHOLE = ("input", "text.format.schema")
+"""Instructions and calls make the numbers of items others than those of messages."""
 
 
 def _messages(items: list[MessageItem | CallItem | CallOutputItem | ReasoningItem]) -> list[ChatMessage]:
