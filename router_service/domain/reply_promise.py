@@ -17,7 +17,8 @@ class ReplyPromise:
 
     def __init__(self, promise: Promise, produced_tokens: int = 0, text: str = "") -> None:
         """produced_tokens, text: of a reply that a client resumes; it is never declined."""
-        self._due_s = promise.first_token_due_s
+        self.first_token_due_s = math.inf if promise.first_token_due_s is None else promise.first_token_due_s
+        """Infinite if none was asked for."""
         self.fallback = SloFallback.BEST_EFFORT if produced_tokens else promise.fallback
         self._attainment = AttainmentTracker(promise.first_token_due_s)
         self._phases = PhaseTracker(promise.phases)
@@ -30,11 +31,6 @@ class ReplyPromise:
     @property
     def has_pace(self) -> bool:
         return bool(self._phases.remaining)
-
-    @property
-    def first_token_due_s(self) -> float:
-        """Infinite if none was asked for."""
-        return math.inf if self._due_s is None else self._due_s
 
     @property
     def attainment(self) -> Attainment:

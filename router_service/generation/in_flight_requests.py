@@ -18,10 +18,11 @@ class InFlightRequests:
         self._count = 0
         self._none = asyncio.Event()
         self._none.set()
-        self._closed = False
+        self.closed = False
+        """Whether new requests are refused."""
 
     def __enter__(self) -> None:
-        if self._closed:
+        if self.closed:
             raise Unavailable("this router is draining")
         self._count += 1
         self._none.clear()
@@ -31,12 +32,7 @@ class InFlightRequests:
         if self._count == 0:
             self._none.set()
 
-    @property
-    def closed(self) -> bool:
-        """Whether new requests are refused."""
-        return self._closed
-
     async def drained(self) -> None:
         """Refuse new requests; return when none is active."""
-        self._closed = True
+        self.closed = True
         await self._none.wait()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from penstock.router_service.domain.failures import Failure, InstanceFailed
+from penstock.services.event_streams import OnTokens
 from penstock.types.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
 from penstock.types.replies import TokenFrame
 
@@ -19,12 +20,7 @@ class ReplyAssembler:
     """
 
     def __init__(
-        self,
-        tier: str,
-        token_ids: tuple[int, ...],
-        prompt_tokens: int,
-        on_event: OnTierEvent,
-        on_tokens: Callable[[TokenFrame], None],
+        self, tier: str, token_ids: tuple[int, ...], prompt_tokens: int, on_event: OnTierEvent, on_tokens: OnTokens
     ) -> None:
         """prompt_tokens: an estimate, until an instance has counted them."""
         self.tier, self.token_ids, self.prompt_tokens = tier, list(token_ids), prompt_tokens

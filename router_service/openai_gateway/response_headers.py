@@ -18,10 +18,9 @@ _LIMITS = [f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "rese
 _EXPOSED = ", ".join(["x-request-id", "retry-after", "x-should-retry", *_LIMITS])
 
 
-def begin(request: web.Request) -> str:
+def begin(request: web.Request) -> None:
     """Give a request its id."""
-    request_id = request[REQUEST_ID] = new_request_id()
-    return request_id
+    request[REQUEST_ID] = new_request_id()
 
 
 class ResponseHeaders:

@@ -21,10 +21,8 @@ def _sum(one: ProcessCounters, other: ProcessCounters) -> ProcessCounters:
 
 def _added(one: Any, other: Any) -> Any:
     match one:
-        case None:
-            return other
         case bool():
             return one or other
         case Mapping():
             return Counter(one) + Counter(other)
-    return one if other is None else one + other
+    return one + other

@@ -13,18 +13,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_trace_id, set_span_in_context
 from opentelemetry.util.types import Attributes
 
-from penstock.services.domain.errors import (
-    AlreadyRunning,
-    InvalidRequest,
-    NotFound,
-    NotServed,
-    Overloaded,
-    PenstockError,
-)
+from penstock.services.domain import errors
 from penstock.services.errors import message_of
 
 REASON = "penstock.trace.reason"
-_REFUSED = (InvalidRequest, NotFound, AlreadyRunning, Overloaded, NotServed)
+_REFUSED = (errors.InvalidRequest, errors.NotFound, errors.AlreadyRunning, errors.Overloaded, errors.NotServed)
 """Errors that a client must correct, or wait out: counted, not traced."""
 
 
@@ -60,8 +53,8 @@ class LateTraces:
         """Trace a request that failed, unless the error is the client's."""
         if isinstance(error, _REFUSED) or not self._keeps():
             return
-        reason = error.reason if isinstance(error, PenstockError) else type(error).__name__
-        message = message_of(error) if isinstance(error, PenstockError) else repr(error)
+        reason = error.reason if isinstance(error, errors.PenstockError) else type(error).__name__
+        message = message_of(error) if isinstance(error, errors.PenstockError) else repr(error)
         self._trace(request(), {REASON: "failed", "error.type": reason}, message)
 
     def ended(self, total_s: float, request: Callable[[], PastRequest]) -> str:
@@ -81,14 +74,9 @@ class LateTraces:
 
     def _span(self, past: PastSpan, kind: SpanKind, parent: Context, epoch_s: float) -> Span:
         """Create a span with its start and end."""
-        span = self._tracer.start_span(
-            past.name,
-            context=parent,
-            kind=kind,
-            attributes=past.attributes,
-            start_time=round((past.began_s + epoch_s) * 1e9),
-        )
+        began_ns, ended_ns = (round((at_s + epoch_s) * 1e9) for at_s in (past.began_s, past.ended_s))
+        span = self._tracer.start_span(past.name, parent, kind, past.attributes, start_time=began_ns)
         if past.failure:
             span.set_status(StatusCode.ERROR, past.failure)
-        span.end(round((past.ended_s + epoch_s) * 1e9))
+        span.end(ended_ns)
         return span

@@ -32,25 +32,22 @@ class RouterStats:
         self.rejected_draft_tokens: Counter[str] = Counter()
         self._ttft: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
-        requests = ("gen_ai.request.model", "penstock.tier", "penstock.outcome")
-        self._requests = LabelledCounter(meter, "penstock.router.requests", requests, unit="{request}")
+        tier, model, outcome = "penstock.tier", "gen_ai.request.model", "penstock.outcome"
+        self._requests = LabelledCounter(meter, "penstock.router.requests", (model, tier, outcome), unit="{request}")
         self._rejections = LabelledCounter(meter, "penstock.router.rejections", (), unit="{request}")
-        by_tier = ("penstock.tier",)
-        self._failovers = LabelledCounter(meter, "penstock.router.failovers", by_tier, unit="{failover}")
-        self._migrations = LabelledCounter(meter, "penstock.router.migrations", by_tier, unit="{migration}")
-        escalations = ("penstock.tier", "penstock.reason")
+        self._failovers = LabelledCounter(meter, "penstock.router.failovers", (tier,), unit="{failover}")
+        self._migrations = LabelledCounter(meter, "penstock.router.migrations", (tier,), unit="{migration}")
+        escalations = (tier, "penstock.reason")
         self._escalations = LabelledCounter(meter, "penstock.router.escalations", escalations, unit="{escalation}")
-        self._flagged = LabelledCounter(meter, "penstock.router.flagged", by_tier, unit="{answer}")
+        self._flagged = LabelledCounter(meter, "penstock.router.flagged", (tier,), unit="{answer}")
         self._judged = meter.create_histogram("penstock.router.score", unit="1")
         self._ttft_metric = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
         self.slo = SloCounts()
-        promises = ("penstock.tier", "penstock.slo_class", "penstock.slo_attained")
+        promises = (tier, "penstock.slo_class", "penstock.slo_attained")
         self._slo_requests = LabelledCounter(meter, "penstock.router.slo_requests", promises, unit="{request}")
-        answers = ("gen_ai.request.model", "penstock.tier")
-        self._tokens = LabelledCounter(meter, "penstock.router.answer_tokens", answers, unit="{token}")
-        drafts = ("penstock.tier", "penstock.outcome")
-        self._draft_tokens = LabelledCounter(meter, "penstock.router.draft_tokens", drafts, unit="{token}")
+        self._tokens = LabelledCounter(meter, "penstock.router.answer_tokens", (model, tier), unit="{token}")
+        self._draft_tokens = LabelledCounter(meter, "penstock.router.draft_tokens", (tier, outcome), unit="{token}")
 
     def saw(self, event: RouterEvent, model: str) -> None:
         """Count an event of a request to `model`."""
@@ -99,14 +96,11 @@ class RouterStats:
         if finished.slo is None:
             return
         slo_class, attained = finished.slo.slo_class, finished.slo.attained
-        if slo_class is None:
-            self.slo += SloCounts(declined=1)
-        elif slo_class is SloClass.BEST_EFFORT:
-            self.slo += SloCounts(best_effort=1)
-        elif attained:
-            self.slo += SloCounts(attained=1)
+        if slo_class is SloClass.STANDARD:
+            ended = "attained" if attained else "broken"
         else:
-            self.slo += SloCounts(broken=1)
+            ended = "declined" if slo_class is None else "best_effort"
+        self.slo += SloCounts(**{ended: 1})
         label = "declined" if slo_class is None else slo_class.value
         self._slo_requests.add(1, finished.tier, label, str(attained).lower())
 
