@@ -9,7 +9,6 @@ from typing import NoReturn
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.router_service.admission.admission_queue import AdmissionQueue
 from penstock.router_service.answer_batching import AnswerBatching
-from penstock.router_service.clients.bid_client import BidClient
 from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.clients.worker_client import WorkerClient
@@ -18,11 +17,10 @@ from penstock.router_service.generation.in_flight_requests import InFlightReques
 from penstock.router_service.generation.request_driver import RequestDriver
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.migration.bidding import MoveAgent
-from penstock.router_service.openai_gateway import OpenAiGateway
+from penstock.router_service.openai_gateway.app import OpenAiGateway
 from penstock.router_service.request_intake import RequestIntake
-from penstock.router_service.routing.address_probe import AddressProbe
+from penstock.router_service.routing.health_probes import HealthProbes
 from penstock.router_service.routing.instance_pool import InstancePool
-from penstock.router_service.routing.lease_probe import LeaseProbe
 from penstock.router_service.routing.readiness import readiness
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.router_service.servicer import MESH_SERVICE, ROUTER_SERVICE, MeshServicer, RouterServicer, move_reply
@@ -30,8 +28,7 @@ from penstock.router_service.siblings.client import Siblings
 from penstock.router_service.siblings.servicer import RouterProcessServicer, start_server
 from penstock.router_service.status import StatusReader
 from penstock.router_service.telemetry.late_traces import LateTraces
-from penstock.router_service.telemetry.prompt_sampler import PromptSampler
-from penstock.router_service.telemetry.request_recorder import RequestRecorder
+from penstock.router_service.telemetry.recorders import PromptSampler, RequestRecorder
 from penstock.router_service.telemetry.sampling import WindowSampler, WorkloadReporter
 from penstock.router_service.telemetry.stats import RouterStats
 from penstock.router_service.tenancy.key_follower import KeyFollower
@@ -85,7 +82,7 @@ async def compose(chassis: Chassis) -> None:
     judge = JudgeClient(channels, pool, tracer, chassis.telemetry.meter, options)
     sessions = await stack.enter_async_context(MultiplexerPool(channels))
     workers = WorkerClient(channels, sessions, options.worker_silence_s)
-    agent = MoveAgent(view, BidClient(channels), tracer, chassis.telemetry.meter, chassis.mesh.stages)
+    agent = MoveAgent(view, workers, tracer, chassis.telemetry.meter, chassis.mesh.stages)
     slo = chassis.mesh.slo
     tiers = TierGeneration(pool, workers, agent, tracer, options, chassis.telemetry.meter, slo)
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
@@ -136,18 +133,9 @@ async def compose(chassis: Chassis) -> None:
     if chassis.slot is not None:
         server = await start_server(chassis.slot, RouterProcessServicer(status.counters, move))
         stack.push_async_callback(server.stop, 0)
-    router_pb2_grpc.add_MeshServiceServicer_to_server(
-        MeshServicer(
-            status,
-            TraceStore(chassis.redis, chassis.keys),
-            UsageStore(chassis.redis, chassis.keys),
-            move,
-            siblings,
-            served,
-            sampled_prompts,
-        ),
-        chassis.admin,
-    )
+    traces, usage = TraceStore(chassis.redis, chassis.keys), UsageStore(chassis.redis, chassis.keys)
+    mesh_servicer = MeshServicer(status, traces, usage, move, siblings, served, sampled_prompts)
+    router_pb2_grpc.add_MeshServiceServicer_to_server(mesh_servicer, chassis.admin)
     chassis.health.offer(ROUTER_SERVICE, MESH_SERVICE)
     gateway = OpenAiGateway(intake, chassis.telemetry, workers)
     if siblings is not None:
@@ -165,17 +153,15 @@ async def compose(chassis: Chassis) -> None:
         raise SettingsError(f"http_port: cannot listen on {chassis.settings.http_port}: {error.strerror}") from error
     stack.push_async_callback(gateway.close)
     chassis.http_address = f"{chassis.host}:{port}"
-    _log.info(
-        "OpenAI-compatible API at %s://%s/v1",
-        "http" if chassis.client_certificates is None else "https",
-        chassis.http_address,
-    )
+    scheme = "http" if chassis.client_certificates is None else "https"
+    _log.info("OpenAI-compatible API at %s://%s/v1", scheme, chassis.http_address)
     chassis.on_drain.append(in_flight.drained)
     await chassis.health.set_ready(ROUTER_SERVICE, False)  # until there is a plan
     chassis.supervise("readiness", lambda: _report_readiness(chassis.health, pool, in_flight))
     chassis.supervise("channel-sweep", lambda: _sweep(channels, view, sessions))
-    chassis.supervise("address-probe", AddressProbe(pool, channels).run)
-    chassis.supervise("lease-probe", LeaseProbe(pool, channels).run)
+    probes = HealthProbes(pool, channels)
+    chassis.supervise("address-probe", probes.check_new)
+    chassis.supervise("lease-probe", probes.check_expired)
 
 
 def _predictor(chassis: Chassis) -> ScorePredictor | None:

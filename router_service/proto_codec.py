@@ -21,10 +21,7 @@ from penstock.types.values import replaced
 
 
 def request_from_proto(
-    request: pb.GenerateRequest,
-    new_id: str,
-    deadline_s: float,
-    promise: Callable[[Slo | None], Promise | None] = lambda _: None,
+    request: pb.GenerateRequest, new_id: str, deadline_s: float, promise: Callable[[Slo | None], Promise | None]
 ) -> RouterRequest:
     """The request of a client.
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from google.protobuf.message import Message
@@ -51,49 +52,40 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         deadline_s = loop.time() + (left_s if left_s is not None else intake.limits.default_deadline_s)
         write_deadline_s.set(deadline_s)
         routed = codec.request_from_proto(request, new_request_id(), deadline_s, intake.promise)
-        trace.get_current_span().set_attributes(
-            {"gen_ai.request.model": routed.model, "penstock.request_id": routed.request_id}
-        )
+        attributes = {"gen_ai.request.model": routed.model, "penstock.request_id": routed.request_id}
+        trace.get_current_span().set_attributes(attributes)
         with intake.in_flight:
-            async with (
-                intake.tenancy.admitted((routed,)) as admission,
-                aclosing(
-                    with_heartbeats(
-                        partial(intake.driver.drive, admission.requests[0]), self._heartbeat_s, intake.batching
-                    )
-                ) as events,
-            ):
-                try:
-                    async for event in events:
-                        if isinstance(event, Finished):
-                            admission.finished(event)
-                        elif loop.time() >= deadline_s:
-                            raise DeadlineExceeded("the deadline passed while the client was reading")
-                        yield codec.event_to_proto(event, self._heartbeat_s)
-                except InvalidRequest as error:
-                    raise codec.in_client_fields(error) from error
+            async with intake.tenancy.admitted((routed,)) as admission:
+                drive = partial(intake.driver.drive, admission.requests[0])
+                async with aclosing(with_heartbeats(drive, self._heartbeat_s, intake.batching)) as events:
+                    try:
+                        async for event in events:
+                            if isinstance(event, Finished):
+                                admission.finished(event)
+                            elif loop.time() >= deadline_s:
+                                raise DeadlineExceeded("the deadline passed while the client was reading")
+                            yield codec.event_to_proto(event, self._heartbeat_s)
+                    except InvalidRequest as error:
+                        raise codec.in_client_fields(error) from error
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[to_message(model, pb.ServedModel) for model in self._intake.models()])
 
 
+@dataclass(frozen=True, slots=True)
 class MeshServicer(router_pb2_grpc.MeshServiceServicer):
-    def __init__(
-        self,
-        status: StatusReader,
-        traces: TraceStore,
-        usage: UsageStore,
-        move: Move,
-        siblings: Siblings | None = None,
-        served: ServedRequestStore | None = None,
-        prompts: PromptSampleStore | None = None,
-    ) -> None:
-        """served, prompts: None if the mesh keeps no requests, or no prompts."""
-        self._status, self._traces, self._move, self._siblings = status, traces, move, siblings
-        self._usage, self._served, self._prompts = usage, served, prompts
+    """served, prompts: None if the mesh keeps no requests, or no prompts."""
+
+    status: StatusReader
+    traces: TraceStore
+    usage: UsageStore
+    move: Move
+    siblings: Siblings | None
+    served: ServedRequestStore | None
+    prompts: PromptSampleStore | None
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(status=to_message(await self._status.read(), pb.MeshStatus))
+        return pb.GetStatusResponse(status=to_message(await self.status.read(), pb.MeshStatus))
 
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: Context
@@ -102,28 +94,28 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
         if interval_s < MIN_INTERVAL_S:
             raise invalid("interval", f"must be at least {MIN_INTERVAL_S:g} s")
         while True:
-            yield pb.WatchStatusResponse(status=to_message(await self._status.read(), pb.MeshStatus))
+            yield pb.WatchStatusResponse(status=to_message(await self.status.read(), pb.MeshStatus))
             await asyncio.sleep(interval_s)
 
     async def ListTraces(self, request: pb.ListTracesRequest, context: Context) -> pb.ListTracesResponse:
         if request.HasField("trace_id"):
-            return pb.ListTracesResponse(traces=[codec.trace_to_proto(await self._traces.get(request.trace_id))])
+            return pb.ListTracesResponse(traces=[codec.trace_to_proto(await self.traces.get(request.trace_id))])
         limit = _within(request, "limit_count", MAX_TRACES, USUAL_TRACES)
-        traces = await self._traces.last(limit)
+        traces = await self.traces.last(limit)
         return pb.ListTracesResponse(traces=[codec.trace_to_proto(spans) for spans in traces])
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
         days = _within(request, "day_count", KEPT_DAYS, 1)
-        usage = await self._usage.read(days, time.time())
+        usage = await self.usage.read(days, time.time())
         return pb.GetUsageResponse(entries=[codec.usage_to_proto(of, usage[of]) for of in usage])
 
     async def ListServedRequests(
         self, request: pb.ListServedRequestsRequest, context: Context
     ) -> pb.ListServedRequestsResponse:
-        if self._served is None:
+        if self.served is None:
             raise NotServed("no requests are kept: router.kept_requests of the mesh file is 0")
         size = _within(request, "page_size", MAX_SERVED_PAGE)
-        requests, next_token = await self._served.page(request.page_token, size)
+        requests, next_token = await self.served.page(request.page_token, size)
         return pb.ListServedRequestsResponse(
             requests=[to_message(each, pb.ServedRequest) for each in requests], next_page_token=next_token
         )
@@ -131,21 +123,20 @@ class MeshServicer(router_pb2_grpc.MeshServiceServicer):
     async def ListSampledPrompts(
         self, request: pb.ListSampledPromptsRequest, context: Context
     ) -> pb.ListSampledPromptsResponse:
-        if self._prompts is None:
+        if self.prompts is None:
             raise NotServed("no prompts are sampled: router.sample_prompts.share of the mesh file is 0")
         size = _within(request, "page_size", MAX_PROMPT_PAGE)
-        samples, next_token = await self._prompts.page(request.page_token, size)
+        samples, next_token = await self.prompts.page(request.page_token, size)
         return pb.ListSampledPromptsResponse(
             prompts=map(codec.prompt_sample_to_proto, samples), next_page_token=next_token
         )
 
     async def MoveReply(self, request: pb.MoveReplyRequest, context: Context) -> pb.MoveReplyResponse:
         try:
-            outcome = await self._move(request.request_id, request.instance_id)
+            outcome = await self.move(request.request_id, request.instance_id)
         except NotFound:
-            if self._siblings is None:
-                raise
-            elsewhere = await self._siblings.move(request.request_id, request.instance_id)
+            siblings, ids = self.siblings, (request.request_id, request.instance_id)
+            elsewhere = await siblings.move(*ids) if siblings is not None else None
             if elsewhere is None:
                 raise
             outcome = elsewhere

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from penstock.router_service.admission.admission_queue import AdmissionQueue
 from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.migration.bidding import MoveAgent
-from penstock.router_service.routing.address_probe import CALLED
+from penstock.router_service.routing.health_probes import CALLED
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.siblings.client import Siblings
 from penstock.router_service.siblings.counters import total
@@ -31,46 +32,44 @@ _SHOWN_AS_COUNTED = (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class StatusReader:
-    """Puts the view and the counters of all processes of this router into one answer."""
+    """Puts the view and the counters of all processes of this router into one answer.
 
-    def __init__(
-        self,
-        instance_id: str,
-        pool: InstancePool,
-        queue: AdmissionQueue,
-        stats: RouterStats,
-        agent: MoveAgent,
-        judge: JudgeClient,
-        siblings: Siblings | None = None,
-    ) -> None:
-        """siblings: set if this process is one of several of a router."""
-        self._instance_id, self._pool, self._queue, self._stats, self._agent = instance_id, pool, queue, stats, agent
-        self._judge, self._siblings = judge, siblings
+    siblings: set if this process is one of several of a router.
+    """
+
+    instance_id: str
+    pool: InstancePool
+    queue: AdmissionQueue
+    stats: RouterStats
+    agent: MoveAgent
+    judge: JudgeClient
+    siblings: Siblings | None
 
     def counters(self) -> ProcessCounters:
         """The counters of this process."""
-        counted = {name: getattr(self._stats, name) for name in _COUNTED_BY_REQUESTS}
+        counted = {name: getattr(self.stats, name) for name in _COUNTED_BY_REQUESTS}
         return ProcessCounters(
-            active=self._queue.active,
-            waiting=self._queue.waiting,
-            advice_unmet=self._agent.stayed,
-            requests_per_s=self._stats.requests_per_s(),
-            ttft_s=self._stats.recent_ttft_s(),
-            listening=self._siblings is None or self._siblings.listening,
+            active=self.queue.active,
+            waiting=self.queue.waiting,
+            advice_unmet=self.agent.stayed,
+            requests_per_s=self.stats.requests_per_s(),
+            ttft_s=self.stats.recent_ttft_s(),
+            listening=self.siblings is None or self.siblings.listening,
             **counted,
         )
 
     async def read(self) -> MeshStatus:
         """The state of the mesh, and the sum of the counters of all processes of this router."""
-        counted, processes, router_id = self.counters(), list[RouterProcessStatus](), self._instance_id
-        if self._siblings is not None:
-            slot = self._siblings.slot
-            counters = {slot.index: counted, **await self._siblings.counters()}
+        counted, processes, router_id = self.counters(), list[RouterProcessStatus](), self.instance_id
+        if self.siblings is not None:
+            slot = self.siblings.slot
+            counters = {slot.index: counted, **await self.siblings.counters()}
             counted = total(part for part in counters.values() if part is not None)
             processes = [_process(slot, index, counters[index]) for index in sorted(counters)]
             router_id = slot.group_id
-        now, view = asyncio.get_running_loop().time(), self._pool.view
+        now, view = asyncio.get_running_loop().time(), self.pool.view
         plan = view.plan
         return MeshStatus(
             router_id=router_id,
@@ -88,19 +87,19 @@ class StatusReader:
 
     async def _warnings(self, plan: Plan | None) -> tuple[str, ...]:
         judges = plan is not None and any(tier.threshold is not None for tier in plan.tiers)
-        scorer = await self._judge.listed(plan.scorer) if plan is not None and judges else None
+        scorer = await self.judge.listed(plan.scorer) if plan is not None and judges else None
         return (scorer.warning,) if scorer is not None and scorer.warning else ()
 
     def _services(self) -> list[list[InstanceRecord]]:
         """All instances, grouped by service."""
         services: dict[str, list[InstanceRecord]] = {}
-        view = self._pool.view
+        view = self.pool.view
         for record in (*view.instances(), *view.expired(), *view.loading()):
             services.setdefault(record.group_id or record.instance_id, []).append(record)
         return [*services.values()]
 
     def _tier(self, tier: TierPlan, counted: ProcessCounters) -> TierStatus:
-        workers = self._pool.view.reached_workers(tier.name)
+        workers = self.pool.view.reached_workers(tier.name)
         loads = [w.load for w in workers if w.load is not None]
         return TierStatus(
             name=tier.name,
@@ -117,7 +116,7 @@ class StatusReader:
     def _instance(self, processes: Sequence[InstanceRecord], now: float) -> InstanceStatus:
         """The status of a service. Of several processes, the age is the greatest; it drains if all do."""
         record = min(processes, key=lambda process: process.draining)
-        age_s = max(self._pool.view.heard_ago_s(process.instance_id, now) for process in processes)
+        age_s = max(self.pool.view.heard_ago_s(process.instance_id, now) for process in processes)
         model, load = record.model, record.load or Load()
         return InstanceStatus(
             instance_id=record.group_id or record.instance_id,
@@ -146,9 +145,9 @@ class StatusReader:
             return InstanceState.DRAINING
         if record.tier:
             return InstanceState.LOADING
-        if record.role in CALLED and self._pool.view.is_unreached(record):
+        if record.role in CALLED and self.pool.view.is_unreached(record):
             return InstanceState.UNREACHED
-        ejected = self._pool.is_ejected(record.instance_id) or record in self._pool.view.expired()
+        ejected = self.pool.is_ejected(record.instance_id) or record in self.pool.view.expired()
         return InstanceState.EJECTED if ejected else InstanceState.READY
 
 

@@ -132,10 +132,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "TierGeneration._place: now >= give_up_at -> now > give_up_at",
     ): "they differ at one instant of a clock",
     (
-        "router_service/generation/tier_generation.py",
-        "TierGeneration._place: promise is not None and hops is not None -> promise is not None or hops is not None",
-    ): "hops are there exactly where a promise is",
-    (
         "router_service/generation/cascade_generation.py",
         "CascadeGeneration._promise: request.resume is not None and resumed -> request.resume is not None or resumed",
     ): "the text counts only where tokens are resumed",

@@ -6,8 +6,6 @@ judge that is full, a judge that does not answer in time gets no calls for a whi
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from grpc import aio
@@ -18,7 +16,7 @@ from penstock.mapper import from_message, to_message
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.router_service.clients.circuit_breaker import CircuitBreaker
-from penstock.router_service.domain.failures import RULES, Ejection, classify
+from penstock.router_service.domain.failures import Ejection, classify
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services import errors, telemetry
 from penstock.services.channels import ChannelPool
@@ -97,11 +95,19 @@ class JudgeClient:
     async def score(self, scorer: str, answer: JudgedAnswer, deadline_s: float) -> JudgedScore | None:
         """The verdict, or None if no judge gives one in time or this answer cannot be judged."""
         limit_s = self._limits.judge_timeout_s + self._reading_s(scorer, answer)
-        until = min(deadline_s, asyncio.get_running_loop().time() + limit_s)
+        now = asyncio.get_running_loop().time()
+        until = min(deadline_s, now + limit_s)
         request, tier = to_message(ScoreRequest((answer,), scorer), pb.ScoreRequest), answer.tier
         try:
-            async with asyncio.timeout_at(until), self._place(until):
-                return await self._ask_in_turn(request, tier, until)
+            async with asyncio.timeout_at(until):
+                # Half of the time may pass until there is a place: a later call could hardly be answered in time, and its
+                # failure would not be the judge's.
+                async with asyncio.timeout_at(now + (until - now) / 2):
+                    await self._places.acquire()
+                try:
+                    return await self._ask_in_turn(request, tier, until)
+                finally:
+                    self._places.release()
         except (TimeoutError, PenstockError) as error:
             reason = _reason(error)
             level = logging.DEBUG if isinstance(error, NoJudgeAsked) else logging.WARNING
@@ -122,18 +128,6 @@ class JudgeClient:
             rates = [load.prompt_tokens_per_s for load in loads if load.prompt_tokens_per_s]
             limits_s += [READING_SLACK * tokens / max(rates)] if rates else []
         return max(limits_s)
-
-    @asynccontextmanager
-    async def _place(self, until: float) -> AsyncIterator[None]:
-        """A place among the concurrent judgements. Half of the time may pass until there is one: a later call could hardly be
-        answered in time, and its failure would not be the judge's."""
-        now = asyncio.get_running_loop().time()
-        async with asyncio.timeout_at(now + (until - now) / 2):
-            await self._places.acquire()
-        try:
-            yield
-        finally:
-            self._places.release()
 
     async def _ask_in_turn(self, request: pb.ScoreRequest, tier: str, until: float) -> JudgedScore:
         """The verdict of the first judge that gives one.
@@ -158,7 +152,7 @@ class JudgeClient:
                 except Overloaded as error:
                     last = error
                 except Unavailable as error:
-                    if RULES[classify(error)].ejection is not Ejection.NEVER:
+                    if classify(error).rule.ejection is not Ejection.NEVER:
                         self._pool.eject(judge.instance_id)
                     last = error
             if isinstance(last, Overloaded | NoJudgeAsked):

@@ -42,17 +42,10 @@ class _Reply(Listener):
 
     __slots__ = ("_on_event", "_on_tokens", "ended", "over_there", "sent")
 
-    def __init__(
-        self,
-        silence_s: float,
-        deadline_s: float,
-        on_event: OnEvent,
-        on_tokens: OnTokens,
-        ended: "asyncio.Future[pb.GenerateResponse]",
-    ) -> None:
+    def __init__(self, silence_s: float, deadline_s: float, on_event: OnEvent, on_tokens: OnTokens) -> None:
         super().__init__(silence_s, deadline_s)
         self._on_event, self._on_tokens = on_event, on_tokens
-        self.ended = ended
+        self.ended: asyncio.Future[pb.GenerateResponse] = asyncio.get_running_loop().create_future()
         self.sent = self.over_there = False
 
     def tokens(self, frame: TokenFrame) -> None:
@@ -149,7 +142,7 @@ class ReplyMultiplexer:
             start.trace_context.update(trace_context)
         if (size := step.ByteSize()) > MAX_STEP_BYTES:  # gRPC would end the call for it, with all its replies
             raise MessageTooLarge.by("prompt", size, MAX_STEP_BYTES)
-        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_event, on_tokens, self._loop.create_future())
+        reply = self._replies[reply_id] = _Reply(silence_s, deadline_s, on_event, on_tokens)
         self._watch.begin(reply)
         self._send(step)
         try:

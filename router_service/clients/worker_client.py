@@ -1,21 +1,73 @@
-"""Calls of WorkerService: replies, their moves, and texts."""
+"""Calls of WorkerService: replies, their moves, bids for them, and texts."""
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
-from penstock.mapper import from_message, write
+from grpc import aio
+
+from penstock.mapper import from_message, to_message, write
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.services import errors
+from penstock.services import proto_codec as common
 from penstock.services.channels import ChannelPool
+from penstock.services.domain.errors import Unavailable
+from penstock.services.domain.instances import InstanceRecord
+from penstock.services.domain.stages.bidding import Ask, Bid
 from penstock.services.event_streams import OnTokens
 from penstock.types.prompts import Prompt
 from penstock.types.requests import GenerationRequest
 from penstock.types.values import replaced
-from penstock.types.workers import Alive, EngineFinished, MoveReport, WorkerEnd, WorkerEvent
+from penstock.types.workers import (
+    Alive,
+    EngineFinished,
+    MoveReport,
+    SenderBusy,
+    TransferStarted,
+    WorkerEnd,
+    WorkerEvent,
+)
 
+Metadata = tuple[tuple[str, str], ...]
 OnWorkerEvent = Callable[[WorkerEvent], None]
+
+
+class Confirmation:
+    """A request in a receiver's queue, as long as the call lasts."""
+
+    def __init__(self, call: "aio.StreamStreamCall[Any, Any]") -> None:
+        self._call = call
+
+    async def turn(self) -> bool:
+        """Wait for the turn; return whether the request is starving.
+
+        Raises:
+            Unavailable: The receiver refused, or is gone.
+        """
+        with errors.of_calls():
+            response = await self._call.read()
+        if not isinstance(response, pb.ConfirmBidResponse):  # EOF
+            raise Unavailable("the receiver ended the call")
+        if response.HasField("refusal"):
+            raise Unavailable(f"refused: {response.refusal}")
+        return response.transfer_turn.starving
+
+    async def sender_busy(self) -> None:
+        """The turn could not be used; wait for the next one."""
+        await self._say(to_message(SenderBusy(), pb.ConfirmBidRequest))
+
+    async def started(self) -> None:
+        await self._say(to_message(TransferStarted(), pb.ConfirmBidRequest))
+
+    async def _say(self, step: pb.ConfirmBidRequest) -> None:
+        try:
+            await self._call.write(step)
+        except (aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise Unavailable("the receiver is gone") from error
 
 
 class WorkerClient:
@@ -30,7 +82,7 @@ class WorkerClient:
         request: GenerationRequest,
         *,
         timeout_s: float,
-        metadata: tuple[tuple[str, str], ...],
+        metadata: Metadata,
         on_event: OnWorkerEvent,
         on_tokens: OnTokens,
         transfer_id: str = "",
@@ -63,11 +115,9 @@ class WorkerClient:
         *,
         starving: bool,
         timeout_s: float,
-        metadata: tuple[tuple[str, str], ...],
+        metadata: Metadata,
     ) -> AsyncGenerator[MoveReport, None]:
-        """Have the worker at `address` move a request to the instance `target_id`.
-
-        HandedOver or NotMoved is last.
+        """Have the worker at `address` move a request to the instance `target_id`. HandedOver or NotMoved is last.
 
         starving: the request is sent next. Leaving the iteration cancels the move if that is still possible.
 
@@ -82,6 +132,39 @@ class WorkerClient:
             with errors.of_calls():
                 while isinstance(response := await call.read(), pb.MigrateOutResponse):
                     yield from_message(response, MoveReport)
+        finally:
+            call.cancel()
+
+    async def ask(
+        self, receiver: InstanceRecord, ask: Ask, digest: str, *, timeout_s: float, metadata: Metadata
+    ) -> Bid | str:
+        """A worker's bid, or why it refuses the request.
+
+        Raises:
+            PenstockError: The worker's error.
+        """
+        with errors.of_calls():
+            response = await self._stub(receiver.address).PlaceBid(
+                _bid_request(ask, digest), timeout=timeout_s, metadata=metadata
+            )
+        if not response.HasField("bid"):
+            return response.refusal
+        return Bid(receiver.instance_id, response.bid.load_tokens, common.seconds(response.bid.earliest_start))
+
+    @asynccontextmanager
+    async def confirmed(
+        self, address: str, ask: Ask, digest: str, *, timeout_s: float, metadata: Metadata
+    ) -> AsyncIterator[Confirmation]:
+        """The request is in the worker's queue as long as the context lasts.
+
+        Raises:
+            Unavailable: The worker is gone.
+        """
+        call = self._stub(address).ConfirmBid(timeout=timeout_s, metadata=metadata)
+        try:
+            confirmation = Confirmation(call)
+            await confirmation._say(pb.ConfirmBidRequest(confirmed=_bid_request(ask, digest)))
+            yield confirmation
         finally:
             call.cancel()
 
@@ -126,3 +209,13 @@ def _end(response: pb.GenerateResponse) -> WorkerEnd:
     if isinstance(end, EngineFinished) and not 0 <= end.usage.compute_s < math.inf:  # would spoil the sums of a tenant
         return replaced(end, usage=replaced(end.usage, compute_s=0.0))
     return end
+
+
+def _bid_request(ask: Ask, digest: str) -> pb.PlaceBidRequest:
+    return pb.PlaceBidRequest(
+        request_id=ask.request_id,
+        sequence_tokens=ask.tokens,
+        model_digest=digest,
+        sender_buffered_tokens=ask.sender_tokens,
+        sender_instance_id=ask.sender_id,
+    )

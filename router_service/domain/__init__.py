@@ -1,1 +1,1 @@
-"""Types of all packages of the router: requests, events, failures and their rules, served models. No I/O."""
+"""Types of all packages of the router: requests, events, failures and their rules. No I/O."""

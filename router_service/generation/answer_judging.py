@@ -4,10 +4,9 @@ import asyncio
 
 from opentelemetry import context as otel_context
 
-from penstock.router_service.clients.judge_client import JudgeClient, JudgedScore
+from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.generation import cascade
-from penstock.router_service.generation.cascade import Escalate
-from penstock.router_service.generation.cascade_request import CascadeRequest
+from penstock.router_service.generation.cascade import CascadeRequest, Escalate
 from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.router_service.generation.tier_times import TierTimes
 from penstock.services import telemetry
@@ -38,70 +37,36 @@ class AnswerJudging:
         """
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
-        verdict = await self._score(run, answer)
+        scorer = await self._score(run, answer)
         self._times.judged(asked_s, loop.time())
-        answer.score = verdict.score if verdict is not None else None
-        answer.uncalibrated = verdict is not None and verdict.uncalibrated
-        reason = verdict.reason if verdict is not None else ""
-        tokens = counted_tokens(answer.output_tokens, reason)
+        tokens = counted_tokens(answer.output_tokens, answer.score_reason)
         escalation = run.decide(answer.score, tokens)
         if loop.time() >= run.request.deadline_s:
             raise DeadlineExceeded("the deadline passed while the answer was judged")
-        answer.score_reason = reason
         threshold = pipeline.lowest_accepted(run.tier, tokens)
         if escalation is None:
             answer.better = run.rejected.better_than(answer)
         if not run.is_judged:
             threshold, delivered = self._flag_below or 0.0, answer.better or answer
             delivered.flagged = cascade.flagged(delivered.score, threshold)
-        accepted = escalation is None and answer.better is None
-        better_tier = answer.better.tier.name if answer.better is not None else ""
-        scorer = verdict.scorer if verdict is not None else run.plan.scorer
-        run.output.event(
-            Judged(
-                answer.tier.name,
-                answer.score,
-                threshold,
-                accepted,
-                scorer,
-                reason,
-                answer.flagged,
-                better_tier,
-                answer.uncalibrated,
-            )
-        )
+        _report(run, answer, threshold, scorer, accepted=escalation is None and answer.better is None)
         return escalation
 
     async def flag(self, run: CascadeRequest, answer: TierAnswer) -> None:
         """Have an answer judged that has been passed on already; without a score, it is not flagged."""
         assert self._flag_below is not None
-        tier, verdict = answer.tier.name, await self._score(run, answer)
-        if verdict is None:
-            run.output.event(Judged(tier, None, self._flag_below, True, run.plan.scorer))
-            return
-        answer.score, answer.score_reason = verdict.score, verdict.reason
-        answer.uncalibrated = verdict.uncalibrated
-        answer.flagged = cascade.flagged(verdict.score, self._flag_below)
-        run.output.event(
-            Judged(
-                tier,
-                verdict.score,
-                self._flag_below,
-                True,
-                verdict.scorer,
-                verdict.reason,
-                answer.flagged,
-                uncalibrated=verdict.uncalibrated,
-            )
-        )
+        scorer = await self._score(run, answer)
+        answer.flagged = cascade.flagged(answer.score, self._flag_below)
+        _report(run, answer, self._flag_below, scorer, accepted=True)
 
-    async def _score(self, run: CascadeRequest, answer: TierAnswer) -> JudgedScore | None:
+    async def _score(self, run: CascadeRequest, answer: TierAnswer) -> str:
+        """Note the score of an answer, if a judge gives one; return the name of the scorer."""
         assert answer.done is not None
         request = run.request
         logprobs = [position.chosen.logprob for frame in answer.frames for position in frame.logprobs]
         token = otel_context.attach(telemetry.context_of(answer.span))
         try:
-            return await self._judge.score(
+            verdict = await self._judge.score(
                 run.plan.scorer,
                 JudgedAnswer(
                     request.prompt,
@@ -116,3 +81,15 @@ class AnswerJudging:
             )
         finally:
             otel_context.detach(token)
+        if verdict is None:
+            return run.plan.scorer
+        answer.score, answer.score_reason, answer.uncalibrated = verdict.score, verdict.reason, verdict.uncalibrated
+        return verdict.scorer
+
+
+def _report(run: CascadeRequest, answer: TierAnswer, threshold: float, scorer: str, *, accepted: bool) -> None:
+    """Tell the client how an answer was judged."""
+    tier, better_tier = answer.tier.name, answer.better.tier.name if answer.better is not None else ""
+    reason, flagged = answer.score_reason, answer.flagged
+    judged = Judged(tier, answer.score, threshold, accepted, scorer, reason, flagged, better_tier, answer.uncalibrated)
+    run.output.event(judged)

@@ -13,7 +13,6 @@ from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import FailureHistory
 from penstock.router_service.domain.reply_promise import ReplyPromise
 from penstock.router_service.generation.reply_assembler import ReplyAssembler
-from penstock.router_service.generation.slo_hops import SloHops
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.migration.movable_reply import MovableReply, WorkerChanged
 from penstock.router_service.routing.instance_pool import InstancePool
@@ -22,24 +21,46 @@ from penstock.services.background import end
 from penstock.services.domain.errors import DeadlineExceeded, PenstockError
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.slo.sliding_sample import SlidingSample
+from penstock.services.mesh_schema import MeshSlo
 from penstock.types.events import TierAdmitted, TierDeclined
 from penstock.types.mesh_status import ReplyMoved
-from penstock.types.replies import FinishReason, Usage
+from penstock.types.replies import FinishReason
 from penstock.types.requests import MAX_REQUEST_ID_CHARS, Draft, GenerationRequest
-from penstock.types.slo import SloClass
-from penstock.types.values import replaced, value_type
-from penstock.types.workers import Admitted, Declined, MoveAdvice, NotMoved, WorkerEvent
+from penstock.types.slo import SloClass, SloFallback
+from penstock.types.values import replaced
+from penstock.types.workers import Admitted, Declined, EngineFinished, MoveAdvice, NotMoved, WorkerEvent
 
 METHOD = "penstock.worker.v1.WorkerService/Generate"  # the name of a reply in traces
 
 
-@value_type(frozen=True, slots=True)
-class TierDone:
-    """The reply is complete, or declined."""
+class SloHops:
+    """The instances of one tier that have declined one reply: which are asked to keep its SLO, and how long."""
 
-    reason: FinishReason
-    usage: Usage
-    stop: str | None
+    def __init__(self, limits: MeshSlo, fallback: SloFallback, now_s: float) -> None:
+        self._limits, self._fallback, self._began_s = limits, fallback, now_s
+        self.declined: set[str] = set()
+
+    def is_declined(self, instance_id: str, now_s: float, *, begun: bool) -> bool:
+        """Whether the reply ends as declined instead of trying this instance. begun: it has tokens, so it must end."""
+        if self._fallback is not SloFallback.DECLINE or begun or not self.declined:
+            return False
+        return instance_id in self.declined or not self._may_try(len(self.declined), now_s)
+
+    def gives_up_waiting(self, *, begun: bool) -> bool:
+        """Whether the reply ends as declined if there is no place for it before its first token is due."""
+        return self._fallback is SloFallback.DECLINE and not begun
+
+    def asks_to_decline(self, others: int, now_s: float, *, begun: bool) -> bool:
+        """Whether the next instance shall decline rather than serve the reply as best effort.
+
+        others: further instances that have not declined.
+        """
+        if self._fallback is SloFallback.DECLINE and not begun:
+            return True
+        return others > 0 and self._may_try(len(self.declined) + 1, now_s)
+
+    def _may_try(self, hop: int, now_s: float) -> bool:
+        return hop <= self._limits.max_hops and now_s - self._began_s <= self._limits.hop_time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +161,7 @@ class Attempt:
         self._span = telemetry.child_span(services.tracer, METHOD, attributes, parent=parent, kind=SpanKind.CLIENT)
         self._trace_context = telemetry.context_of(self._span, parent)
         self._context = contextvars.copy_context()  # of the request: events come in the context of the call's reader
-        self._move: asyncio.Task[ReplyMoved | NotMoved] | None = None
+        self._move: asyncio.Task[None] | None = None
         self.reply = MovableReply(
             services.workers,
             record,
@@ -154,8 +175,8 @@ class Attempt:
             at_target=self._at_target,
         )
 
-    async def run(self) -> TierDone:
-        """The reply, from the assembler's position to its end. Cancelling cancels it at the workers.
+    async def run(self) -> EngineFinished:
+        """The reply, from the assembler's position to its end, or that it is declined. Cancelling cancels it at the workers.
 
         Raises:
             PenstockError: The worker's error.
@@ -168,7 +189,7 @@ class Attempt:
                 finished = await self.reply.run()
             if finished.reason is not FinishReason.DECLINED:
                 self._assembler.begin()
-            return TierDone(finished.reason, finished.usage, finished.stop)
+            return finished
         except PenstockError as error:
             self._span.set_status(StatusCode.ERROR, str(error))
             raise
@@ -182,16 +203,8 @@ class Attempt:
         match event:
             case Admitted():
                 granted = None if self._promise is None else self._promise.granted(self._slo, slo_kept=event.slo_kept)
-                self._assembler.admitted(
-                    TierAdmitted(
-                        tier,
-                        instance_id,
-                        granted is SloClass.STANDARD,
-                        event.prompt_tokens,
-                        event.max_output_tokens,
-                        granted,
-                    )
-                )
+                standard, tokens, most = granted is SloClass.STANDARD, event.prompt_tokens, event.max_output_tokens
+                self._assembler.admitted(TierAdmitted(tier, instance_id, standard, tokens, most, granted))
             case Declined():
                 self._span.add_event("declined", {"penstock.reason": event.reason})
                 self._assembler.declined(TierDeclined(tier, instance_id, event.reason))
@@ -205,11 +218,10 @@ class Attempt:
                 self._span.add_event("moved", {"penstock.to": target_id, "penstock.offset": offset})
                 self._assembler.moved(target_id, event.why)
 
-    async def _follow(self, advice: MoveAdvice) -> ReplyMoved | NotMoved:
-        context = self._tier_reply.spans.take(self._trace_context)
-        outcome = await self._services.agent.follow(self._assembler.tier, self.reply, self._request_id, advice, context)
+    async def _follow(self, advice: MoveAdvice) -> None:
+        tier, context = self._assembler.tier, self._tier_reply.spans.take(self._trace_context)
+        outcome = await self._services.agent.follow(tier, self.reply, self._request_id, advice, context)
         self._services.stalls.add(outcome)
-        return outcome
 
     def _may_move_now(self) -> bool:
         now_s = self._loop.time()

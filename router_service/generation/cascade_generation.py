@@ -11,8 +11,7 @@ from penstock.router_service.clients.judge_client import JudgeClient
 from penstock.router_service.domain.events import RequestOutput, RouterRequest
 from penstock.router_service.generation import cascade
 from penstock.router_service.generation.answer_judging import AnswerJudging
-from penstock.router_service.generation.cascade import Escalate
-from penstock.router_service.generation.cascade_request import CascadeRequest, entry
+from penstock.router_service.generation.cascade import CascadeRequest, Escalate, entry
 from penstock.router_service.generation.rejected_answers import RejectedAnswers
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.generation.tier_answer import TierAnswer, offers_tools, resumed_ids, span_name
@@ -41,6 +40,11 @@ _log = logging.getLogger(__name__)
 UNSTREAMED_INTERVAL_S = 0.25
 """How long tokens of a reply that is not streamed may wait at the worker for others. If the worker dies, those that have not
 been sent are computed again."""
+_UNABLE: dict[type[PenstockError], EscalationReason] = {
+    PromptTooLong: EscalationReason.PROMPT_TOO_LONG,
+    UnsupportedByModel: EscalationReason.UNSUPPORTED_BY_MODEL,
+}
+"""Why a tier could not answer, by the error of its last attempt; otherwise it is unavailable."""
 
 
 class CascadeGeneration:
@@ -81,23 +85,19 @@ class CascadeGeneration:
         """
         run = self._run(request, output)
         try:
-            return await self._generate(run, answers)
+            while True:
+                answer = self._begin(run)
+                if isinstance(answer, Escalate):  # the tier is not asked
+                    run.escalate(answer)
+                    continue
+                answers.append(answer)
+                escalation = await self._answered(run, answer)
+                if escalation is None:
+                    return _delivered(answer)
+                run.escalate(escalation)
+                run.rejected.add(answer)
         finally:
             run.rejected.end()
-
-    async def _generate(self, run: CascadeRequest, answers: list[TierAnswer]) -> TierAnswer:
-        """The accepted answer, as in `generate`: tiers are asked until their rules accept one."""
-        while True:
-            answer = self._begin(run)
-            if isinstance(answer, Escalate):  # the tier is not asked
-                run.escalate(answer)
-                continue
-            answers.append(answer)
-            escalation = await self._answered(run, answer)
-            if escalation is None:
-                return _delivered(answer)
-            run.escalate(escalation)
-            run.rejected.add(answer)
 
     def _run(self, request: RouterRequest, output: RequestOutput) -> CascadeRequest:
         """A request that begins now.
@@ -158,7 +158,8 @@ class CascadeGeneration:
                     await self._judging.flag(run, answer)
         except (Unavailable, PromptTooLong, UnsupportedByModel) as error:
             answer.end(error)
-            escalation = run.unable(_why_unable(error)) if answer.answered_at is None else None
+            reason = _UNABLE.get(type(error), EscalationReason.TIER_UNAVAILABLE)
+            escalation = run.unable(reason) if answer.answered_at is None else None
             if escalation is None:
                 raise
         except BaseException as error:
@@ -223,9 +224,8 @@ class CascadeGeneration:
         if self._predictor is None:
             if has_limits and plan.revision != self._unpredicted_revision:
                 self._unpredicted_revision = plan.revision
-                _log.warning(
-                    "plan %d skips tiers by predicted scores, but router.score_predictor is not set", plan.revision
-                )
+                problem = "plan %d skips tiers by predicted scores, but router.score_predictor is not set"
+                _log.warning(problem, plan.revision)
             return {}
         text = prompt_text(request.prompt)
         return {} if text is None else self._predictor.predict(text)
@@ -248,16 +248,6 @@ def _delivered(answer: TierAnswer) -> TierAnswer:
     answer.end_span()
     answer.release()
     return answer
-
-
-def _why_unable(error: PenstockError) -> EscalationReason:
-    """Why a tier could not answer, by the error of its last attempt."""
-    match error:
-        case PromptTooLong():
-            return EscalationReason.PROMPT_TOO_LONG
-        case UnsupportedByModel():
-            return EscalationReason.UNSUPPORTED_BY_MODEL
-    return EscalationReason.TIER_UNAVAILABLE
 
 
 def worker_request_id(request_id: str, tier: str) -> str:

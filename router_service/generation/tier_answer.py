@@ -10,7 +10,6 @@ from opentelemetry.trace import Span, StatusCode
 
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.domain.reply_promise import ReplyPromise
-from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.telemetry.late_traces import PastSpan
 from penstock.services.domain.errors import PenstockError
@@ -23,6 +22,7 @@ from penstock.types.replies import FinishReason, TokenFrame, Usage
 from penstock.types.requests import Draft
 from penstock.types.slo import SloClass, SloResult
 from penstock.types.values import replaced
+from penstock.types.workers import EngineFinished
 
 OnAnswer = Callable[[str, TokenFrame], None]
 """Takes the parts of an accepted answer and their tier, on the event loop, each after all events before it."""
@@ -60,7 +60,7 @@ class TierAnswer:
     tool_format: str = ""
     tokenizer_digest: str = ""
     reasoning: ReasoningParser | None = None
-    done: TierDone | None = None
+    done: EngineFinished | None = None
     score: float | None = None
     score_reason: str = ""
     flagged: bool = False
@@ -177,14 +177,8 @@ class TierAnswer:
             if self.answered_at is not None:
                 tracker.token(self.answered_at, None)
             attainment = tracker.result()
-        late_s = attainment.first_token_late_s
-        return SloResult(
-            slo_class,
-            attainment.attained,
-            None if math.isinf(late_s) else late_s,
-            attainment.windows,
-            attainment.late_windows,
-        )
+        late_s = None if math.isinf(attainment.first_token_late_s) else attainment.first_token_late_s
+        return SloResult(slo_class, attainment.attained, late_s, attainment.windows, attainment.late_windows)
 
     def usage(self) -> Usage:
         usage = self.done.usage if self.done is not None else Usage()
@@ -213,24 +207,20 @@ class TierAnswer:
         """Attributes of its span."""
         slo_class = self.promise.slo_class if self.promise is not None else None
         usage = self.usage()
-        drafts = {
-            "penstock.accepted_draft_tokens": usage.accepted_draft_tokens,
-            "penstock.rejected_draft_tokens": usage.rejected_draft_tokens,
-        }
-        optional: dict[str, str | float | None] = {
+        has_drafts = usage.accepted_draft_tokens or usage.rejected_draft_tokens
+        attributes: dict[str, str | float | None] = {
+            "penstock.tier": self.tier.name,
+            "penstock.instance_id": self.instance_id,
+            "penstock.accepted": self.accepted,
+            "penstock.flagged": self.flagged or None,
+            "penstock.better_tier": self.better.tier.name if self.better is not None else None,
+            "penstock.accepted_draft_tokens": usage.accepted_draft_tokens if has_drafts else None,
+            "penstock.rejected_draft_tokens": usage.rejected_draft_tokens if has_drafts else None,
             "penstock.score": self.score,
             "penstock.threshold": self.tier.threshold,
             "penstock.slo_class": slo_class.value if slo_class is not None else None,
         }
-        return {
-            "penstock.tier": self.tier.name,
-            "penstock.instance_id": self.instance_id,
-            "penstock.accepted": self.accepted,
-            **({"penstock.flagged": True} if self.flagged else {}),
-            **({"penstock.better_tier": self.better.tier.name} if self.better is not None else {}),
-            **(drafts if any(drafts.values()) else {}),
-            **{name: value for name, value in optional.items() if value is not None},
-        }
+        return {name: value for name, value in attributes.items() if value is not None}
 
 
 def span_name(tier: TierPlan) -> str:

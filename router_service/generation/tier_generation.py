@@ -16,7 +16,6 @@ from opentelemetry.trace import Tracer
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import (
     OF_THE_INSTANCE,
-    RULES,
     Cost,
     Failure,
     FailureHistory,
@@ -24,9 +23,8 @@ from penstock.router_service.domain.failures import (
     classify,
 )
 from penstock.router_service.domain.reply_promise import ReplyPromise
-from penstock.router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, TierDone, TierReply
+from penstock.router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, SloHops, TierReply
 from penstock.router_service.generation.reply_assembler import OnTierEvent, ReplyAssembler, TierEvent
-from penstock.router_service.generation.slo_hops import SloHops
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.migration.movable_reply import MovableReply
 from penstock.router_service.routing.instance_pool import MIN_FULL_S, InstancePool
@@ -50,7 +48,7 @@ from penstock.types.mesh_status import ReplyMoved
 from penstock.types.replies import FinishReason, Usage
 from penstock.types.requests import GenerationRequest
 from penstock.types.slo import SloFallback
-from penstock.types.workers import NotMoved
+from penstock.types.workers import EngineFinished, NotMoved
 
 _log = logging.getLogger(__name__)
 
@@ -73,16 +71,10 @@ class TierGeneration:
     ) -> None:
         self._pool, self._policy, self._hops = pool, policy, hops
         self._services = AttemptServices(pool, workers, agent, tracer, MoveStalls())
-        self._failures = meter.create_counter(
-            "penstock.router.instance_failures",
-            unit="{failure}",
-            description="Attempts at workers that failed, by kind of failure.",
-        )
-        self._poison = meter.create_counter(
-            "penstock.router.poison_requests",
-            unit="{request}",
-            description="Requests that were given up because instances died while they worked on them.",
-        )
+        failed = "Attempts at workers that failed, by kind of failure."
+        self._failures = meter.create_counter("penstock.router.instance_failures", "{failure}", failed)
+        given_up = "Requests that were given up because instances died while they worked on them."
+        self._poison = meter.create_counter("penstock.router.poison_requests", "{request}", given_up)
         self._lengths = PromptLengths()
         self._replies: dict[str, MovableReply] = {}
 
@@ -98,7 +90,7 @@ class TierGeneration:
         may_give_up: bool,
         history: FailureHistory,
         promise: ReplyPromise | None,
-    ) -> TierDone:
+    ) -> EngineFinished:
         """Generate one reply; return its end. Cancelling cancels it at its worker.
 
         Reason DECLINED: no instance could keep the promise, and its fallback is to decline. A decline is an answer: no
@@ -134,7 +126,7 @@ class TierGeneration:
             placed = await self._place(reply, failed_id, self._pool.prefix_affinity.where(tier, prefixes))
             begun, now_s = bool(assembler.token_ids), loop.time()
             if placed is None or hops.is_declined(placed.record.instance_id, now_s, begun=begun):
-                return TierDone(FinishReason.DECLINED, Usage(), None)
+                return EngineFinished(FinishReason.DECLINED, Usage())
             assembler.try_instance(placed.record.instance_id, reason)
             declines = hops.asks_to_decline(placed.others, now_s, begun=begun)
             try:
@@ -142,11 +134,10 @@ class TierGeneration:
             except PenstockError as error:
                 failed_id = assembler.instance_id
                 failure = self._record_failure(reply, failed_id, error)
-                rule = RULES[failure]
-                if rule.cost is Cost.END:
+                if failure.rule.cost is Cost.END:
                     raise
                 if assembler.is_full_length:  # the instance died between the last token and the end
-                    return TierDone(FinishReason.LENGTH, Usage(0, 0, len(assembler.token_ids)), None)
+                    return EngineFinished(FinishReason.LENGTH, Usage(0, 0, len(assembler.token_ids)))
                 if history.is_poisonous(self._policy.max_deaths):
                     self._poison.add(1, {"penstock.tier": tier})
                     deaths = history.deaths
@@ -160,7 +151,7 @@ class TierGeneration:
                 if failure is Failure.CALL_BROKEN:  # not again at once: the next call to it may break as well
                     self._pool.is_full(failed_id, MIN_FULL_S)
                 if not budget.spend(failure):
-                    if rule.shown_to_client:
+                    if failure.rule.shown:
                         raise
                     raise Unavailable(f"tier {tier}: no instance could complete it, the last one: {error}") from error
                 continue
@@ -186,7 +177,7 @@ class TierGeneration:
         self._services.stalls.add(outcome)
         return outcome
 
-    async def _attempt(self, reply: TierReply, record: InstanceRecord, *, declines: bool) -> TierDone:
+    async def _attempt(self, reply: TierReply, record: InstanceRecord, *, declines: bool) -> EngineFinished:
         """The rest of the reply, from one instance. declines: the instance shall decline what it cannot keep."""
 
         def failed_meanwhile(failed: InstanceRecord, error: PenstockError) -> None:

@@ -9,17 +9,16 @@ import logging
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
 from opentelemetry.trace import Span, Tracer
 
-from penstock.router_service.clients.bid_client import BidClient, Confirmation, Metadata
+from penstock.router_service.clients.worker_client import Confirmation, Metadata, WorkerClient
 from penstock.router_service.migration.movable_reply import MAX_MOVE_S, MovableReply
 from penstock.services import telemetry
-from penstock.services.domain.errors import PenstockError
+from penstock.services.domain.errors import PenstockError, Unavailable
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages.bidding import Ask, Bid, choose
@@ -29,14 +28,6 @@ from penstock.types.mesh_status import ReplyMoved
 from penstock.types.workers import MoveAdvice, MoveReason, NotMoved
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A receiver that has won the request."""
-
-    target: InstanceRecord
-    confirmation: Confirmation
 
 
 LATER_BIDS_S = 0.05
@@ -62,8 +53,8 @@ def candidates(workers: Seq[InstanceRecord], sender: InstanceRecord, advice: Mov
 class MoveAgent:
     """Follows workers' advice to move replies; its only state is counters."""
 
-    def __init__(self, view: MeshView, client: BidClient, tracer: Tracer, meter: Meter, limits: MeshStages) -> None:
-        self._view, self._client, self._tracer, self._limits = view, client, tracer, limits
+    def __init__(self, view: MeshView, workers: WorkerClient, tracer: Tracer, meter: Meter, limits: MeshStages) -> None:
+        self._view, self._workers, self._tracer, self._limits = view, workers, tracer, limits
         self._followed = meter.create_counter(
             "penstock.router.move_advice", unit="{advice}", description="Advice followed, by reason and outcome."
         )
@@ -89,18 +80,12 @@ class MoveAgent:
             outcome = NotMoved(str(error))
         finally:
             if isinstance(outcome, ReplyMoved):
-                self.moved += 1
-                span.set_attributes(
-                    {
-                        "penstock.offset": outcome.offset,
-                        "penstock.stall_s": outcome.stall_s,
-                        "penstock.sent_bytes": outcome.sent_bytes,
-                    }
-                )
+                result, self.moved = "moved", self.moved + 1
+                moved = {f"penstock.{name}": getattr(outcome, name) for name in ("offset", "stall_s", "sent_bytes")}
+                span.set_attributes(moved)
             else:
-                self.stayed += 1
+                result, self.stayed = "stayed", self.stayed + 1
                 span.set_attribute("penstock.not_moved", outcome.reason)
-            result = "moved" if isinstance(outcome, ReplyMoved) else "stayed"
             self._followed.add(1, attributes | {"penstock.outcome": result})
             span.end()
         return outcome
@@ -109,44 +94,49 @@ class MoveAgent:
         self, tier: str, reply: MovableReply, request_id: str, advice: MoveAdvice, span: Span, parent: Context
     ) -> ReplyMoved | NotMoved:
         context = telemetry.context_of(span, parent)
-        async with self._arranged(tier, reply.record.instance_id, request_id, advice, context) as grant:
-            if grant is None:
-                return NotMoved("no worker takes it")
-            span.set_attribute("penstock.to", grant.target.instance_id)
-            try:
-                async with asyncio.timeout(self._limits.turn_timeout_s) as turn_limit:
-                    return await self._move(reply, grant, advice, turn_limit)
-            except TimeoutError:
-                return NotMoved(f"it got no turn within {self._limits.turn_timeout_s:g} s")
+        async with self._arranged(tier, reply.record.instance_id, request_id, advice, context) as (
+            target,
+            confirmation,
+        ):
+            span.set_attribute("penstock.to", target.instance_id)
+            return await self._move(reply, target, confirmation, advice)
 
-    @staticmethod
     async def _move(
-        reply: MovableReply, grant: Grant, advice: MoveAdvice, turn_limit: asyncio.Timeout
+        self, reply: MovableReply, target: InstanceRecord, confirmation: Confirmation, advice: MoveAdvice
     ) -> ReplyMoved | NotMoved:
-        """Have the reply move when it has its turn. turn_limit: is lifted when the transfer starts, or is certain to."""
+        """Have the reply move when it has its turn. The limit for it is lifted when the transfer starts, or is certain to."""
 
         async def started() -> None:
             turn_limit.reschedule(None)
-            await grant.confirmation.started()
+            await confirmation.started()
 
-        while True:
-            starving = await grant.confirmation.turn()
-            if starving:
-                turn_limit.reschedule(None)  # its sender sends it next; `MAX_MOVE_S` limits the wait and the transfer
-            outcome = await reply.move(grant.target, advice.reason.value, starving=starving, on_started=started)
-            if isinstance(outcome, ReplyMoved) or not outcome.busy:
-                return outcome
-            await grant.confirmation.sender_busy()
+        try:
+            async with asyncio.timeout(self._limits.turn_timeout_s) as turn_limit:
+                while True:
+                    starving = await confirmation.turn()
+                    if starving:
+                        turn_limit.reschedule(
+                            None
+                        )  # its sender sends it next; `MAX_MOVE_S` limits the wait and the transfer
+                    outcome = await reply.move(target, advice.reason.value, starving=starving, on_started=started)
+                    if isinstance(outcome, ReplyMoved) or not outcome.busy:
+                        return outcome
+                    await confirmation.sender_busy()
+        except TimeoutError:
+            return NotMoved(f"it got no turn within {self._limits.turn_timeout_s:g} s")
 
     @asynccontextmanager
     async def _arranged(
         self, tier: str, sender_id: str, request_id: str, advice: MoveAdvice, parent: Context
-    ) -> AsyncIterator[Grant | None]:
-        """A receiver whose queue holds the request as long as the context lasts; None if no worker takes it."""
+    ) -> AsyncIterator[tuple[InstanceRecord, Confirmation]]:
+        """A receiver whose queue holds the request as long as the context lasts.
+
+        Raises:
+            Unavailable: No worker takes it.
+        """
         sender = self._view.find(sender_id)
         if sender is None or sender.model is None:
-            yield None
-            return
+            raise Unavailable("the sender has left")
         ask = Ask(request_id, sender_id, advice.tokens, advice.sender_tokens)
         receivers = {r.instance_id: r for r in candidates(self._view.workers(tier), sender, advice)}
         described = {
@@ -163,17 +153,13 @@ class MoveAgent:
             span.set_attribute("penstock.bids", len(bids))
             span.set_attribute("penstock.target", best.receiver_id if best is not None else "")
         if best is None:
-            yield None
-            return
+            raise Unavailable("no worker takes it")
         target = receivers[best.receiver_id]
-        async with self._client.confirmed(
-            target.address,
-            ask,
-            sender.model.digest,
-            timeout_s=self._limits.turn_timeout_s + MAX_MOVE_S,
-            metadata=metadata,
+        timeout_s = self._limits.turn_timeout_s + MAX_MOVE_S
+        async with self._workers.confirmed(
+            target.address, ask, sender.model.digest, timeout_s=timeout_s, metadata=metadata
         ) as confirmation:
-            yield Grant(target, confirmation)
+            yield target, confirmation
 
     async def _bids(self, receivers: dict[str, InstanceRecord], ask: Ask, digest: str, metadata: Metadata) -> list[Bid]:
         """The bids in the order of their arrival, without workers that refuse, fail or are late.
@@ -185,13 +171,8 @@ class MoveAgent:
 
         async def one(receiver: InstanceRecord) -> None:
             try:
-                answer = await self._client.ask(
-                    receiver.address,
-                    receiver.instance_id,
-                    ask,
-                    digest,
-                    timeout_s=self._limits.bid_timeout_s,
-                    metadata=metadata,
+                answer = await self._workers.ask(
+                    receiver, ask, digest, timeout_s=self._limits.bid_timeout_s, metadata=metadata
                 )
             except PenstockError as error:
                 _log.info("%s: no bid from %s: %s", ask.request_id, receiver.instance_id, error)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from penstock.router_service.clients.worker_client import WorkerClient
+from penstock.router_service.clients.worker_client import Metadata, WorkerClient
 from penstock.router_service.domain.failures import Failure, InstanceFailed
 from penstock.router_service.migration import moves
 from penstock.router_service.migration.moves import MoveEvent, Reading
@@ -26,8 +26,6 @@ MAX_MOVE_S = 120.0
 ORPHANED_S = 5.0
 """How long a reply whose source is lost waits for its target to run it: a target that has all of it needs a step or two, and
 one that a source never called would wait as long as a move may take."""
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from penstock.router_service.openai_gateway.bodies import RequestBodies
 from penstock.router_service.openai_gateway.connections import GatewayRunner
 from penstock.router_service.openai_gateway.errors import error_body, error_headers, plain_error, refusal
 from penstock.router_service.openai_gateway.generation_routes import GenerationRoutes
-from penstock.router_service.openai_gateway.health import HealthRoutes
 from penstock.router_service.openai_gateway.idle_comments import IdleComments
 from penstock.router_service.openai_gateway.response_headers import ResponseHeaders
 from penstock.router_service.openai_gateway.tokenization import TokenizationRoutes
@@ -73,7 +72,7 @@ class OpenAiGateway:
         TokenizationRoutes(self._intake.view, self._workers, self._bodies, self._tenancy).add_to(app)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model}", self._model)
-        HealthRoutes(lambda: readiness(self._intake.view, draining=self._intake.in_flight.closed)).add_to(app)
+        health.add_health_routes(app, lambda: readiness(self._intake.view, draining=self._intake.in_flight.closed))
         self._runner = GatewayRunner(
             app,
             open_files.connections(self._limits.max_connections),

@@ -80,17 +80,12 @@ class RequestBodies:
             if encoding:
                 compressed = bytes(body)
                 check_declared(compressed, encoding)
-                return await self.in_thread(partial(_parsed, compressed, encoding, parse))
+                return await self.in_thread(lambda: parse(decompressed(compressed, encoding)))
             if own_bytes <= INLINE_BYTES:
                 return parse(bytes(body))
             return await self.in_thread(partial(parse, bytes(body)))
         finally:
             self._buffered_bytes -= own_bytes
-
-
-def _parsed(body: bytes, encoding: str, parse: Callable[[bytes], _T]) -> _T:
-    """A compressed body, decompressed and parsed."""
-    return parse(decompressed(body, encoding))
 
 
 def decompressed(body: bytes, encoding: str, most_bytes: int = MAX_BODY_BYTES) -> bytes:

@@ -1,16 +1,16 @@
 """The routes that generate: chat completions, completions, responses; whole or streamed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from penstock.router_service.admission.rules import Ticket
-from penstock.router_service.domain.events import RequestOutput, RouterRequest
-from penstock.router_service.domain.models import models_of
+from penstock.router_service.domain.events import RequestOutput, RouterEvent, RouterRequest
+from penstock.router_service.generation.tier_answer import offers_tools
 from penstock.router_service.openai_gateway import replies, response_headers, schema
 from penstock.router_service.openai_gateway.bodies import RequestBodies
 from penstock.router_service.openai_gateway.errors import error_body
@@ -19,20 +19,23 @@ from penstock.router_service.openai_gateway.idle_comments import COMMENT, IdleCo
 from penstock.router_service.openai_gateway.json_values import json_bytes
 from penstock.router_service.openai_gateway.reasoning import ReasoningOutput
 from penstock.router_service.openai_gateway.replies import ChatFormat, Choice, CompletionFormat, Format
-from penstock.router_service.openai_gateway.responses import ResponseFormat, ResponseRequest, StreamedResponse
-from penstock.router_service.openai_gateway.streamed_replies import ChoiceOutput, StreamedReply
+from penstock.router_service.openai_gateway.responses.events import ResponseFormat, StreamedResponse
+from penstock.router_service.openai_gateway.responses.schema import ResponseRequest
+from penstock.router_service.openai_gateway.streamed_replies import StreamedReply
 from penstock.router_service.openai_gateway.tools import ToolDeltas
 from penstock.router_service.request_intake import RequestIntake
 from penstock.router_service.tenancy.tenancy import TenantAdmission
 from penstock.services.background import gathered
-from penstock.services.domain.errors import InvalidRequest, PeerNotReading, PenstockError, invalid
+from penstock.services.domain.errors import InvalidRequest, PeerNotReading, PenstockError, SloDeclined, invalid
 from penstock.services.domain.instances import ModelCard
 from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.reasoning import ReasoningParser, reasoning_parser
 from penstock.services.tool_calls.formats import FORMATS, ToolFormat
 from penstock.services.write_timeouts import WriteTimeouts, write_deadline_s
+from penstock.types.events import TierAdmitted
 from penstock.types.plans import Plan
 from penstock.types.prompts import ChatPrompt
+from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.sampling import MAX_SEED, SamplingParams
 
 MAX_WHOLE_LOGPROBS = 128
@@ -46,8 +49,31 @@ _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache
 
 Request = schema.ChatRequest | schema.CompletionRequest | ResponseRequest
 AnyFormat = Format | ResponseFormat
+Outputs = Iterable[tuple[RequestOutput, Callable[[str], None]]]
+"""Of each request: its output, and what takes its reasoning."""
 
 _Body = TypeVar("_Body", schema.ChatRequest, schema.CompletionRequest, ResponseRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOutput:
+    """The output of the request of one choice of a stream.
+
+    sent: returns when the client has read what was written. admitted: called with each tier that has admitted the request.
+    """
+
+    reply: StreamedReply | StreamedResponse
+    index: int
+    sent: Callable[[], Awaitable[None]]
+    admitted: Callable[[str], None]
+
+    def event(self, event: RouterEvent) -> None:
+        if isinstance(event, TierAdmitted):
+            self.admitted(event.tier)
+        self.reply.event(self.index, event)
+
+    def answer(self, tier: str, frame: TokenFrame) -> None:
+        self.reply.answer(self.index, tier, frame)
 
 
 class GenerationRoutes:
@@ -71,7 +97,8 @@ class GenerationRoutes:
         """The handler of an endpoint for requests of a kind. shape: of the reply to one."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            self._check_room()
+            if (refusal := self._driver.refusal()) is not None:  # before its body is read
+                raise refusal
             body = await self._bodies.parsed(request, partial(schema.checked, kind))
             try:
                 return await self._answer(request, body, shape(body))
@@ -80,25 +107,13 @@ class GenerationRoutes:
 
         return handle
 
-    def _check_room(self) -> None:
-        """Refuse a request before its body is read if the admission queue is full.
-
-        Raises:
-            Overloaded: It is full.
-        """
-        if (refusal := self._driver.refusal()) is not None:
-            raise refusal
-
     async def _answer(self, request: web.Request, body: Request, shape: AnyFormat) -> web.StreamResponse:
         request_id, prompts, sampling = request[response_headers.REQUEST_ID], body.prompts(), body.params
         with_logprobs = sampling.top_logprobs is not None
         deadline_s = asyncio.get_running_loop().time() + self._intake.limits.default_deadline_s
         write_deadline_s.set(deadline_s)
-        choices = [
-            Choice(index=p * body.choices() + i, prompt_index=p)
-            for p in range(len(prompts))
-            for i in range(body.choices())
-        ]
+        count = len(prompts) * body.choices()
+        choices = [Choice(index=i, prompt_index=i // body.choices()) for i in range(count)]
         values = len(choices) * (1 + (sampling.top_logprobs or 0))
         if with_logprobs and not body.stream and values > MAX_WHOLE_LOGPROBS:
             raise invalid(
@@ -122,27 +137,14 @@ class GenerationRoutes:
             for choice in choices
         ]
         with self._intake.in_flight:
-            if body.stream:
-                async with self._intake.tenancy.admitted(requests) as admission:
-                    return await self._stream(request, body, shape, request_id, choices, admission)
-            async with (
-                self._intake.tenancy.admitted(requests) as admission,
-                self._driver.admitted(admission.requests) as ticket,
-            ):
-                requests = list(admission.requests)
-                await gathered(
-                    *(
-                        admission.counted(
-                            self._driver.run(each, ticket, self._separated(each, choice, choice.add_reasoning, shape))
-                        )
-                        for each, choice in zip(requests, choices, strict=True)
-                    )
-                )
-                replies.check_not_declined(choices)
+            async with self._intake.tenancy.admitted(requests) as admission:
+                if body.stream:
+                    return await self._stream(request, body, shape, choices, admission)
+                async with self._driver.admitted(admission.requests) as ticket:
+                    outputs = [(choice, choice.add_reasoning) for choice in choices]
+                    await self._run_all(ticket, admission, shape, choices, outputs)
         if isinstance(shape, ResponseFormat):
-            (choice,) = choices
-            form = self._tool_format(choice.finished.tier) if choice.finished is not None else None
-            response = shape.whole(request_id, choice, form, _extension(request_id, choices))
+            response = shape.whole(request_id, choices[0], self._tool_format, _extension(request_id, choices))
             return _json_response(request, json_bytes(response), admission.headers)
         head = replies.envelope(shape, request_id, body.model, chunk=False)
         head |= {"usage": replies.usage(choices), "penstock": _extension(request_id, choices)}
@@ -150,14 +152,25 @@ class GenerationRoutes:
         content = await self._bodies.in_thread(encode) if with_logprobs else encode()
         return _json_response(request, content, admission.headers)
 
+    async def _run_all(
+        self, ticket: Ticket, admission: TenantAdmission, shape: AnyFormat, choices: Sequence[Choice], outputs: Outputs
+    ) -> None:
+        """Run admitted requests to their end.
+
+        Raises:
+            SloDeclined: One of them was declined.
+        """
+        await gathered(
+            *(
+                admission.counted(self._driver.run(each, ticket, self._separated(each, output, on_reasoning, shape)))
+                for each, (output, on_reasoning) in zip(admission.requests, outputs, strict=True)
+            )
+        )
+        if any(choice.finished is not None and choice.finished.reason is FinishReason.DECLINED for choice in choices):
+            raise SloDeclined()
+
     async def _stream(
-        self,
-        request: web.Request,
-        body: Request,
-        shape: AnyFormat,
-        request_id: str,
-        choices: list[Choice],
-        admission: TenantAdmission,
+        self, request: web.Request, body: Request, shape: AnyFormat, choices: list[Choice], admission: TenantAdmission
     ) -> web.StreamResponse:
         """Server-sent events.
 
@@ -165,22 +178,14 @@ class GenerationRoutes:
         request whose answer will be held, or after `heartbeat_s`. An error before that has its own status. A request with an
         SLO has only the last of these comments, so that the status can say that it is declined.
         """
-        requests = list(admission.requests)
+        requests, request_id = admission.requests, request[response_headers.REQUEST_ID]
         response = web.StreamResponse(headers=_EVENT_STREAM | dict(admission.headers))
         async with EventWriter(request, response, self._writes, requests[0].deadline_s) as writer:
             self._idle_comments.watch(writer)
-            prompt = requests[0].prompt
-            offers_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tool_use.offered)
+            extension = partial(_extension, request_id, choices)
             reply: StreamedReply | StreamedResponse
             if isinstance(shape, ResponseFormat):
-                reply = StreamedResponse(
-                    shape,
-                    request_id,
-                    choices[0],
-                    writer.send,
-                    self._tool_format,
-                    lambda: _extension(request_id, choices),
-                )
+                reply = StreamedResponse(shape, request_id, choices[0], writer.send, self._tool_format, extension)
             else:
                 options = body.stream_options
                 reply = StreamedReply(
@@ -189,12 +194,11 @@ class GenerationRoutes:
                     choices,
                     writer.send,
                     self._intake.batching,
-                    lambda: _extension(request_id, choices),
+                    extension,
                     logprobs=requests[0].sampling.top_logprobs is not None,
                     usage=options is not None and options.include_usage,
-                    tools=partial(self._tool_deltas, requests) if offers_tools else None,
+                    tools=partial(self._tool_deltas, requests) if offers_tools(requests[0]) else None,
                 )
-
             held = self._held_tiers(requests[0])
 
             def begin() -> None:
@@ -202,22 +206,20 @@ class GenerationRoutes:
                     writer.send(COMMENT)
 
             def queued() -> None:
-                if requests[0].promise is None and any(m.id == body.model for m in models_of(self._view)):
+                if requests[0].promise is None and any(m.id == body.model for m in self._intake.models()):
                     begin()
 
             def admitted(tier: str) -> None:
                 if tier in held:
                     begin()
 
-            def run(index: int, each: RouterRequest, ticket: Ticket) -> Coroutine[Any, Any, None]:
-                output = ChoiceOutput(reply, index, writer.sent, admitted)
-                separated = self._separated(each, output, partial(reply.reasoning, index), shape)
-                return admission.counted(self._driver.run(each, ticket, separated))
-
+            outputs = [
+                (ChoiceOutput(reply, index, writer.sent, admitted), partial(reply.reasoning, index))
+                for index in range(len(choices))
+            ]
             try:
                 async with self._driver.admitted(requests, queued) as ticket:
-                    await gathered(*(run(index, each, ticket) for index, each in enumerate(requests)))
-                    replies.check_not_declined(choices)
+                    await self._run_all(ticket, admission, shape, choices, outputs)
                     await writer.end(reply.end())
             except PeerNotReading:
                 raise

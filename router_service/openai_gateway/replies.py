@@ -6,18 +6,16 @@ The extension field `penstock`, of the reply or of a stream's last chunk, descri
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate
 from typing import Any
 
 from penstock.router_service.domain.events import RouterEvent
 from penstock.router_service.openai_gateway import tools
-from penstock.services.domain.errors import SloDeclined
 from penstock.types.events import Finished, TierSummary
 from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame, TokenLogprob
 from penstock.types.slo import SloResult
 
 Json = dict[str, Any]
-
-_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 @dataclass(slots=True)
@@ -47,8 +45,9 @@ class Choice:
     @property
     def reason(self) -> str:
         assert self.finished is not None
-        reason = self.finished.reason
-        return tools.finish_reason(reason, self.finished.tool_calls, _REASONS.get(reason, "stop"))
+        if self.finished.reason is FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if self.finished.tool_calls and self.finished.reason is FinishReason.STOP else "stop"
 
     @property
     def message(self) -> Json:
@@ -115,14 +114,6 @@ def _slo_result(slo: SloResult | None) -> Json | None:
     return {"class": result.pop("slo_class"), **result}
 
 
-def check_not_declined(choices: Seq[Choice]) -> None:
-    """Raises:
-    SloDeclined: A choice was declined.
-    """
-    if any(choice.finished is not None and choice.finished.reason is FinishReason.DECLINED for choice in choices):
-        raise SloDeclined()
-
-
 def text_positions(positions: Seq[PositionLogprobs]) -> list[PositionLogprobs]:
     """Positions without special tokens (the end of a reply), which have no text."""
     return [position for position in positions if position.chosen.token_bytes]
@@ -140,15 +131,11 @@ def _chat_entry(token: TokenLogprob) -> Json:
 def completion_logprobs(positions: Seq[PositionLogprobs], text_before: int = 0) -> Json:
     """text_before: number of characters of the reply in earlier chunks."""
     tokens = [p.chosen.token_bytes.decode("utf-8", "replace") for p in positions]
-    offsets, at = [], text_before
-    for token in tokens:
-        offsets.append(at)
-        at += len(token)
     return {
         "tokens": tokens,
         "token_logprobs": [p.chosen.logprob for p in positions],
         "top_logprobs": [{t.token_bytes.decode("utf-8", "replace"): t.logprob for t in p.top} for p in positions],
-        "text_offset": offsets,
+        "text_offset": [*accumulate(map(len, tokens), initial=text_before)][:-1],
     }
 
 
@@ -157,15 +144,13 @@ def tool_deltas(index: int, pieces: Seq[Json], frame: TokenFrame | None) -> list
     positions = text_positions(frame.logprobs) if frame is not None else []
     if positions and not pieces:
         pieces = [{}]
-    return [
-        {
-            "index": index,
-            "delta": piece,
-            "logprobs": chat_logprobs(positions) if positions and number == 0 else None,
-            "finish_reason": None,
-        }
-        for number, piece in enumerate(pieces)
-    ]
+    first = chat_logprobs(positions) if positions else None
+    return [chat_choice(index, piece, None if number else first) for number, piece in enumerate(pieces)]
+
+
+def chat_choice(index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+    """The choice of a chunk of a chat."""
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 class ChatFormat:
@@ -182,14 +167,14 @@ class ChatFormat:
         }
 
     def opening(self, index: int) -> Json | None:
-        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return chat_choice(index, {"role": "assistant", "content": ""})
 
     def delta(self, index: int, frame: TokenFrame, text_before: int, *, logprobs: bool) -> Json:
         content = chat_logprobs(text_positions(frame.logprobs)) if logprobs else None
-        return {"index": index, "delta": {"content": frame.text}, "logprobs": content, "finish_reason": None}
+        return chat_choice(index, {"content": frame.text}, content)
 
     def closing(self, choice: Choice) -> Json:
-        return {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.reason}
+        return chat_choice(choice.index, {}, reason=choice.reason)
 
 
 class CompletionFormat:

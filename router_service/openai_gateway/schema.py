@@ -7,7 +7,7 @@ those that change nothing: labels (user, metadata, ...), null, default values, a
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -50,20 +50,20 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _STRUCTURED = "sampling.structured_output"
 
 
-class Part(StrictModel):
-    """Of a message."""
-
-    text: str
-
-
-class TextPart(Part):
+class TextPart(StrictModel):
     type: Literal["text"]
+    text: str
 
 
 _Content = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
-def text_of(content: str | Sequence[Part]) -> str:
+class _Text(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def text_of(content: str | Sequence[_Text]) -> str:
     """The text of a message: its parts, one after the other."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 

@@ -1,50 +1,20 @@
 """A reply as server-sent events: the text of each choice in chunks from a template, everything else as JSON."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.router_service.answer_batching import AnswerBatching
 from penstock.router_service.domain.events import RouterEvent
 from penstock.router_service.openai_gateway import replies
 from penstock.router_service.openai_gateway.replies import Choice, Format, Json
 from penstock.router_service.openai_gateway.tools import ToolDeltas
-from penstock.types.events import Finished, TierAdmitted
+from penstock.types.events import Finished
 from penstock.types.replies import FinishReason, TokenFrame
 
 _PLACE = json.dumps("\0")
-
-
-class StreamSink(Protocol):
-    """What the events of a stream's choices are given to."""
-
-    def answer(self, index: int, tier: str, frame: TokenFrame) -> None: ...
-
-    def event(self, index: int, event: RouterEvent) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceOutput:
-    """The output of the request of one choice.
-
-    sent: returns when the client has read what was written. admitted: called with each tier that has admitted the request.
-    """
-
-    reply: "StreamSink"
-    index: int
-    sent: Callable[[], Awaitable[None]]
-    admitted: Callable[[str], None] | None = None
-
-    def event(self, event: RouterEvent) -> None:
-        if self.admitted is not None and isinstance(event, TierAdmitted):
-            self.admitted(event.tier)
-        self.reply.event(self.index, event)
-
-    def answer(self, tier: str, frame: TokenFrame) -> None:
-        self.reply.answer(self.index, tier, frame)
 
 
 class StreamedReply:
@@ -88,17 +58,14 @@ class StreamedReply:
             self._pieces(index, deltas.push(frame.text), frame if self._logprobs else None)
             return
         if not self._logprobs:
-            if not self._begun[index]:
+            if not self._begun[index] or not (self._waiting or self._batching.waits()):
                 self._begun[index] = True
                 self._send_text(index, frame.text)
-            elif self._waiting:
-                self._texts[index] += frame.text
-            elif self._batching.waits():
-                self._texts[index] += frame.text
+                return
+            self._texts[index] += frame.text
+            if not self._waiting:
                 self._waiting = True
                 self._batching.add(self._send_texts)
-            else:
-                self._send_text(index, frame.text)
             return
         delta = self._shape.delta(index, frame, self._characters[index], logprobs=True)
         self._characters[index] += len(frame.text)
@@ -107,8 +74,7 @@ class StreamedReply:
     def reasoning(self, index: int, text: str) -> None:
         """The next part of a choice's reasoning, before its answer."""
         self._open_once()
-        delta = {"index": index, "delta": {"reasoning_content": text}, "logprobs": None, "finish_reason": None}
-        self._json(self._base | {"choices": [delta]})
+        self._json(self._base | {"choices": [replies.chat_choice(index, {"reasoning_content": text})]})
 
     def event(self, index: int, event: RouterEvent) -> None:
         """Any other event of a choice."""
@@ -116,14 +82,13 @@ class StreamedReply:
             return
         if (deltas := self._calling[index]) is not None:
             self._pieces(index, deltas.finish(), None)
+        choice = self._choices[index]
+        choice.event(event)
         if event.reason is FinishReason.DECLINED:  # an error, once all choices have ended
-            self._choices[index].event(event)
             return
         self._open_once()
         if self._waiting:
             self._send_texts()
-        choice = self._choices[index]
-        choice.event(event)
         last = all(c.finished is not None for c in self._choices)
         extra = {"penstock": self._extension()} if last and not self._usage else {}
         closing = _data(self._base | {"choices": [self._shape.closing(choice)]} | extra).encode()
@@ -164,10 +129,8 @@ class StreamedReply:
 
     def _open_once(self) -> None:
         """Send the first chunks of the choices, before anything else."""
-        if not self._opened:
-            self._open()
-
-    def _open(self) -> None:
+        if self._opened:
+            return
         self._opened = True
         for choice in self._choices:
             if (opening := self._shape.opening(choice.index)) is not None:

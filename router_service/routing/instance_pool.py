@@ -35,27 +35,21 @@ class SentRequest(AbstractContextManager["SentRequest"]):
         self._sent, self._instance_id, self._tokens = sent, instance_id, tokens
 
     def __enter__(self) -> "SentRequest":
-        self._begin()
+        self._at_s = asyncio.get_running_loop().time()
+        self._sent.setdefault(self._instance_id, []).append((self._at_s, self._tokens))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def move(self, instance_id: str) -> None:
-        """The request is at another instance from now on, with its KV."""
-        self._end()
-        self._instance_id, self._tokens = instance_id, 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._at_s = asyncio.get_running_loop().time()
-        self._sent.setdefault(self._instance_id, []).append((self._at_s, self._tokens))
-
-    def _end(self) -> None:
         sent = self._sent[self._instance_id]
         sent.remove((self._at_s, self._tokens))
         if not sent:
             del self._sent[self._instance_id]
+
+    def move(self, instance_id: str) -> None:
+        """The request is at another instance from now on, with its KV."""
+        self.__exit__()
+        self._instance_id, self._tokens = instance_id, 0
+        self.__enter__()
 
 
 _NO_INSTANCES: frozenset[str] = frozenset()
@@ -109,25 +103,21 @@ class InstancePool:
         self._known_version = -1
         self._candidates: dict[tuple[str, bool], list[PlacementCandidate]] = {}  # by tier, with a lease or without
         self._candidates_version = -1
-        self._stages: dict[
-            str, list[_StageMembers]
-        ] = {}  # by tier, with a lease; empty for a tier without many instances
+        # By tier, with a lease; empty for a tier without many instances.
+        self._stages: dict[str, list[_StageMembers]] = {}
         self._stages_version = -1
-        self._changed: asyncio.Event | None = None  # if a task waits for it
+        self._changed = asyncio.Event()  # set, and replaced, at each change of the view
         self.queue = PlaceQueue(self._room, self.wait_s)
         self.prefix_affinity = PrefixAffinity()
 
     def view_changed(self) -> None:
         """Wake tasks that wait for any change, and as many requests that wait for a place as there is room for."""
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+        self._changed.set()
+        self._changed = asyncio.Event()
         self.queue.wake()
 
     async def change(self, within_s: float) -> None:
         """Return at the next change of the view, or after `within_s`."""
-        if self._changed is None:
-            self._changed = asyncio.Event()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._changed.wait()
@@ -147,14 +137,30 @@ class InstancePool:
         Instances whose lease has expired are used if no instance with a lease can be tried and has room. Of a large tier, a
         sample is compared first; all are if none of it can be tried and has room, or if the request has an SLO.
         """
+        now_s = asyncio.get_running_loop().time()
+
+        def placed(candidates: list[PlacementCandidate]) -> Placed | NotPlaced:
+            return place(
+                candidates,
+                request_id=request_id,
+                tokens=tokens,
+                in_flight=self._in_flight(c.instance_id for c in candidates),
+                full=self._current(self._full_until, now_s),
+                ejected=self._current(self._ejected_until, now_s),
+                avoid=avoid,
+                prefix_holder=prefix_holder,
+                slo=slo,
+                now_s=now_s,
+            )
+
         if slo is None and (sample := self._sample(tier, request_id, tokens, prefix_holder)):
-            sampled = self._place(sample, request_id, tokens, avoid, prefix_holder, slo)
+            sampled = placed(sample)
             if isinstance(sampled, Placed):
                 return sampled
-        result = self._place(self._workers(tier), request_id, tokens, avoid, prefix_holder, slo)
+        result = placed(self._workers(tier))
         if isinstance(result, Placed):
             return result
-        last_resort = self._place(self._workers(tier, expired=True), request_id, tokens, avoid, prefix_holder, slo)
+        last_resort = placed(self._workers(tier, expired=True))
         return last_resort if isinstance(last_resort, Placed) else NotPlaced(full=result.full or last_resort.full)
 
     def delay_s(self, tier: str, answer_tokens: float) -> float:
@@ -171,31 +177,6 @@ class InstancePool:
             prompts, work = candidate.prompt_tokens + sent.tokens, candidate.work + sent_tokens(sent)
             delays.append(delay_s(answer_tokens, prompts, work, candidate.prompt_tokens_per_s))
         return min(delays, default=0.0)
-
-    def _place(
-        self,
-        candidates: list[PlacementCandidate],
-        request_id: str,
-        tokens: int,
-        avoid: str,
-        prefix_holder: str,
-        slo: SloNeed | None,
-    ) -> Placed | NotPlaced:
-        if not candidates:
-            return NotPlaced(full=False)
-        now = asyncio.get_running_loop().time()
-        return place(
-            candidates,
-            request_id=request_id,
-            tokens=tokens,
-            in_flight=self._in_flight(c.instance_id for c in candidates),
-            full=self._current(self._full_until, now),
-            ejected=self._current(self._ejected_until, now),
-            avoid=avoid,
-            prefix_holder=prefix_holder,
-            slo=slo,
-            now_s=now,
-        )
 
     def _room(self, tier: str) -> int | None:
         """Number of free places of a tier; None if no instance can be tried."""

@@ -128,19 +128,15 @@ def place(
     if len(group) == 1:
         return Placed(group[0].record, "only_one", untried)
     saved = saved_tokens(tokens)
-    ranks = [
-        (
-            slo is not None and not _can_keep(c, slo, now_s, in_flight.get(c.instance_id, NOTHING_SENT).requests),
-            (
-                c.work
-                + sent_tokens(in_flight.get(c.instance_id, NOTHING_SENT))
-                - saved * (c.instance_id == prefix_holder)
-            )
-            / c.places,
-            c.instance_id != prefix_holder,
-        )
-        for c in group
-    ]
+
+    def rank(candidate: PlacementCandidate) -> tuple[bool, float, bool]:
+        sent = in_flight.get(candidate.instance_id, NOTHING_SENT)
+        is_holder = candidate.instance_id == prefix_holder
+        work = candidate.work + sent_tokens(sent) - saved * is_holder
+        misses = slo is not None and not _can_keep(candidate, slo, now_s, sent.requests)
+        return misses, work / candidate.places, not is_holder
+
+    ranks = [rank(c) for c in group]
     least = min(ranks)
     equals = [c for c, rank in zip(group, ranks, strict=True) if rank == least]
     name = request_id.encode()
@@ -186,10 +182,7 @@ def _best_stage(
     groups = by_preference(places, tokens)
     waits_s = [
         min(
-            wait_s(
-                by_id[i].prompt_tokens + in_flight.get(i, NOTHING_SENT).tokens,
-                by_id[i].prompt_tokens_per_s,
-            )
+            wait_s(by_id[i].prompt_tokens + in_flight.get(i, NOTHING_SENT).tokens, by_id[i].prompt_tokens_per_s)
             for i in group
         )
         for group in groups

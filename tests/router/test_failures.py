@@ -4,7 +4,6 @@ import pytest
 
 from penstock.router_service.domain.failures import (
     MAX_EJECTIONS,
-    RULES,
     Cost,
     Ejection,
     Failure,
@@ -70,13 +69,12 @@ def test_each_failure_ejects_costs_and_gives_the_client_what_its_row_says(
     error: PenstockError, failure: Failure, ejection: Ejection, cost: Cost, shown: bool
 ) -> None:
     assert classify(error) is failure
-    rule = RULES[failure]
-    assert (rule.ejection, rule.cost, rule.shown_to_client) == (ejection, cost, shown)
+    rule = failure.rule
+    assert (rule.ejection, rule.cost, rule.shown) == (ejection, cost, shown)
     assert rule.death == (failure is Failure.INSTANCE_DIED)
 
 
-def test_every_failure_has_a_row_and_every_row_a_case() -> None:
-    assert set(RULES) == set(Failure)
+def test_every_failure_has_a_case() -> None:
     assert {row[1] for row in ROWS} | {Failure.INSTANCE_LEFT} == set(Failure)
 
 
@@ -84,8 +82,8 @@ def test_an_instance_that_was_leaving_did_not_die_of_the_request() -> None:
     died = InstanceFailed(Failure.INSTANCE_DIED, "")
     assert classify(died, leaving=True) is Failure.INSTANCE_LEFT
     assert classify(InstanceFailed(Failure.SILENT, ""), leaving=True) is Failure.SILENT
-    rule = RULES[Failure.INSTANCE_LEFT]
-    assert (rule.ejection, rule.cost, rule.shown_to_client, rule.death) == (ALWAYS, ATTEMPT, UNAVAILABLE, False)
+    rule = Failure.INSTANCE_LEFT.rule
+    assert (rule.ejection, rule.cost, rule.shown, rule.death) == (ALWAYS, ATTEMPT, UNAVAILABLE, False)
 
 
 def test_two_deaths_make_a_request_poisonous_and_nothing_else_does() -> None:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.router_service.domain.failures import FAILURES_TO_EJECT, FailureHistory
-from penstock.router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls, TierDone
+from penstock.router_service.generation.attempt import FIRST_STALL_S, METHOD, MoveStalls
 from penstock.router_service.generation.tier_generation import MAX_TRACED_CALLS
 from penstock.router_service.migration.bidding import MoveAgent
 from penstock.services import errors, telemetry
@@ -44,7 +44,7 @@ from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import PROGRESS_TOKENS, GenerationRequest
 from penstock.types.sampling import SamplingParams
-from penstock.types.workers import MoveAdvice, NotMoved
+from penstock.types.workers import EngineFinished, MoveAdvice, NotMoved
 from tests.support.scripted_worker_servicer import PLACES, Act, Script
 from tests.support.tier_scene import TOKENS, Scene
 from tests.support.token_events import called
@@ -130,7 +130,7 @@ async def test_after_a_move_it_is_the_target_that_is_ejected(scene: Scene) -> No
     deadline_s = asyncio.get_running_loop().time() + 300
     token_ids, instances, moving, history = list[int](), list[str](), None, FailureHistory()
 
-    async def generated(call: Callable[[Any], None]) -> TierDone:
+    async def generated(call: Callable[[Any], None]) -> EngineFinished:
         return await tier.generate(
             "only",
             request,

@@ -13,10 +13,9 @@ from penstock import MeshStatus
 from penstock.router_service import compose
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.clients.worker_client import WorkerClient
-from penstock.router_service.routing import address_probe, lease_probe
-from penstock.router_service.routing.address_probe import AddressProbe
+from penstock.router_service.routing import health_probes
+from penstock.router_service.routing.health_probes import HealthProbes
 from penstock.router_service.routing.instance_pool import InstancePool
-from penstock.router_service.routing.lease_probe import LeaseProbe
 from penstock.router_service.routing.placement import NotPlaced, Placed
 from penstock.services.background import end
 from penstock.services.channels import ChannelPool
@@ -62,11 +61,11 @@ async def answering(instance_id: str) -> AsyncIterator[tuple[str, Health]]:
 
 @asynccontextmanager
 async def probing(address: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[InstancePool]:
-    monkeypatch.setattr(lease_probe, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(lease_probe, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(health_probes, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(health_probes, "TIMEOUT_S", 60.0)
     pool = InstancePool(expired_view(address), ejection_s=60.0)
     async with ChannelPool() as channels:
-        task = asyncio.create_task(LeaseProbe(pool, channels).run())
+        task = asyncio.create_task(HealthProbes(pool, channels).check_expired())
         try:
             yield pool
         finally:
@@ -99,12 +98,12 @@ async def test_another_process_at_the_address_gets_no_request(monkeypatch: pytes
 
 
 async def test_who_does_not_answer_is_ejected_and_then_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_probe, "FORGET_AFTER_S", 3600.0)
+    monkeypatch.setattr(health_probes, "FORGET_AFTER_S", 3600.0)
     async with probing(f"127.0.0.1:{free_port()}", monkeypatch) as pool:
         await until(lambda: pool.is_ejected("w"))
         assert pool.view.find("w") is not None
         assert pool.place("only", "r", 10) == NotPlaced(full=False)
-        monkeypatch.setattr(lease_probe, "FORGET_AFTER_S", 0.0)
+        monkeypatch.setattr(health_probes, "FORGET_AFTER_S", 0.0)
         await until(lambda: pool.view.find("w") is None)
 
 
@@ -188,11 +187,11 @@ def record(address: str, epoch: float = 1.0, role: Role = Role.WORKER) -> Instan
 async def test_who_answers_with_another_name_is_unreached_until_it_answers_with_its_own(
     role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address_probe, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(health_probes, "NEW_TIMEOUT_S", 0.5)
     async with answering("other") as (wrong, _), answering("w") as (right, _), ChannelPool() as channels:
         view = MeshView()
         pool = InstancePool(view, ejection_s=60.0)
-        probe = asyncio.create_task(AddressProbe(pool, channels).run())
+        probe = asyncio.create_task(HealthProbes(pool, channels).check_new())
         for epoch, closed in ((1.0, f"127.0.0.1:{free_port()}"), (2.0, wrong)):
             first = record(closed, epoch, role)
             view.hear(first, 0.0)

@@ -14,7 +14,6 @@ from opentelemetry.trace import NoOpTracer
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.router_service.clients.bid_client import BidClient
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.migration.bidding import MoveAgent, candidates
@@ -63,7 +62,10 @@ class Scene:
 
     def agent(self, bid_s: float = 60.0, turn_s: float = 60.0) -> MoveAgent:
         limits = MeshStages(bid_timeout_s=bid_s, turn_timeout_s=turn_s)
-        return MoveAgent(self.view, BidClient(self.channels), NoOpTracer(), NoOpMeter("test"), limits)
+        return MoveAgent(self.view, self.client(), NoOpTracer(), NoOpMeter("test"), limits)
+
+    def client(self) -> WorkerClient:
+        return WorkerClient(self.channels, self.sessions, 60.0)
 
     def hear(self, name: str, address: str, stage: int) -> InstanceRecord:
         record = InstanceRecord(
@@ -73,9 +75,10 @@ class Scene:
         return record
 
     def reply(self, kind: type[MovableReply] = MovableReply) -> Any:
-        workers = WorkerClient(self.channels, self.sessions, 60.0)
         deadline_s = asyncio.get_running_loop().time() + 60
-        return kind(workers, self.sender, REQUEST, deadline_s, (), on_event=lambda _: None, on_tokens=lambda _: None)
+        return kind(
+            self.client(), self.sender, REQUEST, deadline_s, (), on_event=lambda _: None, on_tokens=lambda _: None
+        )
 
 
 @pytest.fixture
@@ -104,9 +107,9 @@ async def test_who_does_not_answer_holds_up_nobody(scene: Scene) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     scene.hear("mute", f"127.0.0.1:{port}", 1)
-    async with scene.agent(bid_s=3600.0)._arranged("only", "sender", "r", ADVICE, Context()) as grant:
-        assert present(grant).target.instance_id == "receiver"
-        assert not await present(grant).confirmation.turn()
+    async with scene.agent(bid_s=3600.0)._arranged("only", "sender", "r", ADVICE, Context()) as (target, confirmation):
+        assert target.instance_id == "receiver"
+        assert not await confirmation.turn()
         await mute.asked.wait()
     await server.stop(None)
 
@@ -115,12 +118,12 @@ async def test_replies_leave_a_sender_without_a_lease_for_receivers_that_have_on
     """A worker that has lost Redis may still hand its replies over, as when it drains; it is given none."""
     scene.view.alive(9.1)
     assert sorted(scene.view.expire()) == ["receiver", "sender"]
-    async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as grant:
-        assert grant is None
+    refused = NotMoved("no worker takes it")
+    assert await scene.agent().follow("only", scene.reply(), "r", ADVICE, Context()) == refused
     receiver = present(scene.view.find("receiver"))
     scene.view.hear(replace(receiver, sequence=2), 9.2)
-    async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as grant:
-        assert present(grant).target.instance_id == "receiver"
+    async with scene.agent()._arranged("only", "sender", "r", ADVICE, Context()) as (target, _):
+        assert target.instance_id == "receiver"
 
 
 async def test_nobody_to_ask_or_nobody_who_takes_it(scene: Scene) -> None:
@@ -133,7 +136,7 @@ async def test_nobody_to_ask_or_nobody_who_takes_it(scene: Scene) -> None:
 
 
 async def test_a_request_that_gets_no_turn_stays_and_leaves_the_queue(scene: Scene) -> None:
-    agent, client = scene.agent(turn_s=0.5), BidClient(scene.channels)
+    agent, client = scene.agent(turn_s=0.5), scene.client()
     receiver = next(r for r in scene.view.instances() if r.instance_id == "receiver")
     async with AsyncExitStack() as stack:
         for name in ("a", "b"):  # both slots
@@ -146,10 +149,10 @@ async def test_a_request_that_gets_no_turn_stays_and_leaves_the_queue(scene: Sce
     await until_answered(lambda: is_unknown(scene, client, receiver))  # once the cancelled call has been heard of
 
 
-async def is_unknown(scene: Scene, client: BidClient, receiver: InstanceRecord) -> bool:
+async def is_unknown(scene: Scene, client: WorkerClient, receiver: InstanceRecord) -> bool:
     """Whether the receiver takes a bid for the request as one that it does not know."""
     again = Ask("r", "sender", 100, 100)
-    answer = await client.ask(receiver.address, "receiver", again, scene.digest, timeout_s=60, metadata=())
+    answer = await client.ask(receiver, again, scene.digest, timeout_s=60, metadata=())
     return answer != "known_already"
 
 
@@ -174,7 +177,7 @@ class SlowReply(MovableReply):
 async def test_a_transfer_keeps_its_slot_however_long_it_takes(scene: Scene) -> None:
     """`turn_timeout_s` limits the wait for the start alone: the slot is taken as long as KV moves."""
     turn_s = 1.0
-    agent, client, reply = scene.agent(turn_s=turn_s), BidClient(scene.channels), scene.reply(SlowReply)
+    agent, client, reply = scene.agent(turn_s=turn_s), scene.client(), scene.reply(SlowReply)
     reply.arrived = asyncio.Event()
     receiver = present(scene.view.find("receiver"))
     following = asyncio.create_task(agent.follow("only", reply, "r", ADVICE, Context()))

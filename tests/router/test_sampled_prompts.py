@@ -16,7 +16,7 @@ import penstock
 from penstock.planner_service.files import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS
 from penstock.router_service.domain.events import RouterRequest
-from penstock.router_service.telemetry.prompt_sampler import HELD_PROMPTS, PromptSampler
+from penstock.router_service.telemetry.recorders import HELD_PROMPTS, PromptSampler
 from penstock.services.access.api_keys import KeyFile, new_key
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.prompt_samples import MAX_SAMPLE_BYTES, PromptSample

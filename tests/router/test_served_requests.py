@@ -17,7 +17,7 @@ import penstock
 from penstock.cli.main import app
 from penstock.planner_service.files import read_trace
 from penstock.router_service.domain.events import RouterRequest
-from penstock.router_service.telemetry.request_recorder import HELD_REQUESTS, RequestRecorder
+from penstock.router_service.telemetry.recorders import HELD_REQUESTS, RequestRecorder
 from penstock.router_service.telemetry.sampling import WindowSampler
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.score_prediction import ScorePredictor

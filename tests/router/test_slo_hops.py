@@ -9,7 +9,6 @@ from opentelemetry.context import Context
 
 from penstock.router_service.domain.failures import FailureHistory
 from penstock.router_service.domain.reply_promise import ReplyPromise
-from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_times import MAX_AGE_S, TierTimes
@@ -24,6 +23,7 @@ from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.slo import Slo, SloClass, SloFallback, SloPhase
+from penstock.types.workers import EngineFinished
 from tests.support.present import present
 from tests.support.scripted_worker_servicer import Act, Script
 from tests.support.tier_scene import TOKENS, Scene
@@ -39,7 +39,7 @@ class Outcome:
 
     events: list[TierEvent] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    done: TierDone | None = None
+    done: EngineFinished | None = None
 
     def of(self, kind: type) -> list[str]:
         return [getattr(event, "instance_id", "") for event in self.events if isinstance(event, kind)]

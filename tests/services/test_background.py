@@ -242,7 +242,7 @@ OWNED = {
     "penstock/placement/mesh.py": "waits of one function",
     "router_service/generation/attempt.py": "a move: ended with its reply",
     "worker_service/engine/remote/engine.py": "the opening of one response: awaited by its context",
-    "router_service/routing/address_probe.py": "checks: ended with the group that all are in",
+    "router_service/routing/health_probes.py": "checks: ended with the group that all are in",
     "router_service/heartbeats.py": "the reader of one stream: ended with it",
     "router_service/migration/movable_reply.py": "a claim: ended with its reply",
     "router_service/clients/reply_multiplexer.py": "the reader of one call: its failure ends its replies; closed by the pool",

@@ -30,7 +30,7 @@ class Checking(router_pb2_grpc.RouterServiceServicer):
     """Checks requests as the router does; each is for a model that nobody has."""
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802 -- as in the contract
-        asked = proto_codec.request_from_proto(request, "r", 0.0)
+        asked = proto_codec.request_from_proto(request, "r", 0.0, lambda _: None)
         if asked.model != "served":
             raise NotFound("model", asked.model)
         yield pb.GenerateResponse()

@@ -9,11 +9,9 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from penstock.router_service.clients.bid_client import BidClient
 from penstock.router_service.clients.reply_multiplexer import MultiplexerPool
 from penstock.router_service.clients.worker_client import WorkerClient
 from penstock.router_service.domain.failures import FailureHistory
-from penstock.router_service.generation.attempt import TierDone
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.migration.bidding import MoveAgent
@@ -25,6 +23,7 @@ from penstock.types.events import InstanceChanged, TierStarted
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import Draft, GenerationRequest
 from penstock.types.sampling import SamplingParams
+from penstock.types.workers import EngineFinished
 from tests.support.scripted_worker_servicer import Script, ScriptedWorker
 
 TOKENS = 40
@@ -36,7 +35,7 @@ NO_HOPS = MeshSlo(max_hops=0)
 class Seen:
     token_ids: list[int]
     instances: list[str]
-    done: TierDone
+    done: EngineFinished
     reasons: list[str]
     """Of the changes of instance."""
 
@@ -75,7 +74,7 @@ class Scene:
         client = WorkerClient(self.channels, self._sessions, silence_s)
         agent = MoveAgent(
             self.view,
-            BidClient(self.channels),
+            client,
             NoOpTracer(),
             NoOpMeter("t"),
             MeshStages(bid_timeout_s=1.0, turn_timeout_s=1.0),

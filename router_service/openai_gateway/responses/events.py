@@ -26,13 +26,15 @@ class ResponseFormat:
     def __init__(self, request: ResponseRequest) -> None:
         self.request = request
 
-    def whole(self, request_id: str, choice: Choice, tool_format: ToolFormat | None, extension: Any) -> Json:
+    def whole(
+        self, request_id: str, choice: Choice, tool_format: Callable[[str], ToolFormat | None], extension: Any
+    ) -> Json:
         """The response to a request whose reply is complete."""
         growing = GrowingResponse(self.request, request_id)
         if choice.reasoning:
             growing.reasoning(choice.reasoning)
-        growing.text(choice.text, tool_format)
         assert choice.finished is not None
+        growing.text(choice.text, tool_format(choice.finished.tier))
         growing.finish(choice.finished, extension)
         return growing.response
 
@@ -49,7 +51,7 @@ class StreamedResponse:
         tool_format: Callable[[str], ToolFormat | None],
         extension: Callable[[], Any],
     ) -> None:
-        self._growing = GrowingResponse(shape.request, request_id)
+        self._growing, self._offers_tools = GrowingResponse(shape.request, request_id), bool(shape.request.tools)
         self._choice, self._send, self._tool_format, self._extension = choice, send, tool_format, extension
         self._form: ToolFormat | None = None  # of the tier that answers
         self._number = 0
@@ -59,7 +61,7 @@ class StreamedResponse:
         self._open()
         if not frame.text:
             return
-        if self._form is None and self._growing.has_tools:
+        if self._form is None and self._offers_tools:
             self._form = self._tool_format(tier)
         self._send_all(self._growing.text(frame.text, self._form))
 
@@ -109,10 +111,6 @@ class GrowingResponse:
         self._open: Json | None = None  # the item that grows
         self.response = _envelope(request, request_id)
 
-    @property
-    def has_tools(self) -> bool:
-        return bool(self._request.tools)
-
     def begin(self) -> list[Json]:
         return [self._snapshot("response.created"), self._snapshot("response.in_progress")]
 
@@ -127,7 +125,7 @@ class GrowingResponse:
 
     def text(self, text: str, tool_format: ToolFormat | None) -> list[Json]:
         """More of the model's text, in which there may be calls."""
-        if not self.has_tools or tool_format is None:
+        if not self._request.tools or tool_format is None:
             return self._content(text)
         if self._parser is None:
             self._parser = ToolCallParser(tool_format, self._request.chat)
@@ -244,28 +242,26 @@ def _envelope(request: ResponseRequest, request_id: str) -> Json:
         "created_at": int(time.time()),
         "status": "in_progress",
         "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "max_output_tokens": None,
         "metadata": {},
         "model": request.model,
         "output": [],
         "parallel_tool_calls": True,
-        "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "store": False,
-        "temperature": None,
         "text": {"format": {"type": "text"}},
         "tool_choice": "auto",
         "tools": [],
-        "top_p": None,
         "truncation": "disabled",
-        "usage": None,
-        "user": None,
-    } | given
+        **dict.fromkeys(_NULL),
+        **given,
+    }
 
 
+_NULL = (
+    "error", "incomplete_details", "instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p",
+    "usage", "user",
+)  # fmt: skip
+"""Fields that are null unless the request sets them, or the reply does."""
 _REPEATED = {
     "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "text", "tool_choice",
     "tools", "top_p", "user",

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from penstock.router_service.openai_gateway.field_names import renamed_field
 from penstock.router_service.openai_gateway.json_values import StrictModel
-from penstock.router_service.openai_gateway.schema import MAX_PARTS, AnyRequest, Labels, Part, text_of
+from penstock.router_service.openai_gateway.schema import MAX_PARTS, AnyRequest, Labels, text_of
 from penstock.router_service.openai_gateway.structured import JsonObjectFormat, NamedSchema, TextFormat, json_schema
 from penstock.router_service.openai_gateway.tools import ChoiceMode, FunctionName, FunctionSpec, OfFunction, tool_use
 from penstock.services.domain.errors import InvalidRequest
@@ -26,10 +26,11 @@ Json = dict[str, Any]
 _Parts = Field(max_length=MAX_PARTS, fail_fast=True)
 
 
-class TextPart(Part):
+class TextPart(StrictModel):
     """A part of a message; the fields in addition to the text are those of replies, and are not shown to the model."""
 
     type: Literal["input_text", "output_text", "summary_text", "reasoning_text"]
+    text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
