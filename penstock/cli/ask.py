@@ -12,12 +12,9 @@ from penstock.types.events import Escalated, Finished, InstanceChanged, Judged, 
 from penstock.types.replies import FinishReason
 from penstock.types.slo import Slo
 
-ModelOption = Annotated[str, typer.Option("--model", help="cascade, or a tier's name.")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]
-MaxTokensOption = Annotated[
-    int | None,
-    options.number("--max-tokens", help="Largest length of the reply, in tokens.", least=1, most=options.MAX_TOKENS),
-]
+ModelOption = Annotated[str, typer.Option(help="cascade, or a tier's name.")]
+TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
+MaxTokensOption = Annotated[int | None, options.tokens("Largest length of the reply, in tokens.")]
 
 
 def ask(
@@ -25,7 +22,7 @@ def ask(
     model: ModelOption = "cascade",
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = None,
-    seed: Annotated[int | None, options.seed("--seed", help="Seed of sampling; default: drawn by the router.")] = None,
+    seed: Annotated[int | None, options.seed("Seed of sampling; default: drawn by the router.")] = None,
     tools: forms.ToolsOption = None,
     tool_choice: forms.ToolChoiceOption = None,
     json_object: forms.JsonObjectOption = False,
@@ -33,13 +30,9 @@ def ask(
     regex: forms.RegexOption = None,
     grammar: forms.GrammarOption = None,
     choice: forms.ChoiceOption = None,
-    ttft: Annotated[
-        float | None, options.duration("--ttft", help="Ask for the first token within this time: 2s, 500ms.")
-    ] = None,
-    tpot: Annotated[
-        float | None, options.duration("--tpot", help="Ask for at most this time per output token: 50ms.")
-    ] = None,
-    slo: Annotated[str, typer.Option("--slo", help="A class of the mesh file, instead of --ttft and --tpot.")] = "",
+    ttft: Annotated[float | None, options.duration("Ask for the first token within this time: 2s, 500ms.")] = None,
+    tpot: Annotated[float | None, options.duration("Ask for at most this time per output token: 50ms.")] = None,
+    slo: Annotated[str, typer.Option(help="A class of the mesh file, instead of --ttft and --tpot.")] = "",
     decline: Annotated[
         bool, typer.Option("--decline", help="Decline the request if no worker can keep this, instead of best effort.")
     ] = False,
@@ -84,7 +77,7 @@ def chat(
     model: ModelOption = "cascade",
     temperature: TemperatureOption = 0.0,
     max_tokens: MaxTokensOption = None,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
     target: targets.Target = None,
 ) -> None:
     """Chat with the mesh. An empty line or Ctrl-D ends the chat."""

@@ -13,12 +13,8 @@ from penstock.cli.output import console, failing_on
 app = typer.Typer(no_args_is_help=True)
 
 USUAL_DAYS, MAX_DAYS = 365, 3650
-FolderOption = Annotated[
-    Path, typer.Option("--folder", help="Folder of the certificates (tls.folder of the mesh file).")
-]
-DaysOption = Annotated[
-    int, options.number("--days", help="Days that the certificates are valid.", least=1, most=MAX_DAYS)
-]
+FolderOption = Annotated[Path, typer.Option(help="Folder of the certificates (tls.folder of the mesh file).")]
+DaysOption = Annotated[int, options.number("Days that the certificates are valid.", 1, MAX_DAYS)]
 
 
 @app.callback()
@@ -31,8 +27,7 @@ def certs() -> None:
 def init(
     folder: FolderOption = Path("certs"),
     host: Annotated[
-        list[str] | None,
-        typer.Option("--host", help="Name or address by which clients reach the routers; may be repeated."),
+        list[str] | None, typer.Option(help="Name or address by which clients reach the routers; may be repeated.")
     ] = None,
     days: DaysOption = USUAL_DAYS,
 ) -> None:

@@ -38,36 +38,30 @@ def demo(
     prompts: Annotated[
         int | None,
         options.number(
-            "--prompts",
-            help=f"Held-out prompts of each run; default: as many as arrive in {RUN_S:g} s, at most {MOST_PROMPTS}.",
-            least=1,
-            most=options.MAX_COUNT,
+            f"Held-out prompts of each run; default: as many as arrive in {RUN_S:g} s, at most {MOST_PROMPTS}.",
+            1,
+            options.MAX_COUNT,
         ),
     ] = None,
     rate: Annotated[
         float | None,
         options.number(
-            "--rate",
-            help=f"Prompts per second; default: {OFFERED_SHARE:.0%} of what the largest tier sustains alone.",
-            least=0,
-            most=options.MAX_RATE_PER_S,
+            f"Prompts per second; default: {OFFERED_SHARE:.0%} of what the largest tier sustains alone.",
+            0,
+            options.MAX_RATE_PER_S,
             above=True,
         ),
     ] = None,
     concurrency: Annotated[
         int,
         options.number(
-            "--concurrency",
-            help="Prompts in flight while it is measured what the largest tier sustains.",
-            least=1,
-            most=options.MAX_CONCURRENCY,
+            "Prompts in flight while it is measured what the largest tier sustains.", 1, options.MAX_CONCURRENCY
         ),
     ] = 16,
     questions: Annotated[
-        Path | None,
-        typer.Option("--questions", help="Prompts with their answers; default: those held out from training."),
+        Path | None, typer.Option(help="Prompts with their answers; default: those held out from training.")
     ] = None,
-    out: Annotated[Path, options.new_file("--out", help="The JSON file to write.")] = Path("demo.json"),
+    out: Annotated[Path, options.new_file("The JSON file to write.")] = Path("demo.json"),
     folder: targets.Folder = Path(".penstock/demo"),
     json: targets.Json = False,
 ) -> None:

@@ -12,22 +12,17 @@ from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool
 
 _FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
-ToolsOption = Annotated[
-    Path | None, typer.Option("--tools", help="JSON file: a list of tools, as in OpenAI's API.", **_FILE)
-]
-ToolChoiceOption = Annotated[
-    str | None, typer.Option("--tool-choice", help="auto, none, required, or a tool's name. Needs --tools.")
-]
+ToolsOption = Annotated[Path | None, typer.Option(help="JSON file: a list of tools, as in OpenAI's API.", **_FILE)]
+ToolChoiceOption = Annotated[str | None, typer.Option(help="auto, none, required, or a tool's name. Needs --tools.")]
 JsonObjectOption = Annotated[bool, typer.Option("--json-object", help="The reply is a JSON object.")]
 JsonSchemaOption = Annotated[
-    Path | None, typer.Option("--json-schema", help="JSON file: the reply is JSON that fits this schema.", **_FILE)
+    Path | None, typer.Option(help="JSON file: the reply is JSON that fits this schema.", **_FILE)
 ]
-RegexOption = Annotated[str | None, typer.Option("--regex", help="The whole reply matches.")]
+RegexOption = Annotated[str | None, typer.Option(help="The whole reply matches.")]
 GrammarOption = Annotated[
-    Path | None,
-    typer.Option("--grammar", help="File: the reply is of this grammar, in Lark's notation or GBNF.", **_FILE),
+    Path | None, typer.Option(help="File: the reply is of this grammar, in Lark's notation or GBNF.", **_FILE)
 ]
-ChoiceOption = Annotated[list[str] | None, typer.Option("--choice", help="The reply is one of these; repeat it.")]
+ChoiceOption = Annotated[list[str] | None, typer.Option(help="The reply is one of these; repeat it.")]
 
 
 def structured_output(

@@ -29,10 +29,8 @@ def keys() -> None:
 @needs_extra("keys create", "service")
 def create(
     tenant: Annotated[str, typer.Argument(help="The tenant that the key belongs to.")],
-    note: Annotated[str, typer.Option("--note", help="What the key is for.")] = "",
-    days: Annotated[
-        int | None, options.number("--days", help="Days until the key expires; default: never.", least=1, most=MAX_DAYS)
-    ] = None,
+    note: Annotated[str, typer.Option(help="What the key is for.")] = "",
+    days: Annotated[int | None, options.number("Days until the key expires; default: never.", 1, MAX_DAYS)] = None,
     mesh: MeshFileOption = Path("mesh.yaml"),
     json: targets.Json = False,
 ) -> None:

@@ -40,18 +40,15 @@ def up(
     mesh: MeshFileOption = Path("mesh.yaml"),
     folder: targets.Folder = targets.FOLDER,
     worker: Annotated[
-        list[str] | None, typer.Option("--worker", help="TIER=COUNT: number of workers instead of the mesh file's.")
+        list[str] | None, typer.Option(help="TIER=COUNT: number of workers instead of the mesh file's.")
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background; return once the mesh is ready.")
     ] = False,
     on: Annotated[
-        str,
-        typer.Option("--on", help="Where: local; ray, the cluster of this machine or RAY_ADDRESS; ray://HOST:PORT."),
+        str, typer.Option(help="Where: local; ray, the cluster of this machine or RAY_ADDRESS; ray://HOST:PORT.")
     ] = LOCAL,
-    runtime_env: Annotated[
-        Path | None, typer.Option("--runtime-env", help="YAML file with Ray's runtime_env of the processes.")
-    ] = None,
+    runtime_env: Annotated[Path | None, typer.Option(help="YAML file with Ray's runtime_env of the processes.")] = None,
     json: targets.Json = False,
     in_background: Annotated[bool, typer.Option(hidden=True)] = False,  # what --detach starts
 ) -> None:

@@ -68,7 +68,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="The folder of the mesh; default: PENSTOCK_FOLDER, then .penstock.")
+        Path | None, typer.Option(help="The folder of the mesh; default: PENSTOCK_FOLDER, then .penstock.")
     ] = None,
 ) -> None:
     """Serve a cascade of language models on hardware you own."""

@@ -70,38 +70,27 @@ def measure(
             "--live", help="Use the prompts that the mesh has sampled (router.sample_prompts) instead of a file."
         ),
     ] = False,
-    out: Annotated[Path, options.new_file("--out", help="The quality file to write, for `penstock plan`.")] = Path(
-        "judged.csv"
-    ),
+    out: Annotated[Path, options.new_file("The quality file to write, for `penstock plan`.")] = Path("judged.csv"),
     labelled: Annotated[
         Path | None,
-        options.new_file(
-            "--labelled", help="Also write samples for the calibration of scorers; every prompt needs an answer."
-        ),
+        options.new_file("Also write samples for the calibration of scorers; every prompt needs an answer."),
     ] = None,
     predictor: Annotated[
         Path | None,
         options.new_file(
-            "--predictor",
-            help="Also train a score predictor, for router.score_predictor, and add predicted scores to the quality file.",
+            "Also train a score predictor, for router.score_predictor, and add predicted scores to the quality file."
         ),
     ] = None,
-    scorer: Annotated[str, typer.Option("--scorer", help="Scorer to use; default: the judge's default scorer.")] = "",
+    scorer: Annotated[str, typer.Option(help="Scorer to use; default: the judge's default scorer.")] = "",
     right_by: Annotated[
         str,
         typer.Option(
-            "--right-by",
             help="Scorer that says which answers are right, by each prompt's answer: such as one of kind code, where answers "
-            "are tests. Default: answers are compared, numbers by value.",
+            "are tests. Default: answers are compared, numbers by value."
         ),
     ] = "",
-    max_tokens: Annotated[
-        int | None,
-        options.number("--max-tokens", help="Largest length of a reply, in tokens.", least=1, most=options.MAX_TOKENS),
-    ] = None,
-    concurrency: Annotated[
-        int, options.number("--concurrency", help="Prompts in flight.", least=1, most=options.MAX_CONCURRENCY)
-    ] = 16,
+    max_tokens: Annotated[int | None, options.tokens("Largest length of a reply, in tokens.")] = None,
+    concurrency: Annotated[int, options.number("Prompts in flight.", 1, options.MAX_CONCURRENCY)] = 16,
     target: targets.Target = None,
     admin: targets.Admin = None,
     json: targets.Json = False,

@@ -3,16 +3,17 @@
 Files are checked before the command begins, so that no result is lost because its folder does not exist.
 """
 
-import enum
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from penstock.cli.output import fail
+from penstock.types.planning import PlanOptions
+from penstock.types.ranges import Within, range_of
 
 MAX_SEED = 2**63 - 1  # numpy's and the contract's seeds
 MAX_TOKENS = 2**31 - 1
@@ -28,19 +29,28 @@ STDOUT = Path("-")
 _Number = TypeVar("_Number", int, float)
 
 
-def number(*flags: str, help: str, least: float, most: float, above: bool = False) -> Any:
-    """An option for a number from `least` (excluded if `above`) to `most`; NaN and infinities are refused."""
-    return typer.Option(*flags, help=help, metavar=_range(least, most, above), callback=within(least, most, above))
+def number(help: str, least: float, most: float, *flags: str, above: bool = False) -> Any:
+    """An option for a number from `least` (excluded if `above`) to `most`; NaN and infinities are refused.
+
+    flags: here and below, where they are other than the name of the parameter.
+    """
+    metavar = f"{'>' if above else ''}{_shown(least)}..{_shown(most)}"
+    return typer.Option(*flags, help=help, metavar=metavar, callback=within(Within(least, most, above)))
 
 
-def new_file(*flags: str, help: str) -> Any:
+def tokens(help: str, least: int = 1) -> Any:
+    """An option for a number of tokens."""
+    return number(help, least, MAX_TOKENS)
+
+
+def new_file(help: str) -> Any:
     """An option for a file to write. Its folder must exist."""
-    return typer.Option(*flags, help=help, callback=writable)
+    return typer.Option(help=help, callback=writable)
 
 
-def new_file_or_stdout(*flags: str, help: str) -> Any:
+def new_file_or_stdout(help: str) -> Any:
     """As new_file; STDOUT means standard output."""
-    return typer.Option(*flags, help=help, callback=lambda path: path if path == STDOUT else writable(path))
+    return typer.Option(help=help, callback=lambda path: path if path == STDOUT else writable(path))
 
 
 def require_out(flag: str, out: Path | None) -> None:
@@ -54,15 +64,9 @@ def require_out(flag: str, out: Path | None) -> None:
         )
 
 
-def check_choice(flag: str, value: str | None, choices: Iterable[enum.Enum]) -> None:
-    """End the command if the value of an option is none of the choices."""
-    if value is not None and value not in (names := [choice.value for choice in choices]):
-        fail(f"{flag} must be {' or '.join(names)}, not {value}", 2)
-
-
-def duration(*flags: str, help: str) -> Any:
+def duration(help: str) -> Any:
     """An option for a time: `2s`, `50ms`, or seconds without a unit. Its value is in seconds."""
-    return typer.Option(*flags, help=help, metavar="TIME", parser=_seconds)
+    return typer.Option(help=help, metavar="TIME", parser=_seconds)
 
 
 def _seconds(text: str) -> float:
@@ -80,9 +84,9 @@ def _seconds(text: str) -> float:
     return value
 
 
-def slo_classes(*flags: str, help: str) -> Any:
+def slo_classes(help: str) -> Any:
     """A repeatable option for a class of SLOs: NAME=TTFT,TPOT[,SHARE] or NAME=none[,SHARE]; see `parse_slo_classes`."""
-    return typer.Option(*flags, help=help, metavar="NAME=TTFT,TPOT[,SHARE]")
+    return typer.Option(help=help, metavar="NAME=TTFT,TPOT[,SHARE]")
 
 
 def parse_slo_classes(flag: str, texts: Sequence[str]) -> list[tuple[str, float, float, float]]:
@@ -110,37 +114,24 @@ def parse_slo_classes(flag: str, texts: Sequence[str]) -> list[tuple[str, float,
     return [(name, ttft_s, tpot_s, rest if share is None else share) for name, ttft_s, tpot_s, share in classes]
 
 
-def seed(*flags: str, help: str) -> Any:
-    return number(*flags, help=help, least=0, most=MAX_SEED)
+def seed(help: str) -> Any:
+    return number(help, 0, MAX_SEED)
 
 
-def within(least: float, most: float, above: bool = False) -> Callable[[_Number | None], _Number | None]:
-    """A callback that checks that a number is from `least` (excluded if `above`) to `most`."""
+def of_question(field: str, help: str) -> Any:
+    """A number of a planning question, in the range that it has there."""
+    return typer.Option(help=help, callback=within(range_of(PlanOptions, field)))
+
+
+def within(bounds: Within) -> Callable[[_Number | None], _Number | None]:
+    """A callback that checks that a number, if given, is within bounds."""
 
     def check(value: _Number | None) -> _Number | None:
-        if value is None or (least <= value <= most and not (above and value == least)):
+        if value is None or bounds.holds(value):
             return value
-        at_least = (
-            f"more than {least:g} and at most {_shown(most)}" if above else f"from {_shown(least)} to {_shown(most)}"
-        )
-        raise typer.BadParameter(f"must be {at_least}, not {_shown(value)}")
+        raise typer.BadParameter(f"must be {bounds}, not {value}")
 
     return check
-
-
-def of_question(flag: str, field: str, *, help: str) -> Any:
-    """A number of a planning question, in the range that it has there."""
-    from penstock.types.planning import PlanOptions
-    from penstock.types.ranges import range_of
-
-    within_range = range_of(PlanOptions, field)
-
-    def check(value: _Number | None) -> _Number | None:
-        if value is None or within_range.holds(value):
-            return value
-        raise typer.BadParameter(f"must be {within_range}, not {value:g}")
-
-    return typer.Option(flag, help=help, callback=check)
 
 
 def writable(path: Path | None) -> Path | None:
@@ -155,39 +146,15 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-def _range(least: float, most: float, above: bool) -> str:
-    return f"{'>' if above else ''}{_shown(least)}..{_shown(most)}"
-
-
 def _shown(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 TraceRate = Annotated[
-    float | None,
-    number(
-        "--rate", help="Requests per second; default: the rate of the trace.", least=0, most=MAX_RATE_PER_S, above=True
-    ),
+    float | None, number("Requests per second; default: the rate of the trace.", 0, MAX_RATE_PER_S, above=True)
 ]
 ReplayedRequests = Annotated[
-    int | None,
-    number(
-        "--requests",
-        help="Number of requests to replay; default: 2000, or all of a shorter trace.",
-        least=1,
-        most=MAX_COUNT,
-    ),
+    int | None, number("Number of requests to replay; default: 2000, or all of a shorter trace.", 1, MAX_COUNT)
 ]
-Lengths = Annotated[str, typer.Option("--lengths", help="Source of the token counts: quality or trace.")]
 TRACE_COLUMNS = "CSV file, may be gzipped: arrival_s, input_tokens, output_tokens; optionally cached_tokens."
-PlansIgnoreCached = Annotated[
-    bool | None,
-    typer.Option(
-        "--ignore-cached/--no-ignore-cached",
-        help="Compute all prompts whole, whatever the trace's cached_tokens say. Default: as the plan was made.",
-    ),
-]
-Dispatch = Annotated[
-    str, typer.Option("--dispatch", help="How requests are distributed over replicas: capacity or round-robin.")
-]
-SelectionSeed = Annotated[int, seed("--seed", help="Seed of the selection of requests and prompts.")]
+SelectionSeed = Annotated[int, seed("Seed of the selection of requests and prompts.")]

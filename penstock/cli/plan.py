@@ -40,81 +40,64 @@ def plan(
     context: typer.Context,
     question: Annotated[
         Path | None,
-        typer.Option(
-            "--question", help="YAML file: what is planned for; `penstock plan new` writes one. Options override it."
-        ),
+        typer.Option(help="YAML file: what is planned for; `penstock plan new` writes one. Options override it."),
     ] = None,
-    cluster: Annotated[Path | None, typer.Option("--cluster", help="YAML file: GPUs and nodes.")] = None,
-    models: Annotated[Path | None, typer.Option("--models", help="YAML file: the tiers and their models.")] = None,
-    trace: Annotated[Path | None, typer.Option("--trace", help=options.TRACE_COLUMNS)] = None,
+    cluster: Annotated[Path | None, typer.Option(help="YAML file: GPUs and nodes.")] = None,
+    models: Annotated[Path | None, typer.Option(help="YAML file: the tiers and their models.")] = None,
+    trace: Annotated[Path | None, typer.Option(help=options.TRACE_COLUMNS)] = None,
     quality: Annotated[
         Path | None,
         typer.Option(
-            "--quality",
             help="CSV file, may be gzipped: input_tokens, and {tier}_output_tokens, {tier}_judge_score of each tier; "
-            "{tier}_quality where that is known apart from the score.",
+            "{tier}_quality where that is known apart from the score."
         ),
     ] = None,
     min_quality: Annotated[
-        float | None,
-        options.of_question("--min-quality", "min_quality", help="Mean quality of the answers, 0 to 100."),
+        float | None, options.of_question("min_quality", "Mean quality of the answers, 0 to 100.")
     ] = None,
     max_latency: Annotated[
-        float | None,
-        options.of_question(
-            "--max-latency", "max_latency_s", help="In seconds: p95 end to end, or as the question has it."
-        ),
+        float | None, options.of_question("max_latency_s", "In seconds: p95 end to end, or as the question has it.")
     ] = None,
     goal: Annotated[
         str | None,
         typer.Option(
-            "--goal",
             help="latency, quality, cost or rate; default: cost with --min-quality, quality without. The cheapest plan keeps "
-            "1.2 times the latency of the largest model alone, if there is no --max-latency.",
+            "1.2 times the latency of the largest model alone, if there is no --max-latency."
         ),
     ] = None,
     rate: Annotated[
-        float | None, options.of_question("--rate", "rate", help="Requests per second; default: the rate of the trace.")
+        float | None, options.of_question("rate", "Requests per second; default: the rate of the trace.")
     ] = None,
     max_utilisation: Annotated[
         float | None,
-        options.of_question(
-            "--max-utilisation",
-            "max_utilisation",
-            help="Share of what a tier sustains that the rate may take; default: 0.75.",
-        ),
+        options.of_question("max_utilisation", "Share of what a tier sustains that the rate may take; default: 0.75."),
     ] = None,
     gpus: Annotated[
-        int | None,
-        options.of_question("--gpus", "gpus", help="Number of GPUs to use at most; default: all of the cluster."),
+        int | None, options.of_question("gpus", "Number of GPUs to use at most; default: all of the cluster.")
     ] = None,
     seed: Annotated[
-        int | None,
-        options.of_question("--seed", "seed", help="Seed of the selection of requests and prompts; default: 1."),
+        int | None, options.of_question("seed", "Seed of the selection of requests and prompts; default: 1.")
     ] = None,
     slo: Annotated[
         list[str] | None,
         options.slo_classes(
-            "--slo",
-            help="A class of requests with SLOs: their attainment is reported, and no replica has pipeline stages or "
-            "data-parallel attention. Repeatable.",
+            "A class of requests with SLOs: their attainment is reported, and no replica has pipeline stages or "
+            "data-parallel attention. Repeatable."
         ),
     ] = None,
     out: Annotated[
-        Path | None, options.new_file_or_stdout("--out", help="Write the plan to this file; - for standard output.")
+        Path | None, options.new_file_or_stdout("Write the plan to this file; - for standard output.")
     ] = None,
     plot: Annotated[
         bool,
         typer.Option(
-            "--plot/--no-plot",
-            help="Plot latency and cost against quality, and the tiers on the nodes: PNG and SVG next to the file of --out.",
+            help="Plot latency and cost against quality, and the tiers on the nodes: PNG and SVG next to the file of --out."
         ),
     ] = False,
     sweep: Annotated[
         str | None,
         typer.Option(
-            "--sweep",
-            help="rate, quality or gpus: a plan for each of several values, as a table. With values: rate=5,10,20.",
+            help="rate, quality or gpus: a plan for each of several values, as a table. With values: rate=5,10,20."
         ),
     ] = None,
     apply: Annotated[
@@ -123,8 +106,7 @@ def plan(
     render: Annotated[
         str | None,
         typer.Option(
-            "--render",
-            help="compose: write a mesh file and a compose file with the flags of SGLang next to the file of --out.",
+            help="compose: write a mesh file and a compose file with the flags of SGLang next to the file of --out."
         ),
     ] = None,
     force: plan_publishing.ForceOption = False,

@@ -13,22 +13,17 @@ from penstock.cli.planner_errors import planner_error_handling
 
 @needs_extra("plan capacity", "planner")
 def capacity(
-    cluster: Annotated[Path, typer.Option("--cluster", help="YAML file: GPUs and nodes.")],
-    models: Annotated[Path, typer.Option("--models", help="YAML file: the tiers and their models.")],
-    trace: Annotated[
-        Path, typer.Option("--trace", help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")
-    ],
-    slo: Annotated[list[str], options.slo_classes("--slo", help="A class of requests with SLOs. Repeatable.")],
+    cluster: Annotated[Path, typer.Option(help="YAML file: GPUs and nodes.")],
+    models: Annotated[Path, typer.Option(help="YAML file: the tiers and their models.")],
+    trace: Annotated[Path, typer.Option(help="CSV file, may be gzipped: arrival_s, input_tokens, output_tokens.")],
+    slo: Annotated[list[str], options.slo_classes("A class of requests with SLOs. Repeatable.")],
     attainment: Annotated[
-        float,
-        options.number(
-            "--attainment", help="Share of the SLOs to attain, of all that arrive.", least=0, most=1, above=True
-        ),
+        float, options.number("Share of the SLOs to attain, of all that arrive.", 0, 1, above=True)
     ] = 0.9,
-    tier: Annotated[str | None, typer.Option("--tier", help="Tier of the models file; default: the last.")] = None,
+    tier: Annotated[str | None, typer.Option(help="Tier of the models file; default: the last.")] = None,
     requests: options.ReplayedRequests = None,
     rate: options.TraceRate = None,
-    seed: Annotated[int, options.seed("--seed", help="Seed of the stretch of the trace and of the classes.")] = 1,
+    seed: Annotated[int, options.seed("Seed of the stretch of the trace and of the classes.")] = 1,
     json: targets.Json = False,
 ) -> None:
     """Compute the fewest GPUs with which a trace attains its SLOs, for one tier, and the rate that they sustain."""

@@ -30,7 +30,7 @@ ForceOption = Annotated[
 @needs_extra("plan apply", "planner")
 def apply(
     file: Annotated[Path, typer.Argument(help="A plan file of `penstock plan`.")],
-    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
+    note: Annotated[str, typer.Option(help="Note for the history.")] = "",
     force: ForceOption = False,
     admin: targets.Admin = None,
     json: targets.Json = False,

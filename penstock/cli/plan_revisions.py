@@ -14,14 +14,12 @@ from penstock.client import PlannerClient
 from penstock.client.plans import Plan
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.deployments import ReplicaGroup
+from penstock.types.ranges import Within
 
 
 def show(
     revision: Annotated[
-        int | None,
-        options.number(
-            "--revision", help="Revision to show; default: the current one.", least=1, most=options.MAX_SEED
-        ),
+        int | None, options.number("Revision to show; default: the current one.", 1, options.MAX_SEED)
     ] = None,
     admin: targets.Admin = None,
     json: targets.Json = False,
@@ -33,21 +31,18 @@ def show(
 
 def set_(
     threshold: Annotated[
-        list[str] | None,
-        typer.Option("--threshold", help="TIER=SCORE: accept answers of the tier with at least this score."),
+        list[str] | None, typer.Option(help="TIER=SCORE: accept answers of the tier with at least this score.")
     ] = None,
     instances: Annotated[
         list[str] | None,
-        typer.Option(
-            "--instances", help="TIER=COUNT: number of workers; `penstock up` starts or stops workers accordingly."
-        ),
+        typer.Option(help="TIER=COUNT: number of workers; `penstock up` starts or stops workers accordingly."),
     ] = None,
     shapes: Annotated[
         list[str] | None,
         typer.Option("--shape", help="TIER=SHAPE: of its workers, such as tp2pp1; `penstock up` replaces them."),
     ] = None,
-    scorer: Annotated[str | None, typer.Option("--scorer", help="Scorer of the judge.")] = None,
-    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
+    scorer: Annotated[str | None, typer.Option(help="Scorer of the judge.")] = None,
+    note: Annotated[str, typer.Option(help="Note for the history.")] = "",
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
@@ -88,7 +83,7 @@ def set_(
 
 
 def history(
-    limit: Annotated[int, options.number("--limit", "-n", help="Number of revisions.", least=1, most=1000)] = 20,
+    limit: Annotated[int, options.number("Number of revisions.", 1, 1000, "--limit", "-n")] = 20,
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
@@ -115,10 +110,10 @@ def rollback(
         int | None,
         typer.Argument(
             help="Revision to go back to; default: the one before the current plan.",
-            callback=options.within(1, options.MAX_SEED),
+            callback=options.within(Within(1, options.MAX_SEED)),
         ),
     ] = None,
-    note: Annotated[str, typer.Option("--note", help="Note for the history.")] = "",
+    note: Annotated[str, typer.Option(help="Note for the history.")] = "",
     force: ForceOption = False,
     admin: targets.Admin = None,
     json: targets.Json = False,

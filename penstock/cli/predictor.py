@@ -25,9 +25,7 @@ def predictor(
     quality: Annotated[
         Path, typer.Argument(help="The quality file that it wrote: a row for each prompt, in their order.")
     ],
-    out: Annotated[Path, options.new_file("--out", help="The file to write, for router.score_predictor.")] = Path(
-        "predictor.json"
-    ),
+    out: Annotated[Path, options.new_file("The file to write, for router.score_predictor.")] = Path("predictor.json"),
     source: Annotated[
         Path | None,
         typer.Option(
@@ -38,8 +36,7 @@ def predictor(
     quality_out: Annotated[
         Path | None,
         options.new_file(
-            "--quality-out",
-            help="Also write the quality file with a column of predicted scores for each tier, for plans with `rules.skip`.",
+            "Also write the quality file with a column of predicted scores for each tier, for plans with `rules.skip`."
         ),
     ] = None,
     seed: options.SelectionSeed = 1,

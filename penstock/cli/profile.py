@@ -28,26 +28,17 @@ MAX_BATCH = 65_536
 @needs_extra("profile", "mesh")
 def profile(
     model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face format, or a GGUF file.")],
-    out: Annotated[Path, options.new_file("--out", help="The profile to write.")] = Path("profile.json"),
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, options.number("--threads", help="CPU threads.", least=1, most=MAX_THREADS)] = 1,
-    kv_tokens: Annotated[
-        int,
-        options.number("--kv-tokens", help="Capacity of the KV cache, in tokens.", least=64, most=options.MAX_TOKENS),
-    ] = 32_768,
-    max_running: Annotated[int, options.number("--max-running", help="Largest batch.", least=1, most=MAX_BATCH)] = 32,
-    max_step_tokens: Annotated[
-        int,
-        options.number(
-            "--max-step-tokens", help="Largest number of tokens in a step.", least=1, most=options.MAX_TOKENS
-        ),
-    ] = 512,
-    seed: Annotated[int, options.seed("--seed", help="Seed of the prompts.")] = 0,
+    out: Annotated[Path, options.new_file("The profile to write.")] = Path("profile.json"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, options.number("CPU threads.", 1, MAX_THREADS)] = 1,
+    kv_tokens: Annotated[int, options.tokens("Capacity of the KV cache, in tokens.", 64)] = 32_768,
+    max_running: Annotated[int, options.number("Largest batch.", 1, MAX_BATCH)] = 32,
+    max_step_tokens: Annotated[int, options.tokens("Largest number of tokens in a step.")] = 512,
+    seed: Annotated[int, options.seed("Seed of the prompts.")] = 0,
     qoe: Annotated[
-        bool,
-        typer.Option("--qoe/--no-qoe", help="Measure batches for the QoE model as well, which length stages need."),
+        bool, typer.Option(help="Measure batches for the QoE model as well, which length stages need.")
     ] = True,
-    sglang: Annotated[str, typer.Option("--sglang", help="Base URL of an idle SGLang server to measure instead.")] = "",
+    sglang: Annotated[str, typer.Option(help="Base URL of an idle SGLang server to measure instead.")] = "",
     json: targets.Json = False,
 ) -> None:
     """Measure the steps of the built-in engine or of a running SGLang server, and fit the planner's latency model to them.

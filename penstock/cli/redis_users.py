@@ -17,7 +17,7 @@ def redis_users(
         Path, typer.Option("--mesh", "-m", help="The mesh file, whose name the users and keys get.")
     ] = Path("mesh.yaml"),
     passwords: Annotated[
-        Path, typer.Option("--passwords", help="JSON file of the passwords by user; those that are missing are added.")
+        Path, typer.Option(help="JSON file of the passwords by user; those that are missing are added.")
     ] = Path("redis-passwords.json"),
     redis_6: Annotated[
         bool, typer.Option("--redis-6", help="For Redis 6, which cannot keep roles from writing plans.")

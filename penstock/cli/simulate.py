@@ -9,28 +9,35 @@ from penstock.cli import options, plan_report, slo_attainment, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, print_json, print_line, seconds, table_of
 from penstock.cli.planner_errors import planner_error_handling
+from penstock.types.planning import Dispatch, LengthSource, PlanOptions
 
 
 @needs_extra("simulate", "planner")
 def simulate(
-    plan: Annotated[Path, typer.Option("--plan", help="A plan file of `penstock plan`.")],
-    trace: Annotated[Path, typer.Option("--trace", help=options.TRACE_COLUMNS)],
+    plan: Annotated[Path, typer.Option(help="A plan file of `penstock plan`.")],
+    trace: Annotated[Path, typer.Option(help=options.TRACE_COLUMNS)],
     requests: options.ReplayedRequests = None,
     seed: options.SelectionSeed = 1,
-    lengths: options.Lengths = "quality",
+    lengths: Annotated[
+        LengthSource, typer.Option(help="Source of the token counts: quality or trace.")
+    ] = LengthSource.QUALITY,
     rate: options.TraceRate = None,
-    ignore_cached: options.PlansIgnoreCached = None,
-    dispatch: Annotated[
-        str | None,
+    ignore_cached: Annotated[
+        bool | None,
         typer.Option(
-            "--dispatch",
+            help="Compute all prompts whole, whatever the trace's cached_tokens say. Default: as the plan was made."
+        ),
+    ] = None,
+    dispatch: Annotated[
+        Dispatch | None,
+        typer.Option(
             help="How requests are distributed over replicas: capacity, round-robin, or pending-work, as routers do. "
-            "Default: as planned. The attainment of --slo has its own placement.",
+            "Default: as planned. The attainment of --slo has its own placement."
         ),
     ] = None,
     slo: Annotated[
         list[str] | None,
-        options.slo_classes("--slo", help="A class of requests with SLOs: their attainment is reported. Repeatable."),
+        options.slo_classes("A class of requests with SLOs: their attainment is reported. Repeatable."),
     ] = None,
     json: targets.Json = False,
 ) -> None:
@@ -38,20 +45,17 @@ def simulate(
     from penstock.planner_service import api
     from penstock.planner_service.codecs.plan_file import read_plan
     from penstock.question_files import load_trace
-    from penstock.types.planning import Dispatch, LengthSource, PlanOptions
 
-    options.check_choice("--dispatch", dispatch, Dispatch)
-    options.check_choice("--lengths", lengths, LengthSource)
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo or [])
         file = read_plan(plan)
         drawn = PlanOptions(
             requests=requests,
             seed=seed,
-            lengths=LengthSource(lengths),
+            lengths=lengths,
             rate=rate,
             ignore_cached=file.inputs.ignore_cached if ignore_cached is None else ignore_cached,
-            dispatch=file.plan.dispatch if dispatch is None else Dispatch(dispatch),
+            dispatch=dispatch or file.plan.dispatch,
         )
         result = api.simulate_plan(file, load_trace(trace), drawn, classes=classes)
     if json:

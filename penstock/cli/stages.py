@@ -27,54 +27,34 @@ MEASURED_BANDWIDTH_GB_PER_S = 0.63
 
 @needs_extra("stages", "planner")
 def stages(
-    instances: Annotated[
-        int,
-        options.number("--instances", help="Instances of one model.", least=1, most=options.MAX_INSTANCES),
-    ],
-    trace: Annotated[Path, typer.Option("--trace", help=options.TRACE_COLUMNS)],
+    instances: Annotated[int, options.number("Instances of one model.", 1, options.MAX_INSTANCES)],
+    trace: Annotated[Path, typer.Option(help=options.TRACE_COLUMNS)],
     profile: Annotated[
-        Path | None, typer.Option("--profile", help="A profile of `penstock profile`; default: --model on --gpu.")
+        Path | None, typer.Option(help="A profile of `penstock profile`; default: --model on --gpu.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="From the catalogue, if no profile is given.")] = "llama-3.2-3b",
-    gpu: Annotated[str, typer.Option("--gpu", help="From the catalogue, if no profile is given.")] = "h20",
+    model: Annotated[str, typer.Option(help="From the catalogue, if no profile is given.")] = "llama-3.2-3b",
+    gpu: Annotated[str, typer.Option(help="From the catalogue, if no profile is given.")] = "h20",
     rate: options.TraceRate = None,
-    max_tokens: Annotated[
-        int | None,
-        options.number(
-            "--max-tokens",
-            help="End of the last stage; default: the longest request.",
-            least=1,
-            most=options.MAX_TOKENS,
-        ),
-    ] = None,
+    max_tokens: Annotated[int | None, options.tokens("End of the last stage; default: the longest request.")] = None,
     bandwidth: Annotated[
         float,
         options.number(
-            "--bandwidth",
-            help="Bandwidth of KV between instances, in GB/s; default: what gRPC carried between two workers of one host.",
-            least=0,
-            most=MAX_BANDWIDTH_GB_PER_S,
+            "Bandwidth of KV between instances, in GB/s; default: what gRPC carried between two workers of one host.",
+            0,
+            MAX_BANDWIDTH_GB_PER_S,
             above=True,
         ),
     ] = MEASURED_BANDWIDTH_GB_PER_S,
     replay: Annotated[
-        bool,
-        typer.Option(
-            "--replay/--no-replay",
-            help="Replay the best layouts against one stage, and keep one stage unless they help.",
-        ),
+        bool, typer.Option(help="Replay the best layouts against one stage, and keep one stage unless they help.")
     ] = True,
-    out: Annotated[Path | None, options.new_file("--out", help="Write the layout to this JSON file.")] = None,
+    out: Annotated[Path | None, options.new_file("Write the layout to this JSON file.")] = None,
     plot: Annotated[
-        bool,
-        typer.Option(
-            "--plot/--no-plot", help="Plot the lengths with the cuts, as PNG and SVG next to the file of --out."
-        ),
+        bool, typer.Option(help="Plot the lengths with the cuts, as PNG and SVG next to the file of --out.")
     ] = False,
     apply: Annotated[
         str | None,
         typer.Option(
-            "--apply",
             metavar="TIER",
             help="Publish the layout for this tier of the running mesh; refused if the replay does not favour it.",
         ),

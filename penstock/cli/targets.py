@@ -45,8 +45,7 @@ Admin = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Folder = Annotated[
-    Path,
-    typer.Option("--folder", envvar=FOLDER_VARIABLE, help="Folder of the logs, the data of Redis and the run file."),
+    Path, typer.Option(envvar=FOLDER_VARIABLE, help="Folder of the logs, the data of Redis and the run file.")
 ]
 
 

@@ -36,17 +36,10 @@ def status(admin: targets.Admin = None, json: targets.Json = False) -> None:
 def top(
     interval: Annotated[
         float,
-        options.number(
-            "--interval",
-            "-i",
-            help="Seconds between updates.",
-            least=options.SHORTEST_INTERVAL_S,
-            most=MAX_INTERVAL_S,
-        ),
+        options.number("Seconds between updates.", options.SHORTEST_INTERVAL_S, MAX_INTERVAL_S, "--interval", "-i"),
     ] = 1.0,
     count: Annotated[
-        int | None,
-        options.number("--count", "-n", help="Number of updates; default: no end.", least=1, most=options.MAX_COUNT),
+        int | None, options.number("Number of updates; default: no end.", 1, options.MAX_COUNT, "--count", "-n")
     ] = None,
     admin: targets.Admin = None,
     json: targets.Json = False,

@@ -30,7 +30,7 @@ SHOWN_ATTRIBUTES = (
 
 def trace(
     trace_id: Annotated[str | None, typer.Argument(help="Id of a trace; default: the last traces.")] = None,
-    limit: Annotated[int, options.number("--limit", "-n", help="Number of traces.", least=1, most=MAX_TRACES)] = 3,
+    limit: Annotated[int, options.number("Number of traces.", 1, MAX_TRACES, "--limit", "-n")] = 3,
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:

@@ -26,7 +26,7 @@ class Source(enum.Enum):
 
 
 def export_trace(
-    out: Annotated[Path, options.new_file("--out", help="The trace to write, CSV.")] = Path("trace.csv"),
+    out: Annotated[Path, options.new_file("The trace to write, CSV.")] = Path("trace.csv"),
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:
@@ -54,7 +54,7 @@ def export_trace(
 def import_trace(
     file: Annotated[Path, typer.Argument(help="The log; may be gzipped.")],
     source: Annotated[Source, typer.Option("--from", help="What wrote the log.")],
-    out: Annotated[Path, options.new_file("--out", help="The trace to write, CSV.")] = Path("trace.csv"),
+    out: Annotated[Path, options.new_file("The trace to write, CSV.")] = Path("trace.csv"),
     json: targets.Json = False,
 ) -> None:
     """Convert a log of vLLM, LiteLLM or OpenAI to a trace: arrivals and token counts. Needs no mesh."""

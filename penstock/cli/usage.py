@@ -10,9 +10,7 @@ MAX_DAYS = 400  # the maximum of GetUsage
 
 
 def usage(
-    days: Annotated[
-        int, options.number("--days", "-d", help="Days in UTC, today included.", least=1, most=MAX_DAYS)
-    ] = 1,
+    days: Annotated[int, options.number("Days in UTC, today included.", 1, MAX_DAYS, "--days", "-d")] = 1,
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:

@@ -16,11 +16,10 @@ def values(
         Path | None, typer.Argument(help="The mesh file. Default: one that is written for the plan of --plan.")
     ] = None,
     plan: Annotated[
-        Path | None,
-        typer.Option("--plan", help="A plan file of `penstock plan`: its thresholds, replicas and their GPUs."),
+        Path | None, typer.Option(help="A plan file of `penstock plan`: its thresholds, replicas and their GPUs.")
     ] = None,
     out: Annotated[
-        Path, options.new_file_or_stdout("--out", help="Write the values to this file; - for standard output.")
+        Path, options.new_file_or_stdout("Write the values to this file; - for standard output.")
     ] = options.STDOUT,
 ) -> None:
     """Write the values of the Helm chart (deploy/helm/penstock): the mesh file, and what is placed for it."""

@@ -6,10 +6,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 import typer
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from penstock.cli import options
 from penstock.cli.main import app, command_names
+from penstock.types.ranges import Within
 from tests.support.present import present
 
 CHECKED_BY_THE_ROUTER = {"--temperature"}  # whose bounds are the engines'
@@ -28,7 +30,8 @@ def parameters() -> Iterator[tuple[str, str, set[Any]]]:
             if get_origin(hint) is Annotated:
                 kind, info = get_args(hint)
                 flags = (info.default, *(info.param_decls or ()))  # typer keeps the first flag where a default would be
-                option = next((flag for flag in flags if str(flag).startswith("--")), name)
+                usual = f"--{name.replace('_', '-')}" if isinstance(info, OptionInfo) else name
+                option = next((flag for flag in flags if str(flag).startswith("--")), usual)
                 yield command, option, {kind, *get_args(kind)}
 
 
@@ -58,7 +61,7 @@ def test_no_command_takes_a_number_that_makes_no_sense(command: str, option: str
 
 
 def test_the_bounds_themselves_fit_unless_the_lower_is_left_out() -> None:
-    closed, opened = options.within(1, 5), options.within(0, 5, above=True)
+    closed, opened = options.within(Within(1, 5)), options.within(Within(0, 5, above=True))
     assert [closed(1), closed(5), closed(None), opened(5), opened(1e-9)] == [1, 5, None, 5, 1e-9]
     for check, value in ((closed, 0), (closed, 6), (opened, 0.0), (opened, float("nan"))):
         with pytest.raises(typer.BadParameter, match="must be"):
