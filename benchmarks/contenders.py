@@ -18,8 +18,8 @@ from grpc import aio
 from benchmarks.meshes import CONFIDENCE, mesh_of
 from benchmarks.workload import Workload, drive
 from penstock import AsyncClient
-from penstock.local import LocalMesh
 from penstock.local.cpu_time import descendants
+from penstock.local.mesh import LocalMesh
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc

@@ -26,8 +26,9 @@ from benchmarks.real_models.prompts import MAX_TOKENS, Task, tasks
 from benchmarks.real_models.records import RUN_S, is_right
 from penstock import AsyncClient, Options
 from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits
-from penstock.local import LocalMesh, MeshOptions
 from penstock.local.cpu_time import group_cpu_s
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from penstock.types.replies import FinishReason
 from tests.support.real_models import FOLDER
 
@@ -91,7 +92,7 @@ async def ask(count: int) -> None:
         mesh = await stack.enter_async_context(LocalMesh(MeshOptions(file, folder, any_ports=True)))
         pids = {tier: [server.pid] for tier, server in servers.items()}
         pids["judge"] = [w.pid for name, w in mesh.watcher.watched.items() if name.startswith("judge") and w.pid]
-        client = await stack.enter_async_context(AsyncClient(mesh.grpc_addresses[0], timeout_s=TIMEOUT_S))
+        client = await stack.enter_async_context(AsyncClient(mesh.addresses.grpc[0], timeout_s=TIMEOUT_S))
         await client.generate(WARM_UP, Options(temperature=0, max_tokens=64))
         for model, task in left:
             before = {name: group_cpu_s(own) for name, own in pids.items()}

@@ -211,7 +211,7 @@ async def _mesh_replies(questions: Sequence[dict[str, str]], *, with_drafts: boo
         tier["escalation_drafts"] = with_drafts
         tier.pop("skip_below", None)  # rejected answers are what is measured
     content["router"].pop("score_predictor", None)
-    async with mesh_of(content) as mesh, AsyncClient(mesh.grpc_addresses) as client:
+    async with mesh_of(content) as mesh, AsyncClient(mesh.addresses.grpc) as client:
         return [await client.generate(question["prompt"], temperature=0.0) for question in questions]
 
 

@@ -15,7 +15,7 @@ import aiohttp
 
 from benchmarks.spread import percentile
 from penstock import AsyncClient, Escalated, Finished, InstanceChanged, MeshStatus, PenstockError, Tokens
-from penstock.local import LocalMesh
+from penstock.local.mesh import LocalMesh
 
 RECOVERY_TIMEOUT_S = 120.0
 SSE_TRIES = 8  # like OpenAI clients, this one retries
@@ -150,7 +150,7 @@ async def until_whole(mesh: LocalMesh) -> float:
     async with asyncio.timeout(RECOVERY_TIMEOUT_S):
         while True:
             try:
-                addresses = mesh.admin_addresses
+                addresses = mesh.addresses.admin
                 statuses = await asyncio.gather(*(_status(address) for address in addresses))
                 routers = sum(1 for name in mesh.watcher.watched if name.startswith("router"))
                 if len(statuses) == routers and all(is_whole(mesh, status) for status in statuses):

@@ -28,7 +28,7 @@ from benchmarks.fault_streams import (
 )
 from benchmarks.meshes import CONFIDENCE, mesh_of
 from penstock import AsyncClient
-from penstock.local import LocalMesh
+from penstock.local.mesh import LocalMesh
 
 TOKENS = 40  # of each reply
 STEP_MS = 250.0
@@ -68,7 +68,7 @@ class Row:
         mesh = self._mesh
         await until_whole(mesh)
         results = [StreamResult(f"question {i}") for i in range(count)]
-        async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
+        async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin, timeout_s=TIMEOUT_S) as client:
             running = [
                 asyncio.create_task(self._stream(client, face, i)(result.prompt, result))
                 for i, result in enumerate(results)
@@ -97,14 +97,14 @@ class Row:
         model = "large" if index % 2 else "cascade"
         if face == "grpc":
             return grpc_stream(client, model=model, max_tokens=TOKENS)
-        urls = [f"http://{address}" for address in self._mesh.http_addresses]
+        urls = [f"http://{address}" for address in self._mesh.addresses.http]
         return sse_stream(self._session, urls, index // 2, {"model": model, "max_tokens": TOKENS})
 
     def _victim(self, kind: str) -> str:
         if kind == "nothing":
             return ""
         if kind == "router":  # the one that clients use first
-            first = self._mesh.grpc_addresses[0]
+            first = self._mesh.addresses.grpc[0]
             record = next(r for r in self._mesh.view.instances() if r.address == first)
             return process_of(self._mesh, record.instance_id)
         return {"worker": "worker-large-0", "judge": "judge-0", "planner": "planner-0", "redis": "redis"}[kind]
@@ -125,7 +125,7 @@ class Row:
 
 async def undisturbed(mesh: LocalMesh, count: int) -> dict[str, str]:
     """Every prompt's text, which is the same from both tiers."""
-    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin, timeout_s=TIMEOUT_S) as client:
         results = [StreamResult(f"question {i}") for i in range(count)]
         stream = grpc_stream(client, model="large", max_tokens=TOKENS)
         for at in range(0, count, 250):

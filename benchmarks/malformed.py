@@ -27,7 +27,7 @@ from benchmarks import report
 from benchmarks.fault_streams import percentile_ms, until_whole
 from benchmarks.meshes import CONFIDENCE, mesh_of
 from penstock import AsyncClient, PenstockError
-from penstock.local import LocalMesh
+from penstock.local.mesh import LocalMesh
 from penstock.services.domain.instances import Role
 from tests.conftest import FAMILY, ROOT
 from tests.support.malformed_forms import HOSTILE
@@ -68,7 +68,7 @@ async def running() -> AsyncIterator[LocalMesh]:
 async def probe(mesh: LocalMesh, kind: str) -> AsyncIterator[dict[str, Any]]:
     """A bystander while the block lasts; the dictionary holds its figures afterwards. kind: of `tests.support.probe`."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.probe", kind, mesh.grpc_addresses[0], mesh.http_addresses[0],
+        sys.executable, "-m", "tests.support.probe", kind, mesh.addresses.grpc[0], mesh.addresses.http[0],
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 28, cwd=ROOT,
     )  # fmt: skip
     assert process.stdout is not None
@@ -92,7 +92,7 @@ async def malformed(mesh: LocalMesh, count: int, seed: int = SEED) -> dict[str, 
     """Send malformed requests, several at once. wrong: cases that were not answered in order. ended: processes."""
     answers, wrong = Counter[str](), list[str]()
     before = processes(mesh)
-    address = mesh.http_addresses[0]  # a mesh knows it no longer while the router's lease has expired
+    address = mesh.addresses.http[0]  # a mesh knows it no longer while the router's lease has expired
     pairs = zip(http_cases(seed, count // 2), grpc_cases(seed, count // 2), strict=True)
     async with grpc_channels(mesh) as channels, probe(mesh, "questions") as bystander:
 
@@ -161,7 +161,7 @@ async def http_answer(address: str, case: HttpCase) -> str:
 async def grpc_channels(mesh: LocalMesh) -> AsyncIterator[Mapping[str, aio.Channel]]:
     """A channel to a process of each role."""
     addresses = {r.value: mesh.view.instances(r)[0].address for r in (Role.WORKER, Role.JUDGE, Role.PLANNER)}
-    addresses |= {"router": mesh.grpc_addresses[0], "mesh": mesh.admin_addresses[0], "planner": mesh.planner_address}
+    addresses |= {"router": mesh.addresses.grpc[0], "mesh": mesh.addresses.admin[0], "planner": mesh.addresses.planner}
     options = (("grpc.max_send_message_length", -1),)
     async with contextlib.AsyncExitStack() as stack:
         yield {
@@ -220,7 +220,7 @@ async def compressed(mesh: LocalMesh, seconds: float = COMPRESSED_S) -> dict[str
     """Send bodies that are too large when decompressed, one after another from each client, while `/livez` is asked."""
     body = gzip.compress(bytes(BODY_BYTES))
     data = request_bytes(body, CHAT_PATH, "Content-Type: application/json", "Content-Encoding: gzip")
-    address, answers = mesh.http_addresses[0], Counter[int]()
+    address, answers = mesh.addresses.http[0], Counter[int]()
     async with probe(mesh, "livez") as alone:
         await asyncio.sleep(seconds)
     async with probe(mesh, "livez") as beside:
@@ -241,7 +241,7 @@ async def forms(mesh: LocalMesh, names: Iterable[str], rounds: int, seconds: flo
     The first row is a client that asks for no form at all: what any further reply of the engine costs.
     """
     numbers, rows = itertools.count(SEED), []
-    async with AsyncClient(mesh.grpc_addresses[0], timeout_s=ANSWER_S) as client:
+    async with AsyncClient(mesh.addresses.grpc[0], timeout_s=ANSWER_S) as client:
         for name in (NO_FORM, *names):
             alone_ms, beside_ms, answers = list[float](), list[float](), Counter[str]()
             for _ in range(rounds):

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 
 CONFIDENCE = {"scorers": [{"name": "confidence", "kind": "confidence"}], "default_scorer": "confidence"}
 """A judge that needs no model."""

@@ -159,7 +159,7 @@ async def measure(rounds: int) -> dict[str, Any]:
     async with (
         mesh_of(content) as mesh,
         AsyncClient(
-            mesh.grpc_addresses, admin=mesh.admin_addresses, retry=RetryPolicy(attempts=1), timeout_s=300
+            mesh.addresses.grpc, admin=mesh.addresses.admin, retry=RetryPolicy(attempts=1), timeout_s=300
         ) as client,
     ):
         records = mesh.view.instances(Role.WORKER)

@@ -19,8 +19,8 @@ from benchmarks import peers, report, router_cost
 from benchmarks.contenders import one_tier_mesh, worker_address
 from benchmarks.spread import median_and_range
 from penstock import AsyncClient, Tokens
-from penstock.local import LocalMesh
 from penstock.local.cpu_time import cpu_s
+from penstock.local.mesh import LocalMesh
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
@@ -107,13 +107,13 @@ async def measure(rounds: int) -> dict[str, Any]:
     async with (
         one_tier_mesh("sim", 64, engine="simulated", simulated=FAST, max_queued=512) as mesh,
         aio.insecure_channel(worker_address(mesh)) as channel,
-        AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+        AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client,
         aiohttp.ClientSession() as session,
     ):
         ways = {
             "worker": through_worker(worker_pb2_grpc.WorkerServiceStub(channel)),
             "router": through_router(client),
-            "gateway": through_gateway(session, f"http://{mesh.http_addresses[0]}"),
+            "gateway": through_gateway(session, f"http://{mesh.addresses.http[0]}"),
         }
         for way in ways.values():
             await asyncio.gather(*(way() for _ in range(20)))  # warm

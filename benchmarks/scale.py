@@ -39,8 +39,8 @@ from benchmarks.fault_streams import rss_bytes
 from benchmarks.meshes import CONFIDENCE, mesh_of
 from benchmarks.spread import percentile
 from penstock import AsyncClient, Finished, InstanceChanged, PenstockError, TierStarted, Tokens
-from penstock.local import LocalMesh
 from penstock.local.cpu_time import cpu_s
+from penstock.local.mesh import LocalMesh
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.routing.placement import Placed
 from penstock.services import open_files
@@ -260,7 +260,7 @@ async def measure(seconds: float) -> dict[str, Any]:
         began = time.monotonic()
         processes = await stack.enter_async_context(crowds(file, mesh.redis_url_of("worker")))
         client = await stack.enter_async_context(
-            AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S)
+            AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin, timeout_s=TIMEOUT_S)
         )
         await _until_ready(client, WORKERS + 1)
         start_s = time.monotonic() - began
@@ -273,7 +273,7 @@ async def _live(
 ) -> dict[str, Any]:
     """Streams, status and `top` for so long, then the end of a process with its workers."""
     reader, measured, over = Reader(), Measured(), asyncio.Event()
-    top = Top(mesh.admin_addresses[0])
+    top = Top(mesh.addresses.admin[0])
     pids = {name: [mesh.watcher.watched[name].pid or 0] for name in ("redis", "router-0", "planner-0", "judge-0")}
     pids |= {"workers": [each.pid or 0 for each in processes], "top": [top.process.pid], "client": [os.getpid()]}
     try:

@@ -98,7 +98,7 @@ async def _mesh(policy: str) -> AsyncIterator[Any]:
     }
     async with (
         mesh_of({"name": f"bench-{policy.replace('_', '-')}", "tiers": [tier]}) as mesh,
-        aio.insecure_channel(mesh.grpc_addresses[0]) as channel,
+        aio.insecure_channel(mesh.addresses.grpc[0]) as channel,
     ):
         yield router_pb2_grpc.RouterServiceStub(channel)
 

@@ -32,7 +32,7 @@ from benchmarks.fault_streams import (
 from benchmarks.meshes import mesh_of
 from models.training import tasks
 from penstock import AsyncClient, PenstockError
-from penstock.local import LocalMesh
+from penstock.local.mesh import LocalMesh
 
 FAMILY = Path("models/family").resolve()
 SECONDS, QUICK_SECONDS = 1800.0, 180.0
@@ -86,7 +86,7 @@ class Soak:
     async def _client(self, number: int, kind: str, prompts: Sequence[str]) -> None:
         draw = random.Random(f"{SEED} {number}")
         async with AsyncClient(
-            self._mesh.grpc_addresses, admin=self._mesh.admin_addresses, timeout_s=TIMEOUT_S
+            self._mesh.addresses.grpc, admin=self._mesh.addresses.admin, timeout_s=TIMEOUT_S
         ) as client:
             while time.monotonic() < self._ends_s:
                 result = StreamResult(draw.choice(prompts))
@@ -104,7 +104,7 @@ class Soak:
                 self.results[kind].append(result)
 
     async def _sse(self, number: int, result: StreamResult) -> None:
-        urls = [f"http://{address}" for address in self._mesh.http_addresses]
+        urls = [f"http://{address}" for address in self._mesh.addresses.http]
         body = {"model": "cascade", "max_tokens": MAX_TOKENS}
         await sse_stream(self._session, urls, number, body)(result.prompt, result)
 
@@ -113,7 +113,7 @@ class Soak:
         body = {"model": "cascade", "max_tokens": MAX_TOKENS, "temperature": 0}
         message = {"messages": [{"role": "user", "content": result.prompt}]}
         for attempt in range(8):
-            urls = self._mesh.http_addresses
+            urls = self._mesh.addresses.http
             url = f"http://{urls[(number + attempt) % len(urls)]}/v1/chat/completions"
             try:
                 async with self._session.post(url, json=body | message) as response:
@@ -178,7 +178,7 @@ def slopes(memory: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, 
 async def texts(mesh: LocalMesh, prompts: Sequence[str]) -> dict[tuple[str, str], str]:
     """(tier, prompt) -> the greedy text, undisturbed."""
     expected: dict[tuple[str, str], str] = {}
-    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin, timeout_s=TIMEOUT_S) as client:
         for tier in ("small", "large"):
             results = [StreamResult(prompt) for prompt in prompts]
             stream = grpc_stream(client, model=tier, max_tokens=MAX_TOKENS)

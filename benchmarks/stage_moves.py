@@ -21,7 +21,7 @@ from benchmarks import report, workload
 from benchmarks.meshes import CONFIDENCE, mesh_of
 from benchmarks.spread import percentile
 from penstock import AsyncClient, AsyncPlannerClient, Stage
-from penstock.local import LocalMesh
+from penstock.local.mesh import LocalMesh
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
@@ -94,7 +94,7 @@ async def _drive(address: str, prompts: list[str], lengths: list[int]) -> tuple[
 
 
 async def _lay_out(mesh: LocalMesh, client: AsyncClient) -> None:
-    async with AsyncPlannerClient(mesh.planner_address) as planner:
+    async with AsyncPlannerClient(mesh.addresses.planner) as planner:
         plan = await planner.get_plan()
         tier = dataclasses.replace(plan.tiers[0], stages=STAGES, qoe=QoeModel(*QOE))
         await planner.set_plan(dataclasses.replace(plan, tiers=(tier,)))
@@ -133,8 +133,8 @@ async def measure() -> dict[str, Any]:
     prompts = workload.questions(STREAMS, SEED)
     lengths = [draw.randint(*(LONG if draw.random() < LONG_SHARE else SHORT)) for _ in prompts]
     boundaries: list[tuple[float, dict[str, int]]] = []
-    async with mesh_of(CONTENT) as mesh, AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
-        (address,) = mesh.grpc_addresses
+    async with mesh_of(CONTENT) as mesh, AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client:
+        (address,) = mesh.addresses.grpc
         await _drive(address, prompts[:8], [16] * 8)  # every worker's first steps
         still, still_s = await _drive(address, prompts, lengths)
         await _lay_out(mesh, client)

@@ -16,8 +16,8 @@ from penstock import AsyncClient
 from penstock.cli.demo_run import warm_up
 from penstock.cli.held_out import Question
 from penstock.client.judging import AsyncJudge
-from penstock.local import LocalMesh
 from penstock.local.cpu_time import group_cpu_s, scheduled_s
+from penstock.local.mesh import LocalMesh
 from penstock.services.domain.instances import Role
 
 IDLE_S = 3.0  # over which the CPU time of an idle mesh is measured
@@ -84,7 +84,7 @@ async def serving(
     system: System, layout: Layout, base: dict[str, Any], warm: list[Question], max_tokens: int | None = None
 ) -> AsyncIterator[ServedSystem]:
     """Run the mesh of a system, its workers warm and, if the layout says so, pinned to a core each."""
-    async with mesh_of(mesh_content(base, system, layout)) as mesh, AsyncClient(mesh.grpc_addresses) as client:
+    async with mesh_of(mesh_content(base, system, layout)) as mesh, AsyncClient(mesh.addresses.grpc) as client:
         if layout.pinned:
             pin_workers(mesh)
         used = [tier.name for tier in mesh.mesh.tiers if tier.workers]

@@ -133,7 +133,7 @@ class EndToEnd:
         layout = Layout("measure", tiers, False)
         async with serving(everything, layout, self._base, self._measured, self._setup.max_tokens) as served:
             mesh = served.mesh
-            addresses = ("--target", ",".join(mesh.grpc_addresses), "--admin", ",".join(mesh.admin_addresses))
+            addresses = ("--target", ",".join(mesh.addresses.grpc), "--admin", ",".join(mesh.addresses.admin))
             file = self._folder / site.JUDGED
             limit = ("--max-tokens", most) if (most := self._setup.max_tokens) else ()
             await site.penstock("measure", prompts, "--out", file, *limit, *addresses, "--json")

@@ -55,7 +55,7 @@ async def serving(*tiers: dict[str, Any]) -> AsyncIterator[tuple[AsyncClient, fl
     began_s = time.perf_counter()
     async with mesh_of({"name": "bench", "tiers": list(tiers)}) as mesh:
         started_s = time.perf_counter() - began_s
-        async with AsyncClient(mesh.grpc_addresses[0], timeout_s=TIMEOUT_S) as client:
+        async with AsyncClient(mesh.addresses.grpc[0], timeout_s=TIMEOUT_S) as client:
             yield client, started_s
 
 

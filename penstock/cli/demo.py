@@ -21,7 +21,8 @@ from penstock.client.aio import AsyncClient
 from penstock.client.aio_planner import AsyncPlannerClient
 
 if TYPE_CHECKING:
-    from penstock.local import LocalMesh, MeshOptions
+    from penstock.local.mesh import LocalMesh
+    from penstock.placement.mesh_input import MeshOptions
 
 OFFERED_SHARE = 0.5  # of what the last tier sustains alone, by default: it must keep up with bursts, to be compared
 RUN_S = 18.0  # of the runs, by default: with three tiers, all of them take less than two minutes
@@ -70,7 +71,7 @@ def demo(
     All runs get the same prompts at the same times. Accuracy is measured against the known answers. None of the prompts was
     in the training data.
     """
-    from penstock.local import MeshOptions
+    from penstock.placement.mesh_input import MeshOptions
 
     shipped = Path(str(resources.files("penstock.demo_data")))
     with failing_on(QuestionsError):
@@ -94,15 +95,15 @@ async def _run(
     *,
     quiet: bool,
 ) -> dict[str, Any]:
-    from penstock.local import LocalMesh
+    from penstock.local.mesh import LocalMesh
 
     async with started(partial(LocalMesh, mesh_options), quiet=quiet) as mesh:
         assert mesh is not None
         tiers = [tier.name for tier in mesh.mesh.tiers if tier.workers]
         with progress(quiet=quiet, transient=False) as bars:
             async with (
-                AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
-                AsyncPlannerClient(mesh.planner_address) as planner,
+                AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client,
+                AsyncPlannerClient(mesh.addresses.planner) as planner,
             ):
                 # other prompts than those of the runs, whose KV the tiers would have in their caches
                 others = held_out[-(demo_run.LONE_PROMPTS + demo_run.BURST_PROMPTS) :]

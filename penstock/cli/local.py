@@ -9,17 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from penstock.cli import targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.output import console, fail, failing_on, print_json, print_line, tier_counts
+from penstock.local import runfile
 
 if TYPE_CHECKING:
-    from penstock.local import LocalMesh, MeshOptions
+    from penstock.local.mesh import LocalMesh
     from penstock.on_ray.mesh import RayMesh
+    from penstock.placement.mesh_input import MeshOptions
     from penstock.placement.running_mesh import RunningMesh
     from penstock.placement.start import Progress
 
@@ -54,13 +56,13 @@ def up(
 ) -> None:
     """Start the mesh that the mesh file describes; Ctrl-C stops it."""
     _check_place(on, runtime_env)
-    from penstock.local import MeshOptions, read_run_file
+    from penstock.placement.mesh_input import MeshOptions
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"--folder: {folder}: {error.strerror}", 2)
-    running = read_run_file(folder)
+    running = runfile.read_run_file(folder)
     if running is not None:
         fail(f"a mesh is running from {folder} already (process {running.pid}); stop it with `penstock down`")
     counts = tier_counts("--worker", worker or [])
@@ -87,12 +89,10 @@ def _check_place(on: str, runtime_env: Path | None) -> None:
 
 def down(folder: targets.Folder = targets.FOLDER) -> None:
     """Stop the mesh of the folder, after its running requests have finished."""
-    from penstock.local.runfile import lock_holder, read_run_file, stale_run_file
-
-    running = read_run_file(folder)
-    process = running.process if running is not None else lock_holder(folder)
+    running = runfile.read_run_file(folder)
+    process = running.process if running is not None else runfile.lock_holder(folder)
     if process is None or not process.send(signal.SIGTERM):
-        stale = stale_run_file(folder)
+        stale = runfile.stale_run_file(folder)
         fail(f"no mesh is running from {folder}" + (f": {stale}; the next `penstock up` replaces it" if stale else ""))
     until = time.monotonic() + DOWN_TIMEOUT_S
     while process.runs:
@@ -104,9 +104,7 @@ def down(folder: targets.Folder = targets.FOLDER) -> None:
 
 async def run(options: "MeshOptions", *, on: str, json: bool, in_background: bool) -> None:
     """Run the mesh in the foreground until a signal arrives or a process fails for good."""
-    from penstock.local.runfile import METRICS_NAME
     from penstock.services.mesh_check import judging
-    from penstock.services.redis_url import without_password
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,24 +112,19 @@ async def run(options: "MeshOptions", *, on: str, json: bool, in_background: boo
     async with started(mesh_on(on, options), stop=stop, quiet=json) as mesh:
         if mesh is None:
             fail("interrupted: all processes have been stopped", INTERRUPTED)
+        running = runfile.read_run_file(options.folder)
+        assert running is not None
         if json:
-            print_json(
-                {
-                    "grpc": mesh.grpc_addresses,
-                    "http": mesh.http_addresses,
-                    "admin": mesh.admin_addresses,
-                    "redis_url": without_password(mesh.redis_url),
-                }
-            )
+            print_json(_reached(running))
         else:
             scheme = "http" if mesh.tls_folder is None else "https"
-            console.print(f"gRPC    {', '.join(mesh.grpc_addresses)}")
-            console.print(f"OpenAI  {', '.join(f'{scheme}://{a}/v1' for a in mesh.http_addresses)}")
+            console.print(f"gRPC    {', '.join(running.grpc)}")
+            console.print(f"OpenAI  {', '.join(f'{scheme}://{a}/v1' for a in running.http)}")
             for line in judging(mesh.mesh, mesh.gives_logprobs):
                 print_line(f"Judge   {line}")
             logs = options.folder / "logs" if on == LOCAL else f"ray logs cluster 'penstock-{mesh.mesh.name}-*'"
             console.print(f"Logs    {logs}", highlight=False)
-            console.print(f"Metrics {options.folder / METRICS_NAME} (targets for Prometheus' file_sd_configs)")
+            console.print(f"Metrics {options.folder / runfile.METRICS_NAME} (targets for Prometheus' file_sd_configs)")
             command = targets.command_for(options.folder)
             stop_hint = "" if in_background else "    Stop it with Ctrl-C."
             print_line(f"Try     {command} ask 'What is 12 + 30?'{stop_hint}")
@@ -152,7 +145,7 @@ Mesh = TypeVar("Mesh", bound="RunningMesh")
 def mesh_on(on: str, options: "MeshOptions") -> "Callable[[Callable[[Progress], None]], LocalMesh | RayMesh]":
     """A mesh on this machine, or on a Ray cluster."""
     if on == LOCAL:
-        from penstock.local import LocalMesh
+        from penstock.local.mesh import LocalMesh
 
         return partial(LocalMesh, options)
     from penstock.on_ray.mesh import RayMesh
@@ -166,24 +159,21 @@ async def started(
 ) -> "AsyncIterator[Mesh | None]":
     """Run a mesh and show its progress while it starts. Gives None if `stop` is set before it is ready."""
     from penstock.local.redis_server import NoRedis
-    from penstock.local.runfile import FolderInUse
     from penstock.placement.mesh import MeshFailed
     from penstock.services.field_problems import SettingsError
 
-    began, lines = time.monotonic(), ProgressLines()
+    began, lines, stop = time.monotonic(), ProgressLines(), stop or asyncio.Event()
 
     def show(progress: "Progress") -> None:
         if not quiet and (line := lines.next(progress, time.monotonic() - began)) is not None:
             print_line(line)
 
     mesh = None
-    with failing_on(FolderInUse, MeshFailed, NoRedis, SettingsError):
+    with failing_on(runfile.FolderInUse, MeshFailed, NoRedis, SettingsError):
         mesh = make(show)
-        entering = asyncio.create_task(mesh.__aenter__())
-        waits: set[asyncio.Task[Any]] = {entering}
-        if stop is not None:
-            waits.add(asyncio.create_task(stop.wait()))
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        entering, stopping = asyncio.create_task(mesh.__aenter__()), asyncio.create_task(stop.wait())
+        await asyncio.wait({entering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if not entering.done():
             entering.cancel()
             await asyncio.gather(entering, return_exceptions=True)
@@ -203,14 +193,13 @@ async def started(
 
 def _detached(mesh: Path, folder: Path, options: list[str], json: bool) -> None:
     """Start `penstock up` as a background process; show its progress until it is ready, or the reason why it failed."""
-    from penstock.local.runfile import FolderInUse, FolderLock, read_run_file
     from penstock.placement.start import start_timeout_s
     from penstock.services.field_problems import SettingsError
     from penstock.services.mesh_file import load_mesh_file
 
-    with failing_on(SettingsError, FolderInUse):
+    with failing_on(SettingsError, runfile.FolderInUse):
         limit_s = start_timeout_s(load_mesh_file(mesh), mesh) + DETACH_MARGIN_S
-        lock = FolderLock(folder)
+        lock = runfile.FolderLock(folder)
         lock.acquire()
     log = folder / "up.log"
     arguments = [sys.executable, "-m", "penstock.cli.main", "up", "--mesh", str(mesh), "--folder", str(folder)]
@@ -220,7 +209,7 @@ def _detached(mesh: Path, folder: Path, options: list[str], json: bool) -> None:
     until, shown = time.monotonic() + limit_s, 0
     try:
         while True:
-            running = read_run_file(folder)
+            running = runfile.read_run_file(folder)
             is_ready = running is not None and running.pid == child.pid
             has_ended = child.poll() is not None  # before the log is read, so that its last lines are in it
             text = log.read_text(errors="replace")
@@ -241,11 +230,15 @@ def _detached(mesh: Path, folder: Path, options: list[str], json: bool) -> None:
         child.wait(DOWN_TIMEOUT_S)
         fail("interrupted: all processes have been stopped", INTERRUPTED)
     if json:
-        print_json({"grpc": running.grpc, "http": running.http, "admin": running.admin, "redis_url": running.redis_url})
+        print_json(_reached(running))
     else:
         scheme = "https" if running.tls_folder else "http"
         console.print(f"The mesh is ready: gRPC {', '.join(running.grpc)}, OpenAI {scheme}://{running.http[0]}/v1")
         print_line(f"Stop it with `{targets.command_for(folder)} down`.")
+
+
+def _reached(running: runfile.RunFile) -> dict[str, object]:
+    return {name: getattr(running, name) for name in ("grpc", "http", "admin", "redis_url")}
 
 
 class ProgressLines:

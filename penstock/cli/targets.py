@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -13,9 +13,7 @@ from penstock.client.connection import DEFAULT_ADMIN, DEFAULT_TARGET, Tls
 from penstock.client.retries import RetryPolicy
 from penstock.client.sync import Client
 from penstock.client.sync_planner import PlannerClient
-
-if TYPE_CHECKING:
-    from penstock.local.runfile import RunFile
+from penstock.local.runfile import RunFile, read_run_file
 
 _Entry = TypeVar("_Entry")
 
@@ -59,10 +57,8 @@ def command_for(folder: Path) -> str:
     return "penstock" if folder == FOLDER else f"penstock --folder {folder}"
 
 
-def _running() -> "RunFile | None":
+def _running() -> RunFile | None:
     """The mesh that runs from the folder."""
-    from penstock.local.runfile import read_run_file
-
     return read_run_file(folder())
 
 

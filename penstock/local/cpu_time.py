@@ -10,8 +10,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def cpu_s(pid: int, thread: int | None = None) -> float:
     """User and system time of a process, or of one of its threads, so far; 0 for one that has ended."""
-    task = "" if thread is None else f"/task/{thread}"
-    fields = _stat(f"{pid}{task}")
+    fields = stat_fields(f"{pid}" if thread is None else f"{pid}/task/{thread}")
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
 
 
@@ -23,9 +22,8 @@ def group_cpu_s(pids: Iterable[int]) -> float:
     ticks = 0
     for root in pids:
         for pid in (root, *descendants(root)):
-            ticks += sum(
-                int(field) for field in _stat(str(pid))[11:15]
-            )  # its own, and of the children it has waited for
+            # its own, and of the children it has waited for
+            ticks += sum(map(int, stat_fields(str(pid))[11:15]))
     return ticks / TICKS_PER_S
 
 
@@ -46,7 +44,7 @@ def descendants(pid: int) -> list[int]:
     """All descendants of a process that are running."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (fields := _stat(folder.name)):
+        if folder.name.isdigit() and (fields := stat_fields(folder.name)):
             children.setdefault(int(fields[1]), []).append(int(folder.name))
     below, parents = list[int](), [pid]
     while parents:
@@ -56,7 +54,7 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
-def _stat(path: str) -> list[str]:
+def stat_fields(path: str) -> list[str]:
     """The fields of `/proc/<path>/stat` from the third on, which is the state; none if there is no such process."""
     try:
         # "pid (name) state ...": the name may hold anything

@@ -91,7 +91,7 @@ class LocalMesh(RunningMesh):
         self.watcher, self.view = Watcher(), MeshView()
         self.processes = mesh_processes(self.mesh, router_processes, any_ports=options.any_ports)
         self._placer = LocalPlacer(self.watcher, self.spec_of, tier_gpus(self.mesh))
-        self._placed = PlacedMesh(self.mesh, self.processes, self._placer, self.view, router_processes=router_processes)
+        self._placed = PlacedMesh(self.mesh, self.processes, self._placer, self.view, router_processes)
         self._redis_urls: dict[str, str] = {}
 
     async def _start(self) -> None:
@@ -105,8 +105,8 @@ class LocalMesh(RunningMesh):
             MeshFeed(client, Keys(self.mesh.name), self.view, on_change=self._changed)
         )
         await self._placed.start()
-        await self._placed.until_ready(self._input.start_timeout_s, self._on_progress)
-        await asyncio.gather(*map(self._until_seen, set(self.admin_addresses)))
+        await self._placed.until_ready(self._input.start_timeout_s, self._report)
+        await asyncio.gather(*map(self._until_seen, self.addresses.admin))
         self._stack.push_async_callback(end, supervise("rotate-logs", self.watcher.rotate_logs))
         self._stack.push_async_callback(end, supervise("follow-plan", self._placed.follow))
 
@@ -129,15 +129,6 @@ class LocalMesh(RunningMesh):
     @property
     def addresses(self) -> Addresses:
         return Addresses.of(self.view)
-
-    @property
-    def gives_logprobs(self) -> dict[str, bool | None]:
-        return self._placed.progress().gives_logprobs
-
-    @property
-    def planner_address(self) -> str:
-        """The administrative listener of a planner; empty without one."""
-        return self.addresses.planner
 
     def redis_url_of(self, role: str) -> str:
         """The URL of the Redis, with the password of a role (`router`, ...) if this mesh has started it."""

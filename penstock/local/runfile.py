@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from penstock.local.cpu_time import stat_fields
+from penstock.services.private_files import replace_file
+
 NAME, LOCK_NAME, METRICS_NAME = "run.json", "up.lock", "metrics.json"
 HOLDER_BYTES = 256
 _log = logging.getLogger(__name__)
@@ -31,13 +34,11 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
         """The current process with this id; None if there is none, or it is a zombie."""
-        try:
-            # "pid (name) state ...": the name may hold anything; state is field 3, the start time field 22
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
+        fields = stat_fields(str(pid))
+        if not fields or fields[0] in "ZX":
             return None
-        return None if fields[0] in "ZX" else cls(pid, f"{boot}/{fields[19]}")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return cls(pid, f"{boot}/{fields[19]}")
 
     @property
     def runs(self) -> bool:
@@ -84,9 +85,7 @@ class RunFile:
         return ProcessId(self.pid, self.started)
 
     def write(self, folder: Path) -> None:
-        path = folder / NAME
-        path.with_suffix(".tmp").write_text(json.dumps(asdict(self), indent=1) + "\n")
-        path.with_suffix(".tmp").replace(path)
+        _write(folder / NAME, asdict(self))
 
 
 def read_run_file(folder: Path) -> RunFile | None:
@@ -115,9 +114,7 @@ def remove(folder: Path) -> None:
 def write_metrics(folder: Path, pages: Mapping[str, str]) -> None:
     """Write where the metrics of each instance are, address by instance, as Prometheus' `file_sd_configs` read it."""
     groups = [{"targets": [address], "labels": {"instance": name}} for name, address in sorted(pages.items())]
-    path = folder / METRICS_NAME
-    path.with_suffix(".tmp").write_text(json.dumps(groups, indent=1) + "\n")
-    path.with_suffix(".tmp").replace(path)
+    _write(folder / METRICS_NAME, groups)
 
 
 @contextlib.contextmanager
@@ -217,11 +214,14 @@ class FolderLock:
 def lock_holder(folder: Path) -> ProcessId | None:
     """The process that holds the folder's lock. A starting mesh has a lock but no run file."""
     try:
-        data: dict[str, Any] = json.loads((folder / LOCK_NAME).read_text())
-        holder = ProcessId(data["pid"], data["started"])
-    except (OSError, ValueError, KeyError, TypeError):
+        holder = ProcessId(**json.loads((folder / LOCK_NAME).read_text()))
+    except (OSError, ValueError, TypeError):
         return None
     return holder if holder.runs else None
+
+
+def _write(path: Path, content: object) -> None:
+    replace_file(path, json.dumps(content, indent=1) + "\n", mode=0o644)
 
 
 def _read(folder: Path) -> RunFile | None:

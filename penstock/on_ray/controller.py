@@ -59,7 +59,7 @@ class Controller:
         for name in self._placer.found():
             if name != "redis":
                 await self._placer.start(process_named(name, self._mesh, described))
-        self._placed = PlacedMesh(self._mesh, described, self._placer, self._view, router_processes=router_processes)
+        self._placed = PlacedMesh(self._mesh, described, self._placer, self._view, router_processes)
         self._failure = ""
         self._run = supervise("follow-plan", self._keep, endless=False)
 

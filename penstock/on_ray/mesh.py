@@ -52,26 +52,17 @@ class RayMesh(RunningMesh):
         self._runtime_env = options.ray_runtime_env()
         self._ray: ModuleType = importlib.import_module("ray")
         self._controller: Any = None
-        self._state: RayMeshState | None = None
+        self._state: RayMeshState
 
     async def _start(self) -> None:
         await self._connect(self._shared(await self._input.configured_redis()))
         self._stack.push_async_callback(self._stop)
         await self._until_ready()
-        self.redis_url = self._known.redis_url
-
-    @property
-    def _known(self) -> RayMeshState:
-        assert self._state is not None
-        return self._state
+        self.redis_url = self._state.redis_url
 
     @property
     def addresses(self) -> Addresses:
-        return self._known.addresses
-
-    @property
-    def gives_logprobs(self) -> dict[str, bool | None]:
-        return self._known.progress.gives_logprobs
+        return self._state.addresses
 
     async def failed(self) -> str:
         """Keep the run file true for as long as the mesh runs; return why it does not."""
@@ -89,7 +80,7 @@ class RayMesh(RunningMesh):
     async def _until_ready(self) -> None:
         while True:
             state = self._state = await self._call(self._controller.state)
-            self._on_progress(state.progress)
+            self._report(state.progress)
             if state.failure:
                 raise MeshFailed(state.failure)
             if state.ready:
@@ -106,13 +97,8 @@ class RayMesh(RunningMesh):
         except (ConnectionError, RuntimeError) as error:
             raise MeshFailed(f"--on: no Ray cluster at {self._address}: {error}") from None
         self._stack.callback(ray.shutdown)
-        make = ray.remote(Controller).options(
-            name=name,
-            max_task_retries=-1,
-            num_cpus=0,
-            runtime_env=dict(shared.runtime_env),
-            **DETACHED,
-        )
+        env = dict(shared.runtime_env)
+        make = ray.remote(Controller).options(name=name, max_task_retries=-1, num_cpus=0, runtime_env=env, **DETACHED)
         self._controller = await asyncio.to_thread(make.remote, self.mesh.name, shared)
         if await self._call(self._controller.mesh_text) != self._input.text:
             raise MeshFailed(f"a mesh '{self.mesh.name}' with another mesh file runs on this cluster: stop it first")
@@ -159,10 +145,9 @@ def _check(given: MeshInput) -> None:
 
 def _files(given: MeshInput) -> dict[str, str]:
     """The certificates of each role, and the routers' keys."""
-    files, folder = dict[str, str](), given.tls_folder
-    for role in SERVICES if folder is not None else ():
-        assert folder is not None
-        for name in ("ca.pem", f"{role}.pem"):
-            files[f"{role}/tls/{name}"] = (folder / name).read_text()
+    files = dict[str, str]()
+    if (folder := given.tls_folder) is not None:
+        parts = ((role, name) for role in SERVICES for name in ("ca.pem", f"{role}.pem"))
+        files = {f"{role}/tls/{name}": (folder / name).read_text() for role, name in parts}
     keys = ServiceSettings.load(mesh_folder=str(given.folder)).key_file(given.mesh)
     return files if keys is None else files | {"router/keys": keys.read_text()}

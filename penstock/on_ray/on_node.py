@@ -39,6 +39,23 @@ def write_files(folder: Path, role: str, shared: Shared) -> None:
         replace_file(path, text)  # a service may be reading
 
 
+def prepared_spec(mesh: str, process: MeshProcess, name: str) -> ProcessSpec:
+    """How a process is run on this node, with its files written. name: of its folder and its log."""
+    shared = shared_state.load(mesh)
+    assert shared is not None
+    folder, log, host = own_folder(mesh, name), log_file(mesh, name), node_address()
+    write_files(folder, process.role, shared)
+    if process.role == "redis":
+        return redis_spec(mesh, shared, host, log)
+    return placed_spec(process, shared, host, folder, log)
+
+
+def node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
 def placed_spec(process: MeshProcess, shared: Shared, host: str, folder: Path, log: Path) -> ProcessSpec:
     """A service, at the address of its node. Ray has given it its GPUs: they are the only ones it sees."""
     files = shared.files_of(process.role)

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ray
+
 from penstock.local.cpu_time import descendants
-from penstock.on_ray import shared as shared_state
-from penstock.on_ray.on_node import log_file, own_folder, placed_spec, write_files
+from penstock.on_ray.on_node import node_address, prepared_spec
 from penstock.on_ray.shared import NAMESPACE
 from penstock.placement.processes import MeshProcess
 from penstock.services.background import end, supervise
@@ -39,16 +40,9 @@ class ServerPart:
     """Runs the part of a worker's server on its node, each time that the supervisor of the worker says so."""
 
     async def __init__(self, mesh: str, process: MeshProcess, rank: int) -> None:  # type: ignore[misc]  # as Ray calls it
-        import ray
-
         self._name = f"{process.name}-rank-{rank}"
         self._watcher = Watcher(final=ANY_STATUS)
-        shared = shared_state.load(mesh)
-        assert shared is not None
-        folder = own_folder(mesh, self._name)
-        write_files(folder, process.role, shared)
-        spec = placed_spec(process, shared, ray.util.get_node_ip_address(), folder, log_file(mesh, self._name))
-        self._spec = replace(spec, name=self._name, stop_s=STOP_S)
+        self._spec = replace(prepared_spec(mesh, process, self._name), name=self._name, stop_s=STOP_S)
 
     async def run(self, node: str) -> None:
         """Start the part, instead of the one that ran before. node: a ServerNode's name."""
@@ -71,18 +65,15 @@ class ServerPart:
 class ServerParts:
     """The parts of a worker's server on other nodes, seen from its supervisor. lost: told which one has ended the worker."""
 
-    def __init__(self, mesh: str, process: MeshProcess, host: str, lost: Lost) -> None:
-        """host: of the worker's own node."""
+    def __init__(self, mesh: str, process: MeshProcess, lost: Lost) -> None:
         self._names = [part_name(mesh, process.name, rank) for rank in range(1, process.nodes)]
-        self._host, self._lost = host, lost
+        self._lost = lost
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, entry: Watched) -> ProcessSpec:
         """Start all parts, for a worker that is about to start; return how it is to be run."""
-        import ray
-
         await self._forget()
-        count, address = 1 + len(self._names), f"{self._host}:{free_port()}"
+        count, address = 1 + len(self._names), f"{node_address()}:{free_port()}"
         while True:
             try:
                 parts = [ray.get_actor(name, namespace=NAMESPACE) for name in self._names]
@@ -98,8 +89,6 @@ class ServerParts:
 
     async def stop(self) -> None:
         """Stop all parts, after the worker."""
-        import ray
-
         await self._forget()
         parts = [ray.get_actor(name, namespace=NAMESPACE) for name in self._names]
         await asyncio.gather(*(part.stop.remote() for part in parts), return_exceptions=True)
@@ -110,8 +99,6 @@ class ServerParts:
 
     async def _end_with(self, parts: Sequence[Any], entry: Watched) -> None:
         """Kill the worker and its own part once another one has ended: the server answers no more, and would wait."""
-        import ray
-
         ends = [asyncio.ensure_future(part.ended.remote()) for part in parts]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -5,11 +5,13 @@ import logging
 import socket
 from dataclasses import dataclass
 
+import ray
+
 from penstock.on_ray import shared as shared_state
-from penstock.on_ray.on_node import log_file, own_folder, placed_spec, redis_spec, write_files
+from penstock.on_ray.on_node import own_folder, prepared_spec, write_files
 from penstock.on_ray.server_parts import ServerParts
 from penstock.on_ray.shared import NAMESPACE, controller_name
-from penstock.placement.processes import MeshProcess
+from penstock.placement.processes import MeshProcess, role_of
 from penstock.services.background import supervise
 from penstock.services.processes import Watched, Watcher
 
@@ -20,10 +22,8 @@ _log = logging.getLogger(__name__)
 class ProcessState:
     """A process of a mesh on Ray. pid: None while it is down. host: the name of its node's host. log_tail: its last lines."""
 
-    name: str
     host: str
     pid: int | None
-    restarts: int
     log_tail: str
 
 
@@ -32,33 +32,22 @@ class Supervisor:
     before it still drains is free later. What ends is reported to the controller."""
 
     async def __init__(self, mesh: str, process: MeshProcess) -> None:  # type: ignore[misc]  # as Ray calls it
-        import ray
-
         self._mesh, self._name = mesh, process.name
         self._reports = set[asyncio.Task[None]]()
-        shared = shared_state.load(mesh)
-        assert shared is not None
-        host, log = ray.util.get_node_ip_address(), log_file(mesh, process.name)
-        self._folder = own_folder(mesh, process.name)
-        write_files(self._folder, process.role, shared)
-        self._parts = ServerParts(mesh, process, host, self._report) if process.nodes > 1 else None
+        spec = prepared_spec(mesh, process, process.name)
+        self._parts = ServerParts(mesh, process, self._report) if process.nodes > 1 else None
         self._watcher = Watcher(self._ended, final=(), prepare=self._parts.start if self._parts is not None else None)
-        if process.role == "redis":
-            spec = redis_spec(mesh, shared, host, log)
-        else:
-            spec = placed_spec(process, shared, host, self._folder, log)
         self._entry = await self._watcher.start(spec)
         self._rotation = supervise("rotate-logs", self._watcher.rotate_logs)
 
     async def state(self) -> ProcessState:
-        entry = self._entry
-        return ProcessState(self._name, socket.gethostname(), entry.pid, entry.restarts, entry.log_tail())
+        return ProcessState(socket.gethostname(), self._entry.pid, self._entry.log_tail())
 
     async def renew_files(self) -> None:
         """Write certificates and keys again: services notice new ones."""
         shared = shared_state.load(self._mesh)
         if shared is not None:
-            write_files(self._folder, self._name.partition("-")[0], shared)
+            write_files(own_folder(self._mesh, self._name), role_of(self._name), shared)
 
     async def stop(self) -> None:
         """Let the process finish its requests and end."""
@@ -72,8 +61,6 @@ class Supervisor:
         report.add_done_callback(self._reports.discard)
 
     async def _report(self, what: str, log_tail: str) -> None:
-        import ray
-
         try:
             controller = ray.get_actor(controller_name(self._mesh), namespace=NAMESPACE)
             await controller.ended.remote(what, log_tail)

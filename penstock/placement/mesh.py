@@ -11,10 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from penstock.placement.processes import (
-    MeshProcess,
-    expected_instances,
-)
+from penstock.placement.processes import MeshProcess, expected_instances
 from penstock.placement.start import Progress
 from penstock.placement.workers import Workers
 from penstock.services.domain.instances import DesiredWorkers, InstanceRecord, Role
@@ -93,8 +90,7 @@ class PlacedMesh:
         processes: Sequence[MeshProcess],
         placer: Placer,
         view: MeshView,
-        *,
-        router_processes: int = 1,
+        router_processes: int,
     ) -> None:
         """processes: what the mesh file describes. router_processes: of each router."""
         self._mesh, self._processes, self._placer, self._view = mesh, processes, placer, view

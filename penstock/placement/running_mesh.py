@@ -2,10 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.local import runfile
@@ -16,39 +14,13 @@ from penstock.placement.start import Progress
 from penstock.services.redis_url import without_password
 
 
-class KeptRunFile:
-    """The run file, and the file of metrics addresses. redis_url: may have a password, which is not written."""
-
-    def __init__(self, options: MeshOptions, redis_url: str, tls_folder: Path | None) -> None:
-        self._options, self._redis_url, self._tls_folder = options, without_password(redis_url), tls_folder
-        self._written: Addresses | None = None
-
-    def update(self, addresses: Addresses) -> None:
-        """Write where the mesh is reached now, if that has changed. Without a router, the last addresses remain."""
-        if addresses == self._written or not addresses.grpc:
-            return
-        self._written = addresses
-        process = ProcessId.of(os.getpid())
-        assert process is not None
-        RunFile(
-            pid=process.pid,
-            started=process.started,
-            mesh_file=str(self._options.mesh_file.resolve()),
-            redis_url=self._redis_url,
-            grpc=addresses.grpc,
-            http=addresses.http,
-            admin=addresses.admin,
-            planner=addresses.planner,
-            tls_folder=str(self._tls_folder or ""),
-        ).write(self._options.folder)
-        runfile.write_metrics(self._options.folder, addresses.metrics)
-
-
 class RunningMesh(ABC):
     """What the back ends of `penstock up` have in common. tls_folder: of the mesh's certificates; None without TLS."""
 
     redis_url = ""
     """With the password of the user that follows the mesh, if this mesh has started its Redis."""
+    gives_logprobs: Mapping[str, bool | None]
+    """Whether replies come with log-probabilities, by tier, as one of its workers has found out."""
 
     def __init__(self, options: MeshOptions, on_progress: Callable[[Progress], None], *, here: bool) -> None:
         """here: whether the processes will run on this machine."""
@@ -56,7 +28,8 @@ class RunningMesh(ABC):
         self._options, self._on_progress = options, on_progress
         self.mesh, self.tls_folder = self._input.mesh, self._input.tls_folder
         self._stack = AsyncExitStack()
-        self._run_file: KeptRunFile | None = None
+        self._ready = False
+        self._written: Addresses | None = None
 
     @abstractmethod
     async def _start(self) -> None:
@@ -67,45 +40,33 @@ class RunningMesh(ABC):
     def addresses(self) -> Addresses:
         """Where the mesh is reached now."""
 
-    @property
-    @abstractmethod
-    def gives_logprobs(self) -> dict[str, bool | None]:
-        """Whether replies come with log-probabilities, by tier, as one of its workers has found out."""
-
     async def __aenter__(self) -> Self:
-        await self._stack.__aenter__()
-        try:
+        async with self._stack:
             self._stack.enter_context(held(self._options.folder))
             await self._start()
-            self._run_file = KeptRunFile(self._options, self.redis_url, self.tls_folder)
+            self._ready = True
             self._update_run_file()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+            self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run_file = None
+    async def __aexit__(self, *_: object) -> None:
+        self._ready = False
         runfile.remove(self._options.folder)
         await self._stack.aclose()
 
+    def _report(self, progress: Progress) -> None:
+        self.gives_logprobs = progress.gives_logprobs
+        self._on_progress(progress)
+
     def _update_run_file(self) -> None:
-        if self._run_file is not None:
-            self._run_file.update(self.addresses)
-
-    @property
-    def grpc_addresses(self) -> tuple[str, ...]:
-        """The routers' gRPC addresses. The processes of one router have the same."""
-        return self.addresses.grpc
-
-    @property
-    def http_addresses(self) -> tuple[str, ...]:
-        """The routers' OpenAI-compatible APIs."""
-        return self.addresses.http
-
-    @property
-    def admin_addresses(self) -> tuple[str, ...]:
-        """The routers' administrative listeners, in the order of `grpc_addresses`."""
-        return self.addresses.admin
+        """Write where the mesh is reached now, if that has changed. Without a router, the last addresses remain."""
+        if not self._ready or not (where := self.addresses).grpc or where == self._written:
+            return
+        self._written = where
+        process = ProcessId.of(os.getpid())
+        assert process is not None
+        folder, mesh_file = self._options.folder, str(self._options.mesh_file.resolve())
+        redis_url, tls_folder = without_password(self.redis_url), str(self.tls_folder or "")
+        reached = (where.grpc, where.http, where.admin, where.planner)
+        RunFile(process.pid, process.started, mesh_file, redis_url, *reached, tls_folder).write(folder)
+        runfile.write_metrics(folder, where.metrics)

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from penstock import __version__
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import judging
 from penstock.services.mesh_file import load_mesh_file

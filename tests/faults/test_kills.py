@@ -24,7 +24,8 @@ from penstock import (
     RetryPolicy,
     StructuredOutput,
 )
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from penstock.services.mesh_schema import MeshRouter
 from tests.conftest import FAMILY, write_mesh_file
 from tests.support.read_stream import ReadStream
@@ -59,7 +60,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 def mesh_client(mesh: LocalMesh) -> AsyncClient:
     return AsyncClient(
-        mesh.grpc_addresses[0], admin=mesh.admin_addresses[0], retry=RetryPolicy(attempts=1), timeout_s=400
+        mesh.addresses.grpc[0], admin=mesh.addresses.admin[0], retry=RetryPolicy(attempts=1), timeout_s=400
     )
 
 
@@ -77,7 +78,7 @@ Texts = dict[tuple[str, str], str]
 @pytest.fixture(scope="module")
 async def undisturbed(mesh: LocalMesh) -> Texts:
     asked = [(tier, prompt) for tier in ("small", "large") for prompt in prompts()]
-    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
+    async with AsyncClient(mesh.addresses.grpc[0], admin=mesh.addresses.admin[0]) as client:
         replies = await asyncio.gather(
             *(client.generate(p, model=tier, temperature=0, max_tokens=MAX_TOKENS) for tier, p in asked)
         )
@@ -86,7 +87,7 @@ async def undisturbed(mesh: LocalMesh) -> Texts:
 
 @pytest.fixture(scope="module")
 async def undisturbed_long(mesh: LocalMesh) -> Texts:
-    async with AsyncClient(mesh.grpc_addresses[0], admin=mesh.admin_addresses[0]) as client:
+    async with AsyncClient(mesh.addresses.grpc[0], admin=mesh.addresses.admin[0]) as client:
         streams = await asyncio.gather(*(Stream(client, p, **OF_LARGE).run() for p in prompts()))
     assert min(stream.tokens for stream in streams) > MAX_TOKENS // 2
     return {(stream.finished.tier, stream.prompt): stream.text for stream in streams}
@@ -228,9 +229,9 @@ async def test_a_killed_router_costs_a_client_of_two_routers_nothing(
     mesh: LocalMesh, client: AsyncClient, undisturbed_long: Texts
 ) -> None:
     await until(client, whole(mesh))
-    victim = next(i for i in (await client.status()).instances if i.address == mesh.grpc_addresses[0])
+    victim = next(i for i in (await client.status()).instances if i.address == mesh.addresses.grpc[0])
     name = next(n for n, w in mesh.watcher.watched.items() if str(w.pid) == victim.instance_id.rpartition("-")[2])
-    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=400) as both:
+    async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin, timeout_s=400) as both:
         streams = await kill_amid(
             [Stream(both, prompt, **OF_LARGE) for prompt in prompts()], lambda _: kill(mesh, name)
         )
@@ -246,7 +247,7 @@ async def test_a_reply_waits_for_the_only_worker_of_its_tier_while_it_loads(tmp_
     path = write_mesh_file(tmp_path, tiers, router=router, judge={"replicas": 0})
     async with LocalMesh(MeshOptions(path, tmp_path)) as mesh, mesh_client(mesh) as client:
         async with AsyncClient(
-            mesh.grpc_addresses[0], timeout_s=400
+            mesh.addresses.grpc[0], timeout_s=400
         ) as patient:  # the router may not know the plan yet
             undisturbed = await Stream(patient, "x", **OF_LARGE).run()
         path.write_text(path.read_text().replace("load_s: 0.5", f"load_s: {LOAD_S}"))  # from its next start on

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.malformed import compressed, malformed, running
-from penstock.local import LocalMesh
+from penstock.local.mesh import LocalMesh
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.fault_streams import StreamResult, grpc_stream, until_whole
 from penstock import AsyncClient, AsyncPlannerClient
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from penstock.services.state import PlanStore, connect
 from penstock.services.state.keys import Keys
 from tests.conftest import write_mesh_file
@@ -64,7 +65,7 @@ async def test_a_failover_of_redis_costs_300_streams_nothing(
             results.append(result := StreamResult(prompt))
             await stream(prompt, result)
 
-    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin, timeout_s=TIMEOUT_S) as client:
         before = await client.status()
         stream = grpc_stream(client, model="only", max_tokens=TOKENS)
         running = [asyncio.create_task(ask(prompt)) for prompt in texts]
@@ -82,7 +83,7 @@ async def test_a_failover_of_redis_costs_300_streams_nothing(
     assert all(r.text == texts[r.prompt] for r in results)
     assert (after.failed, after.failovers) == (before.failed, before.failovers)
     assert after.plan_revision == before.plan_revision
-    async with AsyncPlannerClient(mesh.planner_address) as planner:
+    async with AsyncPlannerClient(mesh.addresses.planner) as planner:
         published = await planner.set_plan(await planner.get_plan())
     direct = connect(promoted.url)
     try:

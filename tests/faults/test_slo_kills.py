@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.fault_streams import signal_process, until_whole
 from penstock import AsyncClient, NotFoundError, RetryPolicy, Slo, SloResult, TierAdmitted
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from tests.conftest import write_mesh_file
 from tests.support.present import present
 from tests.support.read_stream import ReadStream
@@ -41,8 +42,8 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalM
 
 @pytest.fixture
 async def client(mesh: LocalMesh) -> AsyncIterator[AsyncClient]:
-    retry, admin = RetryPolicy(attempts=1), mesh.admin_addresses[0]
-    async with AsyncClient(mesh.grpc_addresses[0], admin=admin, retry=retry, timeout_s=LIMIT_S) as made:
+    retry, admin = RetryPolicy(attempts=1), mesh.addresses.admin[0]
+    async with AsyncClient(mesh.addresses.grpc[0], admin=admin, retry=retry, timeout_s=LIMIT_S) as made:
         yield made
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.fault_streams import until_whole
 from penstock import AsyncClient, Client, Event, RetryPolicy
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from tests.conftest import write_mesh_file
 from tests.support.present import present
 from tests.support.read_stream import ReadStream
@@ -69,9 +70,9 @@ async def test_a_stopped_router_stalls_nobody_for_longer_than_the_silence_limit_
 ) -> None:
     """Streams of live and of held answers end elsewhere while it is stopped; some clients wait for it, which then goes on
     with their streams."""
-    both = list(mesh.grpc_addresses)
+    both = list(mesh.addresses.grpc)
     async with (
-        AsyncClient(both, admin=mesh.admin_addresses, timeout_s=120, silence_s=SILENCE_S) as client,
+        AsyncClient(both, admin=mesh.addresses.admin, timeout_s=120, silence_s=SILENCE_S) as client,
         AsyncClient(both[0], timeout_s=600, silence_s=600, keepalive_s=600, retry=RetryPolicy(attempts=1)) as patient,
     ):
         before = await client.status()

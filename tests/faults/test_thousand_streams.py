@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.fault_streams import StreamResult, grpc_stream, process_of, signal_process, until_whole
 from penstock import AsyncClient
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from tests.conftest import write_mesh_file
 from tests.support.simulated_text import ENDLESS, simulated_texts
 
@@ -36,9 +37,9 @@ async def test_a_killed_router_costs_a_thousand_streams_nothing(mesh: LocalMesh)
     await until_whole(mesh)
     texts = simulated_texts({f"question {i}": TOKENS for i in range(STREAMS)})
     results = [StreamResult(prompt) for prompt in texts]
-    first = mesh.grpc_addresses[0]
+    first = mesh.addresses.grpc[0]
     victim = process_of(mesh, next(r.instance_id for r in mesh.view.instances() if r.address == first))
-    async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses, timeout_s=TIMEOUT_S) as client:
+    async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin, timeout_s=TIMEOUT_S) as client:
         stream = grpc_stream(client, model="only", max_tokens=TOKENS)
         running = [asyncio.create_task(stream(r.prompt, r)) for r in results]
         while sum(1 for r in results if r.tokens) < 100:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from penstock import AsyncClient
-from penstock.local import read_run_file
+from penstock.local.runfile import read_run_file
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow

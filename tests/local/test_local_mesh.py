@@ -16,8 +16,10 @@ import pytest
 
 import penstock.planner_service.stages.replay as stage_replay
 from penstock import AsyncClient, AsyncPlannerClient
-from penstock.local import LocalMesh, MeshFailed, MeshOptions, read_run_file
-from penstock.local.runfile import METRICS_NAME
+from penstock.local.mesh import LocalMesh
+from penstock.local.runfile import METRICS_NAME, read_run_file
+from penstock.placement.mesh import MeshFailed
+from penstock.placement.mesh_input import MeshOptions
 from penstock.planner_service.files.profiles import Profile, write_profile
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.services import background
@@ -294,9 +296,9 @@ async def test_the_plan_moves_workers_between_tiers(tmp_path: Path, monkeypatch:
             await until(lambda: workers(mesh) == wanted and len(mesh.watcher.watched) == 4 + sum(wanted.values()))
 
         assert workers(mesh) == {"small": 1, "large": 1}
-        planner = mesh.planner_address
+        planner = mesh.addresses.planner
         async with (
-            AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+            AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client,
             AsyncPlannerClient(planner) as plans,
         ):
             stop = asyncio.Event()
@@ -352,7 +354,7 @@ async def test_the_mesh_moves_over_when_its_workload_drifts(tmp_path: Path) -> N
             return {tier.name: tier.instances for tier in plan.tiers}
 
         try:
-            async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
+            async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client:
                 at = time.time()
                 for i, score in enumerate((85, 85, 85, 45, 45)):
                     await store.append(window(at - 10 + i / 4, score))

@@ -15,7 +15,8 @@ import pytest
 from grpc import aio
 
 from penstock import AsyncClient, Tokens, UnavailableError
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
@@ -83,8 +84,8 @@ async def all_answer(mesh: LocalMesh) -> None:
     """Return once both processes do."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
-            if mesh.admin_addresses:  # a router that starts again has another one
-                async with AsyncClient(address(mesh), admin=mesh.admin_addresses) as client:
+            if mesh.addresses.admin:  # a router that starts again has another one
+                async with AsyncClient(address(mesh), admin=mesh.addresses.admin) as client:
                     with suppress(UnavailableError):  # while none listens
                         if [process.answering for process in (await client.status()).processes] == [True, True]:
                             return
@@ -146,15 +147,15 @@ async def sse(mesh: LocalMesh, session: aiohttp.ClientSession, begun: asyncio.Ev
 
 
 async def test_the_mesh_has_one_router_at_one_address_with_two_processes(mesh: LocalMesh) -> None:
-    assert mesh.grpc_addresses == (address(mesh),)
-    assert len(mesh.http_addresses) == 1
+    assert mesh.addresses.grpc == (address(mesh),)
+    assert len(mesh.addresses.http) == 1
     await all_answer(mesh)
-    async with AsyncClient(address(mesh), admin=mesh.admin_addresses) as asked, aiohttp.ClientSession() as session:
+    async with AsyncClient(address(mesh), admin=mesh.addresses.admin) as asked, aiohttp.ClientSession() as session:
         async with asyncio.timeout(60):  # the process that answers may not have heard of the other one yet
             async for status in asked.watch_status(0.1):
                 if [i.processes for i in status.instances if i.role == "router"] == [2]:
                     break
-        async with session.get(f"http://{mesh.http_addresses[0]}/readyz") as response:
+        async with session.get(f"http://{mesh.addresses.http[0]}/readyz") as response:
             assert response.status == 200
 
 
@@ -168,7 +169,7 @@ async def test_traces_of_requests_to_any_process_are_found(mesh: LocalMesh) -> N
             async for event in router_pb2_grpc.RouterServiceStub(channel).Generate(request):
                 traced += [event.finished.trace_id] if event.HasField("finished") else []
         assert len(set(traced)) == 2
-        async with AsyncClient(address(mesh), admin=mesh.admin_addresses) as asked, asyncio.timeout(TIMEOUT_S):
+        async with AsyncClient(address(mesh), admin=mesh.addresses.admin) as asked, asyncio.timeout(TIMEOUT_S):
             for trace_id in traced:
                 while trace_id not in {trace.trace_id for trace in await asked.traces(20)}:
                     await asyncio.sleep(0.1)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from penstock import AsyncClient, AsyncPlannerClient
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from penstock.services.domain.instances import Role
 from tests.conftest import FAST, write_mesh_file
 from tests.support.cli import penstock
@@ -47,7 +48,7 @@ async def test_a_tier_has_more_workers_while_its_requests_wait_and_no_reply_is_l
             await until(lambda: len(mesh.view.workers("small")) == small and len(mesh.watcher.watched) == 5 + small)
             assert await asyncio.to_thread(exported) == {"small": small, "large": 1}
 
-        async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
+        async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client:
             async with steady_requests(client, STREAMS):
                 await scaled_to(MOST)
             await scaled_to(1)
@@ -69,8 +70,8 @@ async def test_a_request_starts_a_worker_of_a_tier_that_has_none_or_takes_the_ne
     async with (
         asyncio.timeout(WAIT_S),
         LocalMesh(MeshOptions(write_mesh_file(tmp_path, tiers, **parts), tmp_path)) as mesh,
-        AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
-        AsyncPlannerClient(mesh.planner_address) as planner,
+        AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client,
+        AsyncPlannerClient(mesh.addresses.planner) as planner,
     ):
 
         async def without(*names: str) -> None:
@@ -123,12 +124,12 @@ async def test_workers_of_other_shapes_replace_the_old_ones_and_no_reply_is_lost
                     await asyncio.sleep(0.02)
 
         def plan(*arguments: str) -> str:
-            done = penstock("plan", *arguments, "-a", mesh.admin_addresses[0])
+            done = penstock("plan", *arguments, "-a", mesh.addresses.admin[0])
             assert done.returncode == 0, done.stderr
             return " ".join(done.stdout.split())
 
         async with (
-            AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+            AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client,
             steady_requests(client, STREAMS),
         ):
             assert shapes() == own

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.local import read_run_file
+from penstock.local.runfile import read_run_file
 from penstock.services.access import authority
 from penstock.services.access.api_keys import KeyFile, new_key
 from penstock.services.access.roles import CallerRole

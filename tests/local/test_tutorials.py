@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock import AsyncClient, AsyncPlannerClient, Judged
-from penstock.local import LocalMesh, MeshOptions
+from penstock.local.mesh import LocalMesh
+from penstock.placement.mesh_input import MeshOptions
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -51,7 +52,7 @@ async def test_your_own_endpoints(tmp_path: Path) -> None:
     """The endpoints are tiers of another mesh, whose log-probabilities the default judge takes."""
     (tmp_path / "served").mkdir()
     async with LocalMesh(MeshOptions(ROOT / "mesh.yaml", tmp_path / "served", any_ports=True)) as served:
-        url = {"http://127.0.0.1:8000": f"http://{served.http_addresses[0]}"}
+        url = {"http://127.0.0.1:8000": f"http://{served.addresses.http[0]}"}
         shown = await asyncio.to_thread(
             run, "your_own_endpoints.py", with_free_ports(EXAMPLES / "mesh-endpoints.yaml", tmp_path, **url)
         )
@@ -75,7 +76,7 @@ async def test_one_tier_needs_no_judge(tmp_path: Path) -> None:
         assert Counter(name.partition("-")[0] for name in mesh.watcher.watched) == {
             "redis": 1, "planner": 1, "worker": 1, "router": 1
         }  # fmt: skip
-        async with AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client:
+        async with AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client:
             for model in ("cascade", "only"):
                 reply = await client.generate("What is 12 + 30?", model=model, temperature=0)
                 assert reply.text
@@ -85,9 +86,9 @@ async def test_one_tier_needs_no_judge(tmp_path: Path) -> None:
 async def test_simulated_tiers_need_no_models(tmp_path: Path) -> None:
     """The cascade judges by confidence, and the threshold decides who answers, as the file says."""
     async with LocalMesh(MeshOptions(EXAMPLES / "mesh-simulated.yaml", tmp_path, any_ports=True)) as mesh:
-        planner = mesh.planner_address
+        planner = mesh.addresses.planner
         async with (
-            AsyncClient(mesh.grpc_addresses, admin=mesh.admin_addresses) as client,
+            AsyncClient(mesh.addresses.grpc, admin=mesh.addresses.admin) as client,
             AsyncPlannerClient(planner) as plans,
         ):
             judged = [event async for event in client.stream("hello") if isinstance(event, Judged)]

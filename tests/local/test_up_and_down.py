@@ -16,9 +16,20 @@ import pytest
 import yaml
 
 from penstock.cli.local import REPEAT_S, ProgressLines
-from penstock.local import LocalMesh, MeshFailed, MeshOptions, RunFile, read_run_file
-from penstock.local.runfile import METRICS_NAME, FolderInUse, FolderLock, ProcessId, lock_holder, stale_run_file
+from penstock.local.mesh import LocalMesh
+from penstock.local.runfile import (
+    METRICS_NAME,
+    FolderInUse,
+    FolderLock,
+    ProcessId,
+    RunFile,
+    lock_holder,
+    read_run_file,
+    stale_run_file,
+)
 from penstock.placement import start
+from penstock.placement.mesh import MeshFailed
+from penstock.placement.mesh_input import MeshOptions
 from penstock.placement.start import Progress, start_timeout_s
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import load_mesh_file

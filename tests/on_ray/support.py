@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from benchmarks.fault_streams import StreamResult, grpc_stream
 from penstock import AsyncClient, MeshStatus, UnavailableError
-from penstock.local import RunFile, read_run_file
+from penstock.local.runfile import RunFile, read_run_file
 from tests.conftest import write_mesh_file
 from tests.support.cli import penstock, penstock_process
 from tests.support.simulated_text import ENDLESS, simulated_texts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.local import read_run_file
 from penstock.local.cpu_time import descendants
+from penstock.local.runfile import read_run_file
 from tests.on_ray.support import (
     check_streams_amid,
     client_of,
