@@ -1,11 +1,12 @@
 """`penstock measure`: have every tier answer prompts and the judge score them, for the planner's quality file."""
 
 import asyncio
+import contextlib
 import csv
 import json as json_module
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ from penstock.cli.proposal import MeasuredTier, Proposal, ScorerWorth, propose, 
 from penstock.client.aio import AsyncClient
 from penstock.client.errors import PenstockError
 from penstock.client.judging import Answered, AsyncJudge
-from penstock.client.types import Options
+from penstock.client.types import Options, Reply
 from penstock.types.replies import FinishReason
 
 RIGHT = 50.0  # the least score of a right answer
@@ -41,22 +42,14 @@ REPLY_S = (
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
+    """by_scorer: of those that scored it."""
+
     question: Question
-    answered: Answered
+    reply: Reply
     score: float
     refused: bool
     good: bool
-    by_scorer: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scorers:
-    """chosen: the one that is measured. others: that are compared with it. right_by: says which answers are right; empty: the
-    comparison with the expected answer does."""
-
-    chosen: str
-    others: tuple[str, ...]
-    right_by: str
+    by_scorer: dict[str, float]
 
 
 @needs_extra("measure --predictor", "planner")
@@ -106,7 +99,8 @@ def measure(
     else:
         with failing_on(QuestionsError, status=2):
             questions = read_questions(prompts)
-    if labelled is not None and any(question.answer is None for question in questions):
+    known = all(question.answer is not None for question in questions)
+    if labelled is not None and not known:
         fail(f"{prompts}: --labelled needs an answer with every prompt", 2)
     if labelled is not None and any(not isinstance(question.prompt, str) for question in questions):
         fail(f"{prompts}: --labelled needs prompts of one message: samples for calibration hold no chats", 2)
@@ -116,26 +110,24 @@ def measure(
     with cli_error_handling(routers):
         measured = _measure(routers, listeners, questions, generation, (scorer, right_by), concurrency, quiet=json)
         scores, seconds = asyncio.run(measured)
-    _write_quality(out, scores, {})  # also where training fails
+    _write_quality(out, scores, {}, known=known)  # also where training fails
     trained = None
     if predictor is not None:
         predicted, trained = _trained(predictor, questions, scores)
-        _write_quality(out, scores, predicted)
+        _write_quality(out, scores, predicted, known=known)
     if labelled is not None:
         _write_labelled(labelled, scores)
     figures = [_figures(tier, scored) for tier, scored in scores.items()]
     tiers = [
         MeasuredTier(tier, seconds[tier], [each.good for each in scored], _by_scorer(scored))
-        for tier, scored in scores.items()
-        if all(each.question.answer is not None for each in scored)
+        for tier, scored in (scores.items() if known else ())
     ]
     worths, proposal = [each for tier in tiers[:-1] for each in worth(tier)], propose(tiers) if tiers else None
     if json:
-        shown: dict[str, Any] = {}
-        if proposal:
-            shown = {"scorers": [asdict(each) for each in worths], "proposal": asdict(proposal)}
-        shown |= {} if trained is None else {"predictor": trained}
-        print_json({"prompts": len(questions), "out": str(out), "tiers": figures} | shown)
+        shown: dict[str, Any] = {"prompts": len(questions), "out": str(out), "tiers": figures}
+        if proposal is not None:
+            shown |= {"scorers": worths, "proposal": proposal}
+        print_json(shown if trained is None else shown | {"predictor": trained})
         return
     table = table_of("tier", "mean score", "output tokens", "right", title=f"{len(questions)} prompts")
     for row in figures:
@@ -210,55 +202,53 @@ async def _measure(
         with progress(quiet=quiet) as bars:
             bar = bars.add_task("measuring", total=len(questions) * len(status.tiers))
             async with AsyncJudge(judge_address, tls=targets.tls()) as judge:
-                used = await _scorers(judge, *scorers, compare=all(each.answer is not None for each in questions))
+                listed, default = await judge.scorers()
+                chosen, right_by = scorers[0] or default, scorers[1]
+                compared = [each.name for each in listed if each.name != chosen and not each.needs_reference]
+                if any(question.answer is None for question in questions):
+                    compared = []
 
-                async def reply_of(tier: str, question: Question) -> Answered:
+                async def reply_of(tier: str, question: Question) -> Reply:
                     async with slots:
                         reply = await client.generate(question.prompt, generation, model=tier, timeout_s=REPLY_S)
                     bars.advance(bar)
-                    return Answered(question.prompt, reply, question.answer)
+                    return reply
 
-                async def scored(question: Question, answered: Answered) -> _Scored:
+                async def scored(question: Question, reply: Reply) -> _Scored:
                     async with slots:
-                        return await _scored(judge, question, answered, used)
+                        return await _scored(judge, question, reply, [chosen, *compared], right_by)
 
                 scores, seconds, loop = dict[str, list[_Scored]](), dict[str, float](), asyncio.get_running_loop()
                 for tier in status.tiers:
                     began_s = loop.time()
-                    answers = await asyncio.gather(*(reply_of(tier.name, question) for question in questions))
+                    replies = await asyncio.gather(*(reply_of(tier.name, question) for question in questions))
                     seconds[tier.name] = (loop.time() - began_s) / len(questions)
-                    scores[tier.name] = await asyncio.gather(*map(scored, questions, answers))
+                    scores[tier.name] = await asyncio.gather(*map(scored, questions, replies))
                 return scores, seconds
 
 
-async def _scorers(judge: AsyncJudge, chosen: str, right_by: str, *, compare: bool) -> _Scorers:
-    listed, default = await judge.scorers()
-    chosen = chosen or default
-    others = tuple(each.name for each in listed if each.name != chosen and compare and not each.needs_reference)
-    return _Scorers(chosen, others, right_by)
-
-
-async def _scored(judge: AsyncJudge, question: Question, answered: Answered, scorers: _Scorers) -> _Scored:
-    """An answer that was cut off is never good. Other scorers may have no score for it."""
-    (verdict,) = await judge.verdicts([answered], scorers.chosen)
-    by_scorer: dict[str, float | None] = {scorers.chosen: verdict.score}
-    for name in scorers.others:
-        try:
+async def _scored(
+    judge: AsyncJudge, question: Question, reply: Reply, scorers: Sequence[str], right_by: str
+) -> _Scored:
+    """An answer that was cut off is never good. scorers: the one that is measured, and others, which may have no score."""
+    answered = Answered(question.prompt, reply, question.answer)
+    (verdict,) = await judge.verdicts([answered], scorers[0])
+    by_scorer = {scorers[0]: verdict.score}
+    for name in scorers[1:]:
+        with contextlib.suppress(PenstockError):
             by_scorer[name] = (await judge.score([answered], name))[0]
-        except PenstockError:
-            by_scorer[name] = None
-    good = answered.reply.finish_reason is FinishReason.STOP
-    if good and scorers.right_by:
-        good = (await judge.score([answered], scorers.right_by))[0] >= RIGHT
+    good = reply.finish_reason is FinishReason.STOP
+    if good and right_by:
+        good = (await judge.score([answered], right_by))[0] >= RIGHT
     elif good:
-        good = question.answered_by(answered.reply.text)
-    return _Scored(question, answered, verdict.score, bool(verdict.reason), good, by_scorer)
+        good = question.answered_by(reply.text)
+    return _Scored(question, reply, verdict.score, bool(verdict.reason), good, by_scorer)
 
 
 def _by_scorer(scored: Sequence[_Scored]) -> dict[str, Sequence[float]]:
     """The scores of those that scored every answer."""
-    columns = {name: [each.by_scorer[name] for each in scored] for name in scored[0].by_scorer}
-    return {name: [x for x in column if x is not None] for name, column in columns.items() if None not in column}
+    complete = [name for name in scored[0].by_scorer if all(name in each.by_scorer for each in scored)]
+    return {name: [each.by_scorer[name] for each in scored] for name in complete}
 
 
 def _show_worth(each: ScorerWorth) -> None:
@@ -283,13 +273,14 @@ def _show_proposal(proposal: Proposal, tiers: Sequence[MeasuredTier]) -> None:
     print_line(line)
 
 
-def _write_quality(path: Path, scores: dict[str, list[_Scored]], predicted: dict[str, Sequence[float]]) -> None:
-    """Write the quality file. With the right answer of every prompt, an answer's quality is 100 if it is right, else 0.
+def _write_quality(
+    path: Path, scores: dict[str, list[_Scored]], predicted: dict[str, Sequence[float]], *, known: bool
+) -> None:
+    """Write the quality file. predicted: scores by tier; empty without a predictor.
 
-    predicted: scores by tier; empty without a predictor.
+    known: with the right answer of every prompt: an answer's quality is 100 if it is right, else 0.
     """
     columns = ["prompt_id", "input_tokens"]
-    known = all(answer.question.answer is not None for answers in scores.values() for answer in answers)
     own = ("output_tokens", "judge_score", "refused", *(("quality",) if known else ()))
     columns += [f"{tier}_{what}" for tier in scores for what in own]
     columns += [f"{tier}_predicted_score" for tier in predicted]
@@ -297,9 +288,9 @@ def _write_quality(path: Path, scores: dict[str, list[_Scored]], predicted: dict
         writer = csv.writer(file)
         writer.writerow(columns)
         for i, row in enumerate(zip(*scores.values(), strict=True)):
-            cells: list[object] = [f"p{i}", row[0].answered.reply.usage.prompt_tokens]
+            cells: list[object] = [f"p{i}", row[0].reply.usage.prompt_tokens]
             for scored in row:
-                cells += [scored.answered.reply.usage.output_tokens, f"{scored.score:.6g}", int(scored.refused)]
+                cells += [scored.reply.usage.output_tokens, f"{scored.score:.6g}", int(scored.refused)]
                 cells += [100 if scored.good else 0] if known else []
             writer.writerow([*cells, *(f"{column[i]:.4g}" for column in predicted.values())])
 
@@ -308,26 +299,25 @@ def _write_labelled(path: Path, scores: dict[str, list[_Scored]]) -> None:
     with path.open("w") as file:
         for tier, answers in scores.items():
             for answer in answers:
-                values = [position.chosen.logprob for position in answer.answered.reply.logprobs]
+                values = [position.chosen.logprob for position in answer.reply.logprobs]
                 row: dict[str, Any] = {
                     "prompt": answer.question.text,
-                    "answer": answer.answered.reply.text,
+                    "answer": answer.reply.text,
                     "good": answer.good,
-                    "reference": answer.answered.reference,
+                    "reference": answer.question.answer,
                     "tier": tier,
-                    "finish_reason": answer.answered.reply.finish_reason.value,
+                    "finish_reason": answer.reply.finish_reason.value,
                 }
                 if values:
-                    row["mean_logprob"] = sum(values) / len(values)
-                    row["min_logprob"] = min(values)
+                    row |= {"mean_logprob": statistics.fmean(values), "min_logprob": min(values)}
                 file.write(json_module.dumps(row) + "\n")
 
 
 def _figures(tier: str, scored: list[_Scored]) -> dict[str, Any]:
-    correct = [answer.good for answer in scored if answer.answered.reference is not None]
+    correct = [answer.good for answer in scored if answer.question.answer is not None]
     return {
         "tier": tier,
         "mean_score": statistics.fmean(answer.score for answer in scored),
-        "mean_output_tokens": statistics.fmean(answer.answered.reply.usage.output_tokens for answer in scored),
+        "mean_output_tokens": statistics.fmean(answer.reply.usage.output_tokens for answer in scored),
         "right": statistics.fmean(correct) if correct else None,
     }
