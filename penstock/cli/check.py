@@ -36,22 +36,15 @@ def check(
     findings = check_mesh_file(mesh, here=here)
     judged = [] if findings.problems else asyncio.run(_judging(load_mesh_file(mesh), here=here))
     if json:
-        problems, notes = (
-            [{"field": p.field, "problem": p.problem} for p in each] for each in (findings.problems, findings.notes)
-        )
-        sound = not problems
-        print_json({"file": str(mesh), "sound": sound, "problems": problems, "notes": notes, "judging": judged})
+        listed = {"problems": findings.problems, "notes": findings.notes}
+        print_json({"file": str(mesh), "sound": not findings.problems, **listed, "judging": judged})
     else:
         for p in findings.problems:
-            line = f"{mesh}: {p.field}: {p.problem}" if p.field else p.problem
-            print_line(line, style="red", to=errors)
+            print_line(f"{mesh}: {p.field}: {p.problem}" if p.field else p.problem, style="red", to=errors)
         for p in findings.notes:
-            note = f"{mesh}: note: {p.field}: {p.problem}"
-            print_line(note, style="yellow", to=errors)
+            print_line(f"{mesh}: note: {p.field}: {p.problem}", style="yellow", to=errors)
         if not findings.problems:
-            summary = f"{mesh}: sound: {_summary(load_mesh_file(mesh))}"
-            for line in (summary, *judged):
-                print_line(line)
+            print_line("\n".join([f"{mesh}: sound: {_summary(load_mesh_file(mesh))}", *judged]))
     if findings.problems or (strict and findings.notes):
         raise typer.Exit(1)
 

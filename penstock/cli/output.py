@@ -22,24 +22,20 @@ console = Console()
 errors = Console(stderr=True)
 
 
-def plain(value: object) -> Any:
-    """Convert dataclasses and enums to JSON values."""
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Print a value with dataclasses, enums and bytes in it."""
+    sys.stdout.write(json.dumps(value, indent=indent, default=_json_value) + "\n")
+    sys.stdout.flush()
+
+
+def _json_value(value: object) -> Any:
+    """Of what JSON has no form for."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.value
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return value
-
-
-def print_json(value: object, *, indent: int | None = 2) -> None:
-    sys.stdout.write(json.dumps(plain(value), indent=indent) + "\n")
-    sys.stdout.flush()
+    assert isinstance(value, enum.Enum), value
+    return value.value
 
 
 def print_line(text: str, *, style: str | None = None, to: Console = console) -> None:

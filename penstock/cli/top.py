@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
 from rich.console import Group
 from rich.live import Live
@@ -19,6 +20,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 HISTORY = 60
 MAX_INTERVAL_S = 86_400.0
 Instances = tuple[InstanceStatus, ...]
+_Row = TypeVar("_Row")
 ONE_GPU = "tp1pp1"
 """The shape of workers with one GPU at most."""
 
@@ -138,25 +140,29 @@ def _answering(mesh: MeshStatus) -> tuple[str, str]:
 
 def _tiers(tiers: tuple[TierStatus, ...]) -> Table:
     drafted = any(t.accepted_draft_tokens or t.rejected_draft_tokens for t in tiers)
-    table = _table("tier", *(("model",) if _wide() else ()), "threshold", "workers", "running", "queued", "tokens/s",
-                   "answered", "escalated", "rate", *(("drafted",) if drafted else ()))  # fmt: skip
-    for t in tiers:
-        worked = t.answered + t.escalated
-        workers = f"{t.live_instances}/{t.planned_instances}"
-        table.add_row(
-            t.name,
-            *((t.model,) if _wide() else ()),
-            "-" if t.threshold is None else f"{t.threshold:g}",
-            workers if t.live_instances >= t.planned_instances else f"[red]{workers}[/]",
-            str(t.running),
-            str(t.queued),
-            f"{t.output_tokens_per_s:.0f}",
-            str(t.answered),
-            str(t.escalated),
-            f"{100 * t.escalated / worked:.0f} %" if worked else "-",
-            *((_drafted(t),) if drafted else ()),
-        )
-    return table
+    return _table(
+        tiers,
+        ("tier", lambda t: t.name),
+        _wide() and ("model", lambda t: t.model),
+        ("threshold", lambda t: "-" if t.threshold is None else f"{t.threshold:g}"),
+        ("workers", _workers),
+        ("running", lambda t: f"{t.running}"),
+        ("queued", lambda t: f"{t.queued}"),
+        ("tokens/s", lambda t: f"{t.output_tokens_per_s:.0f}"),
+        ("answered", lambda t: f"{t.answered}"),
+        ("escalated", lambda t: f"{t.escalated}"),
+        ("rate", lambda t: _percent(t.escalated, t.answered + t.escalated)),
+        drafted and ("drafted", _drafted),
+    )
+
+
+def _workers(tier: TierStatus) -> str:
+    workers = f"{tier.live_instances}/{tier.planned_instances}"
+    return workers if tier.live_instances >= tier.planned_instances else f"[red]{workers}[/]"
+
+
+def _percent(part: int, of: int) -> str:
+    return f"{100 * part / of:.0f} %" if of else "-"
 
 
 def _drafted(tier: TierStatus) -> str:
@@ -165,38 +171,30 @@ def _drafted(tier: TierStatus) -> str:
     return f"{tier.accepted_draft_tokens}/{verified}" if verified else "-"
 
 
-def _instances(instances: tuple[InstanceStatus, ...]) -> Table:
-    staged = any(i.place is not None for i in instances)
+def _instances(instances: Instances) -> Table:
     drafting = any(i.drafting is not None for i in instances)
-    shaped = not {i.shape for i in instances} <= {"", ONE_GPU}
-    table = _table("instance", *(("tier", "address") if _wide() else ()), *(("shape",) if shaped else ()),
-                   *(("lengths",) if staged else ()), "state",
-                   "running", "queued", "KV", "tokens/s", *(("drafted by", "accepted") if drafting else ()),
-                   "age")  # fmt: skip
-    styles = {"ready": "green", "draining": "yellow", "ejected": "red", "loading": "yellow"}
-    for i in sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)):
-        worker = i.role == "worker"
-        used = f"{100 * (1 - i.free_kv_blocks / i.kv_blocks):.0f} %" if i.kv_blocks else "-"
-        table.add_row(
-            f"{i.instance_id} ({i.processes} processes)" if i.processes > 1 else i.instance_id,
-            *((i.tier or "-", i.address) if _wide() else ()),
-            *((i.shape or "-",) if shaped else ()),
-            *((_lengths(i),) if staged else ()),
-            f"[{styles.get(i.state, 'red')}]{i.state}{_more_of_state(i)}[/]",
-            str(i.running) if worker else "-",
-            str(i.queued) if worker else "-",
-            used,
-            f"{i.output_tokens_per_s:.0f}" if worker else "-",
-            *(_drafting(i) if drafting else ()),
-            f"{i.age_s:.1f} s",
-        )
-    return table
+    return _table(
+        sorted(instances, key=lambda i: (i.role != "worker", i.role, i.tier, i.instance_id)),
+        ("instance", lambda i: f"{i.instance_id} ({i.processes} processes)" if i.processes > 1 else i.instance_id),
+        _wide() and ("tier", lambda i: i.tier or "-"),
+        _wide() and ("address", lambda i: i.address),
+        not {i.shape for i in instances} <= {"", ONE_GPU} and ("shape", lambda i: i.shape or "-"),
+        any(i.place is not None for i in instances) and ("lengths", _lengths),
+        ("state", _state),
+        ("running", lambda i: f"{i.running}" if i.role == "worker" else "-"),
+        ("queued", lambda i: f"{i.queued}" if i.role == "worker" else "-"),
+        ("KV", lambda i: _percent(i.kv_blocks - i.free_kv_blocks, i.kv_blocks)),
+        ("tokens/s", lambda i: f"{i.output_tokens_per_s:.0f}" if i.role == "worker" else "-"),
+        drafting and ("drafted by", lambda i: _drafting(i)[0]),
+        drafting and ("accepted", lambda i: _drafting(i)[1]),
+        ("age", lambda i: f"{i.age_s:.1f} s"),
+    )
 
 
-def _more_of_state(instance: InstanceStatus) -> str:
-    if instance.loading is not None:
-        return f" {instance.loading}"
-    return ", leads" if instance.leads else ""
+def _state(instance: InstanceStatus) -> str:
+    style = {"ready": "green", "draining": "yellow", "ejected": "red", "loading": "yellow"}.get(instance.state, "red")
+    more = f" {instance.loading}" if instance.loading is not None else ", leads" if instance.leads else ""
+    return f"[{style}]{instance.state}{more}[/]"
 
 
 def _drafting(instance: InstanceStatus) -> tuple[str, str]:
@@ -215,26 +213,28 @@ def _lengths(instance: InstanceStatus) -> str:
 
 
 def _stages(mesh: MeshStatus) -> Table:
-    """The load of each stage. Instances have boundaries of their own, so a stage may end at several lengths."""
+    """The load of each stage."""
     stages: dict[tuple[str, int], list[InstanceStatus]] = {}
     for i in mesh.instances:
         if i.place is not None:
             stages.setdefault((i.tier, i.place.stage), []).append(i)
-    table = _table("tier", "stage", "from", "to", "workers", "running", "queued", "tokens/s")
-    for (tier, stage), members in sorted(stages.items()):
-        places = [i.place for i in members if i.place is not None]
-        ends = sorted({place.to_tokens - 1 for place in places})
-        table.add_row(
-            tier,
-            str(stage + 1),
-            str(min(place.from_tokens for place in places)),
-            str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}",
-            str(len(members)),
-            str(sum(i.running for i in members)),
-            str(sum(i.queued for i in members)),
-            f"{sum(i.output_tokens_per_s for i in members):.0f}",
-        )
-    return table
+    return _table(
+        sorted(stages.items()),
+        ("tier", lambda stage: stage[0][0]),
+        ("stage", lambda stage: f"{stage[0][1] + 1}"),
+        ("from", lambda stage: f"{min(i.place.from_tokens for i in stage[1] if i.place is not None)}"),
+        ("to", lambda stage: _ends(stage[1])),
+        ("workers", lambda stage: f"{len(stage[1])}"),
+        ("running", lambda stage: f"{sum(i.running for i in stage[1])}"),
+        ("queued", lambda stage: f"{sum(i.queued for i in stage[1])}"),
+        ("tokens/s", lambda stage: f"{sum(i.output_tokens_per_s for i in stage[1]):.0f}"),
+    )
+
+
+def _ends(instances: Sequence[InstanceStatus]) -> str:
+    """Instances have boundaries of their own, so a stage may end at several lengths."""
+    ends = sorted({i.place.to_tokens - 1 for i in instances if i.place is not None})
+    return f"{ends[0]}" if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
 def _wide() -> bool:
@@ -242,10 +242,13 @@ def _wide() -> bool:
     return console.width >= 110
 
 
-def _table(*columns: str) -> Table:
-    """A table with text to the left, numbers to the right, and no wrapping."""
+def _table(rows: Iterable[_Row], *columns: tuple[str, Callable[[_Row], str]] | Literal[False]) -> Table:
+    """A table with text to the left, numbers to the right, and no wrapping. columns: name and cells; False: left out."""
+    shown = [column for column in columns if column]
     table = Table(expand=True, box=None, header_style="bold cyan")
-    for name in columns:
+    for name, _ in shown:
         words = name in ("tier", "model", "instance", "address", "state")
         table.add_column(name, justify="left" if words else "right", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in shown))
     return table

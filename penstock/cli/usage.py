@@ -1,6 +1,5 @@
 """`penstock usage`: what tenants have used."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 from penstock.cli import options, targets
@@ -18,7 +17,7 @@ def usage(
     with targets.administration(admin) as client:
         entries = client.usage(days)
     if json:
-        print_json([asdict(entry) for entry in entries])
+        print_json(entries)
         return
     counted = ("replies", "prompt tokens", "output tokens", "seconds", "GPU seconds", "cost")
     table = table_of("tenant", "key", "tier", *counted, words=3)
