@@ -17,7 +17,8 @@ from penstock.planner_service.trace_importers.log_files import (
     opened,
     token_count,
 )
-from penstock.question_files import FileError, csv_rows
+from penstock.question_files.csv_files import csv_rows
+from penstock.question_files.errors import FileError
 
 
 def from_mooncake(path: Path, cache_tokens: int, block_tokens: int = BLOCK_TOKENS) -> ImportedTrace:

@@ -27,7 +27,8 @@ import numpy as np
 from benchmarks.held_out_fit import fit_held_out
 from penstock.planner_service.files.profiles import Profile
 from penstock.planner_service.simulator import EngineLimits, Replica
-from penstock.question_files import FileError, csv_count, csv_number, csv_rows
+from penstock.question_files.csv_files import csv_count, csv_number, csv_rows
+from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit
 from penstock.services.domain.latency import StepLoad
 from penstock.services.domain.latency_fit import mean_error

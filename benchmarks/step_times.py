@@ -33,7 +33,7 @@ from benchmarks.published_tables import Wanted, import_distserve, import_vidur
 from penstock.planner_service.files import catalogue, engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload, serve
 from penstock.planner_service.simulator.workload import Floats
-from penstock.question_files import FileError
+from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ClusterSpec, EngineSpec, ReplicaShape, Runtime, fit, roofline
 
 TABLE = {

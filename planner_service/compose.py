@@ -12,7 +12,8 @@ from penstock.planner_service.live.servicer import SERVICE, PlannerServicer
 from penstock.planner_service.live.solver_pool import SolverPool
 from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.proto.planner.v1 import planner_pb2_grpc
-from penstock.question_files import FileError, load_question
+from penstock.question_files.errors import FileError
+from penstock.question_files.questions import load_question
 from penstock.services.clock import SystemClock
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Load

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.question_files import FileError, load_question
+from penstock.question_files.errors import FileError
+from penstock.question_files.questions import load_question
 from penstock.services.domain.score_prediction import PredictorError
 from penstock.services.extensions import (
     asked_scorers,

@@ -27,7 +27,7 @@ from penstock.cli.planner_errors import planner_error_handling
 
 if TYPE_CHECKING:
     from penstock.planner_service.codecs.plan_file import PlanFile
-    from penstock.question_files import QuestionFile, QuestionSource
+    from penstock.question_files.questions import QuestionFile, QuestionSource
 
 app = typer.Typer(
     no_args_is_help=True, help="Compute a plan for a cluster, or show and change the current plan of a mesh."
@@ -123,7 +123,7 @@ def plan(
         fail("--sweep computes several plans: it goes without --apply, --render and --slo", 2)
     if render is not None:
         rendering.check(render)
-    from penstock.question_files import QuestionSource
+    from penstock.question_files.questions import QuestionSource
 
     quiet = json or out == options.STDOUT
     with planner_error_handling(json=quiet):

@@ -28,7 +28,8 @@ def capacity(
 ) -> None:
     """Compute the fewest GPUs with which a trace attains its SLOs, for one tier, and the rate that they sustain."""
     from penstock.planner_service import api
-    from penstock.question_files import load_cluster, load_models, load_trace
+    from penstock.question_files.questions import load_cluster, load_models
+    from penstock.question_files.tables import load_trace
     from penstock.services.domain.hardware import replica_words
 
     with planner_error_handling():

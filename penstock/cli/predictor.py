@@ -50,7 +50,8 @@ def predictor(
         if source is not None and given is not None and given.name == "COMMANDLINE":
             fail(f"--{option}: is of training, and --from does not train", 2)
     from penstock.planner_service.question.score_predictor import train
-    from penstock.question_files import FileError, csv_number, csv_rows
+    from penstock.question_files.csv_files import csv_number, csv_rows
+    from penstock.question_files.errors import FileError
     from penstock.services.domain.errors import InvalidRequest
     from penstock.services.domain.score_prediction import PredictorError
 

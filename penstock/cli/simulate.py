@@ -44,7 +44,7 @@ def simulate(
     """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
     from penstock.planner_service import api
     from penstock.planner_service.codecs.plan_file import read_plan
-    from penstock.question_files import load_trace
+    from penstock.question_files.tables import load_trace
 
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo or [])

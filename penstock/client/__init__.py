@@ -35,8 +35,8 @@ from penstock.client.types import Options as Options
 from penstock.client.types import Prompt as Prompt
 from penstock.client.types import Reply as Reply
 from penstock.client.types import Tokens as Tokens
-from penstock.question_files import FileError as FileError
-from penstock.question_files import load_question as load_question
+from penstock.question_files.errors import FileError as FileError
+from penstock.question_files.questions import load_question as load_question
 from penstock.types.deployments import DeployedTier as DeployedTier
 from penstock.types.deployments import Deployment as Deployment
 from penstock.types.deployments import ReplicaGroup as ReplicaGroup

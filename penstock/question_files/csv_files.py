@@ -41,12 +41,8 @@ def csv_number(
     return value
 
 
-def csv_count(
-    path: Path, line: int, row: dict[str, str], column: str, least: float = -math.inf, most: int | None = None
-) -> int:
+def csv_count(path: Path, line: int, row: dict[str, str], column: str, least: float = -math.inf) -> int:
     value = csv_number(path, line, row, column, least)
     if value != int(value):
         raise FileError(f"{path}: line {line}: {column} must be a whole number, not {row[column]}")
-    if most is not None and value > most:
-        raise FileError(f"{path}: line {line}: {column} must be at most {most:,}, not {value:g}")
     return int(value)

@@ -15,7 +15,7 @@ from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import SKIPPED, route
-from penstock.question_files import load_cluster, load_models, load_quality
+from penstock.question_files.questions import load_cluster, load_models, load_quality
 from penstock.services.acceptance.pipeline import OF_TIERS, tier_problems
 from penstock.services.domain.errors import InvalidRequest, check, invalid
 from penstock.services.domain.hardware import ReplicaShape

@@ -12,8 +12,9 @@ from typing import Any
 
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.proto.planner.v1 import planner_pb2 as pb
-from penstock.question_files import FileError, QuestionFile
+from penstock.question_files.errors import FileError
 from penstock.question_files.message_form import value_from
+from penstock.question_files.questions import QuestionFile
 from penstock.services.acceptance.pipeline import OF_PLANS, OF_TIERS, tier_problems
 from penstock.types.planned import CascadePlan
 from penstock.types.problems import FieldProblem

@@ -7,7 +7,7 @@ from penstock.planner_service.files.quality import judged_for, read_quality
 from penstock.planner_service.files.site import read_site, site_of
 from penstock.planner_service.files.stage_replica import StageReplica, read_replica
 from penstock.planner_service.files.trace import read_trace
-from penstock.question_files import FileError
+from penstock.question_files.errors import FileError
 
 __all__ = [
     "FileError",

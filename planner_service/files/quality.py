@@ -8,7 +8,7 @@ import numpy as np
 from penstock.planner_service.question.site import Site, with_drafts
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator.workload import Floats
-from penstock.question_files import load_judged
+from penstock.question_files.tables import load_judged
 from penstock.services.domain.errors import check, invalid
 from penstock.types.planning import JudgedPrompt, JudgedPrompts
 from penstock.types.ranges import range_problems

@@ -10,7 +10,8 @@ from penstock.planner_service.question.site import Site, TierSpeculation
 from penstock.planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Grading
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.remote import RemoteTier
-from penstock.question_files import FileError, load_cluster, load_models
+from penstock.question_files.errors import FileError
+from penstock.question_files.questions import load_cluster, load_models
 from penstock.services.domain.errors import InvalidRequest, check, invalid
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, Runtime
 from penstock.services.domain.latency import StepLatencyModel

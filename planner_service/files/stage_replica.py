@@ -8,7 +8,7 @@ from penstock.planner_service.files.hardware import engine_of_catalogue, gpu_of_
 from penstock.planner_service.files.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.stages.profile import batches_of
-from penstock.question_files import FileError
+from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, fit, roofline
 from penstock.types.planning import EngineRuntime
 from penstock.types.plans import QoeModel

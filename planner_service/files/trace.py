@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.planner_service.files.measured import workload_of
 from penstock.planner_service.simulator import Workload
-from penstock.question_files import load_trace
+from penstock.question_files.tables import load_trace
 
 
 def read_trace(path: Path) -> Workload:

@@ -27,7 +27,8 @@ from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.stages.partition import MoveCost
 from penstock.proto.planner.v1 import planner_pb2 as pb
-from penstock.question_files import FileError, load_question
+from penstock.question_files.errors import FileError
+from penstock.question_files.questions import load_question
 from penstock.services.domain.errors import InvalidRequest, invalid
 from penstock.types import planned as types
 from penstock.types.deployments import Deployment

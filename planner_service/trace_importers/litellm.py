@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.planner_service.trace_importers.imported import ImportedTrace, Row, trace_of
 from penstock.planner_service.trace_importers.log_files import is_csv, list_of, read_json, token_count
-from penstock.question_files import FileError, csv_rows
+from penstock.question_files.csv_files import csv_rows
+from penstock.question_files.errors import FileError
 
 
 def from_litellm(path: Path) -> ImportedTrace:

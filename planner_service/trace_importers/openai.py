@@ -7,7 +7,8 @@ from typing import Any
 from penstock.planner_service.simulator.workload import MAX_TOKENS
 from penstock.planner_service.trace_importers.imported import EVENLY, ImportedTrace, Row, evenly, trace_of
 from penstock.planner_service.trace_importers.log_files import is_csv, list_of, number_of, read_json, whole_number
-from penstock.question_files import FileError, csv_rows
+from penstock.question_files.csv_files import csv_rows
+from penstock.question_files.errors import FileError
 
 MAX_BUCKET_REQUESTS = 1_000_000  # of one bucket of a usage export
 

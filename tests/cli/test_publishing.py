@@ -12,7 +12,7 @@ import yaml
 from penstock.cli import targets
 from penstock.cli.plan_changes import PlannedTier, other_drafters
 from penstock.client.plans import Plan, TierPlan
-from penstock.question_files import load_models
+from penstock.question_files.questions import load_models
 from penstock.services.domain.plans import same_model
 from penstock.services.mesh_file import load_mesh_file
 from tests.conftest import ROOT
