@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from penstock.cli import targets
+from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, failing_on, print_json, print_line, tier_counts
+from penstock.cli.output import console, fail, failing_on, print_json, print_line
 from penstock.local import runfile
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ def up(
     running = runfile.read_run_file(folder)
     if running is not None:
         fail(f"a mesh is running from {folder} already (process {running.pid}); stop it with `penstock down`")
-    counts = tier_counts("--worker", worker or [])
+    counts = options.tier_values("--worker", "TIER=COUNT", worker, options.worker_count)
     if detach:
         more = [part for option in worker or [] for part in ("--worker", option)]
         more += ["--on", on, *(() if runtime_env is None else ("--runtime-env", str(runtime_env)))]
         _detached(mesh, folder, more, json)
         return
-    options = MeshOptions(mesh, folder, counts, runtime_env=runtime_env)
-    asyncio.run(run(options, on=on, json=json, in_background=in_background))
+    mesh_options = MeshOptions(mesh, folder, counts, runtime_env=runtime_env)
+    asyncio.run(run(mesh_options, on=on, json=json, in_background=in_background))
 
 
 def _check_place(on: str, runtime_env: Path | None) -> None:

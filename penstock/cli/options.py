@@ -22,11 +22,13 @@ MAX_RATE_PER_S = 1e6
 MAX_CONCURRENCY = 10_000
 MAX_DURATION_S = 86_400
 MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
+MAX_DIGITS = 9  # of a number of workers
 PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
 STDOUT = Path("-")
 
 _Number = TypeVar("_Number", int, float)
+_Value = TypeVar("_Value")
 
 
 def number(help: str, least: float, most: float, *flags: str, above: bool = False) -> Any:
@@ -82,6 +84,27 @@ def _seconds(text: str) -> float:
     if not 0 < value <= MAX_DURATION_S:
         raise typer.BadParameter(f"must be over 0 and at most {MAX_DURATION_S} s, not '{text}'")
     return value
+
+
+def tier_values(flag: str, form: str, values: Sequence[str] | None, read: Callable[[str], _Value]) -> dict[str, _Value]:
+    """The values of an option by tier. form: `TIER=COUNT`, for the error. read: reads one; a ValueError ends the command."""
+    result = dict[str, _Value]()
+    for value in values or ():
+        tier, _, text = value.partition("=")
+        try:
+            if not tier:
+                raise ValueError("no tier is named")
+            result[tier] = read(text)
+        except ValueError as error:
+            fail(f"{flag} {value}: must be {form}: {error}", 2)
+    return result
+
+
+def worker_count(text: str) -> int:
+    """The COUNT of TIER=COUNT. The mesh checks how many there may be."""
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        raise ValueError("a count has digits only")
+    return int(text)
 
 
 def slo_classes(help: str) -> Any:

@@ -16,8 +16,6 @@ from rich.table import Table
 
 from penstock.client.errors import InvalidRequestError, PenstockError, UnavailableError
 
-MAX_DIGITS = 9  # of a number of workers
-
 console = Console()
 errors = Console(stderr=True)
 
@@ -104,14 +102,3 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def tier_counts(name: str, values: list[str]) -> dict[str, int]:
-    """The TIER=COUNT values of an option as a mapping. The mesh checks the counts."""
-    counts = {}
-    for value in values:
-        tier, _, count = value.partition("=")
-        if not tier or not (count.isascii() and count.isdigit() and len(count) <= MAX_DIGITS):
-            fail(f"{name} {value}: must be TIER=COUNT", 2)
-        counts[tier] = int(count)
-    return counts

@@ -13,6 +13,7 @@ from penstock.cli.output import console, errors, fail
 from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, TierPlan
+from penstock.client.sync_planner import PlannerClient
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.rules import rules_of
 
@@ -68,17 +69,15 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
             )
             for before, tier, (threshold, count) in zip(current.tiers, plan.tiers, served, strict=True)
         ]
-        published = planner.set_plan(
-            dataclasses.replace(
-                current,
-                tiers=tuple(changed),
-                source="planned",
-                note=note,
-                prediction=plan.prediction,
-                **_said(file, rules_of(plan)),
-            ),
-            expected_revision=current.revision,
+        new = dataclasses.replace(
+            current, tiers=tuple(changed), source="planned", note=note, prediction=plan.prediction
         )
+        set_plan(planner, dataclasses.replace(new, **_said(file, rules_of(plan))), current, json=json, quiet=quiet)
+
+
+def set_plan(planner: PlannerClient, plan: Plan, current: Plan, *, json: bool, quiet: bool = False) -> None:
+    """Publish a plan after the current one; show it, and which workers it replaces."""
+    published = planner.set_plan(plan, expected_revision=current.revision)
     if not quiet:
         mesh_plan.show(published, json=json)
     if not (quiet or json):

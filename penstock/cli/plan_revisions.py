@@ -7,14 +7,11 @@ from typing import Annotated
 import typer
 
 from penstock.cli import mesh_plan, options, plan_changes, targets
-from penstock.cli.output import console, fail, print_json, print_line, tier_counts
+from penstock.cli.output import console, fail, print_json, print_line
 from penstock.cli.plan_changes import PlannedTier
-from penstock.cli.plan_publishing import ForceOption, refuse_other_models, with_values
-from penstock.client import PlannerClient
-from penstock.client.plans import Plan
+from penstock.cli.plan_publishing import ForceOption, refuse_other_models, set_plan, with_values
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.types.deployments import ReplicaGroup
-from penstock.types.ranges import Within
+from penstock.types.ranges import SCORE, Within
 
 
 def show(
@@ -49,37 +46,24 @@ def set_(
     """Publish the current plan with some values changed. Routers adopt it at once; no request is dropped."""
     if not threshold and not instances and not shapes and scorer is None:
         fail("nothing to change: give --threshold, --instances, --shape or --scorer", 2)
-    changes = {}
-    for option in threshold or []:
-        tier, _, value = option.partition("=")
-        try:
-            changes[tier] = float(value)
-        except ValueError:
-            fail(f"--threshold {option}: must be TIER=SCORE", 2)
-        if not 0 <= changes[tier] <= 100:
-            fail(f"--threshold {option}: a score must be from 0 to 100", 2)
-    counts, groups = tier_counts("--instances", instances or []), _shapes(shapes or [])
+    changes = options.tier_values("--threshold", "TIER=SCORE", threshold, _score)
+    counts = options.tier_values("--instances", "TIER=COUNT", instances, options.worker_count)
+    # the planner knows how many
+    groups = options.tier_values("--shape", "TIER=SHAPE", shapes, lambda name: (ReplicaShape.named(name).times(1),))
     with targets.planner(admin) as planner:
         plan = planner.get_plan()
-        unknown = {*changes, *counts, *groups} - {t.name for t in plan.tiers}
-        if unknown:
+        if unknown := {*changes, *counts, *groups} - {t.name for t in plan.tiers}:
             fail(f"no tier {', '.join(sorted(unknown))}", 2)
-        several = [t.name for t in plan.tiers if t.name in counts and t.name not in groups and len(t.replicas) > 1]
-        if several:
+        alone = counts.keys() - groups.keys()
+        if several := [t.name for t in plan.tiers if t.name in alone and len(t.replicas) > 1]:
             fail(f"--instances {several[0]}: its workers have several shapes: give --shape, too", 2)
         tiers = tuple(
             with_values(t, changes.get(t.name, t.threshold), counts.get(t.name, t.instances), groups.get(t.name, ()))
             for t in plan.tiers
         )
-        changed = dataclasses.replace(
-            plan,
-            tiers=tiers,
-            scorer=plan.scorer if scorer is None else scorer,
-            source="operator",
-            note=note,
-            prediction=None,
-        )
-        _publish(planner, changed, plan, json=json)
+        used = plan.scorer if scorer is None else scorer
+        changed = dataclasses.replace(plan, tiers=tiers, scorer=used, source="operator", note=note, prediction=None)
+        set_plan(planner, changed, plan, json=json)
 
 
 def history(
@@ -143,24 +127,10 @@ def rollback(
             for t, now in zip(earlier.tiers, current.tiers, strict=True)
         )
         plan = dataclasses.replace(earlier, tiers=same, source="rollback", note=note or f"to plan {target_revision}")
-        _publish(planner, plan, current, json=json)
+        set_plan(planner, plan, current, json=json)
 
 
-def _publish(planner: PlannerClient, plan: Plan, current: Plan, *, json: bool) -> None:
-    """Publish a plan after the current one; show it, and which workers it replaces."""
-    published = planner.set_plan(plan, expected_revision=current.revision)
-    mesh_plan.show(published, json=json)
-    if not json:
-        plan_changes.show_rolls(current, published)
-
-
-def _shapes(values: list[str]) -> dict[str, tuple[ReplicaGroup]]:
-    """The TIER=SHAPE values of `--shape`."""
-    groups = {}
-    for value in values:
-        tier, _, name = value.partition("=")
-        try:
-            groups[tier] = (ReplicaShape.named(name).times(1),)  # the planner knows how many
-        except ValueError as error:
-            fail(f"--shape {value}: {error}", 2)
-    return groups
+def _score(text: str) -> float:
+    if not SCORE.holds(score := float(text)):
+        raise ValueError("a score must be from 0 to 100")
+    return score
