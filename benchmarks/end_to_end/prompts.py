@@ -16,7 +16,7 @@ def of_shipped_family(count: int, seed: int) -> list[Question]:
     """`count` held-out prompts of distinct content: neither trained on nor used to calibrate the judge.
 
     Raises:
-        QuestionsError: There are not so many.
+        FileError: There are not so many.
     """
     fitted = {problem.key for problem in fit_problems()}
     drawn = tasks.held_out(count + min(count, len(fitted)), SEED + seed)

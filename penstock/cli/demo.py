@@ -13,12 +13,13 @@ import typer
 
 from penstock.cli import demo_report, demo_run, options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.held_out import Question, QuestionsError, read_questions
+from penstock.cli.held_out import Question, read_questions
 from penstock.cli.local import started
 from penstock.cli.output import cli_error_handling, console, failing_on, print_json, progress
 from penstock.cli.replay import Run, arrivals_s, replay
 from penstock.client.aio import AsyncClient
 from penstock.client.aio_planner import AsyncPlannerClient
+from penstock.question_files.errors import FileError
 
 if TYPE_CHECKING:
     from penstock.local.mesh import LocalMesh
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 OFFERED_SHARE = 0.5  # of what the last tier sustains alone, by default: it must keep up with bursts, to be compared
 RUN_S = 18.0  # of the runs, by default: with three tiers, all of them take less than two minutes
 LEAST_PROMPTS, MOST_PROMPTS = 30, 100  # of a run, by default
-LIMIT_TIMES = 5.0  # an answer is in time within so many times what the last tier takes for a request without others
 SEED = 1  # of the arrivals
 
 
@@ -74,7 +74,7 @@ def demo(
     from penstock.placement.mesh_input import MeshOptions
 
     shipped = Path(str(resources.files("penstock.demo_data")))
-    with failing_on(QuestionsError):
+    with failing_on(FileError):
         held_out = read_questions(questions or shipped / "models/heldout.jsonl", prompts or LEAST_PROMPTS)
     mesh_options = MeshOptions(mesh or shipped / "mesh.yaml", folder, any_ports=True)
     with cli_error_handling("the mesh of the demo"):
@@ -138,15 +138,7 @@ async def _run(
                 failover = await demo_run.fail_over(
                     client, held_out[-demo_run.FAILOVER_PROMPTS :], lambda instance: _process_of(mesh, instance)
                 )
-    return demo_report.figures_of(
-        tiers,
-        runs,
-        failover,
-        concurrency=concurrency,
-        rate_per_s=rate_per_s,
-        sustained_per_s=pace.sustained_per_s,
-        limit_s=LIMIT_TIMES * pace.lone_s,
-    )
+    return demo_report.figures_of(tiers, runs, failover, pace, concurrency=concurrency, rate_per_s=rate_per_s)
 
 
 def mesh_cpu_s(mesh: "LocalMesh") -> float:

@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.demo_run import Failover
+from penstock.cli.demo_run import Failover, Pace
 from penstock.cli.held_out import final_answer
 from penstock.cli.output import seconds
 from penstock.cli.replay import Outcome, Run
 
 SHOWN_REQUESTS = 8
+LIMIT_TIMES = 5.0  # an answer is in time within so many times what the last tier takes for a request without others
 PLAIN = "no skips"
 """A further run of the cascade, in which no tier is passed over."""
 
@@ -45,17 +46,15 @@ def figures_of(
     tiers: Sequence[str],
     runs: Mapping[str, Run],
     failover: Failover,
+    pace: Pace,
     *,
     concurrency: int,
     rate_per_s: float,
-    sustained_per_s: float,
-    limit_s: float,
 ) -> dict[str, Any]:
     """The content of demo.json. runs: by tier, `cascade`, and further ones of the cascade; all of the same questions and
-    arrivals.
-
-    sustained_per_s: by the last tier alone. limit_s: an answer that takes longer does not count for the goodput.
+    arrivals. pace: of the last tier alone.
     """
+    limit_s = LIMIT_TIMES * pace.lone_s
     cascade = runs["cascade"]
     answered = cascade.answered
     answered_by = Counter(reply.tier for _, reply in answered)
@@ -73,7 +72,7 @@ def figures_of(
         "prompts": len(cascade.outcomes),
         "concurrency": concurrency,
         "rate_per_s": rate_per_s,
-        "sustained_per_s": sustained_per_s,
+        "sustained_per_s": pace.sustained_per_s,
         "latency_limit_s": limit_s,
         "tiers": by_tier,
         "cascade": {

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.client.types import Prompt
+from penstock.question_files.errors import FileError
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 TOOL_CALL = "<tool_call>", "</tool_call>"
-
-
-class QuestionsError(Exception):
-    """A file of prompts cannot be used; the message names the file, the line and the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +54,21 @@ def read_questions(path: Path, least: int = 1) -> list[Question]:
     """Read a JSONL file with `prompt` or `messages` in each line and, if known, `answer`, `task` and `level`.
 
     Raises:
-        QuestionsError: It cannot be read, a line is bad, or there are fewer than `least` lines.
+        FileError: It cannot be read, a line is bad, or there are fewer than `least` lines.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise QuestionsError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {error}") from None
     questions = []
     for number, line in enumerate(lines, start=1):
         try:
             questions.append(_question(json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise QuestionsError(f"{path}:{number}: {error}") from None
+            raise FileError(f"{path}:{number}: {error}") from None
     if len(questions) < least:
         count = f"{len(questions)} prompts, fewer than {least}" if questions else "no prompts"
-        raise QuestionsError(f"{path}: {count}")
+        raise FileError(f"{path}: {count}")
     return questions
 
 

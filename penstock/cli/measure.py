@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.held_out import Question, QuestionsError, read_questions
+from penstock.cli.held_out import Question, read_questions
 from penstock.cli.output import (
     cli_error_handling,
     console,
@@ -32,6 +32,7 @@ from penstock.client.aio import AsyncClient
 from penstock.client.errors import PenstockError
 from penstock.client.judging import Answered, AsyncJudge
 from penstock.client.types import Options, Reply
+from penstock.question_files.errors import FileError
 from penstock.types.replies import FinishReason
 
 RIGHT = 50.0  # the least score of a right answer
@@ -97,7 +98,7 @@ def measure(
     if prompts is None:
         questions = _live_questions(admin)
     else:
-        with failing_on(QuestionsError, status=2):
+        with failing_on(FileError, status=2):
             questions = read_questions(prompts)
     known = all(question.answer is not None for question in questions)
     if labelled is not None and not known:

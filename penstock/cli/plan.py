@@ -127,20 +127,10 @@ def plan(
 
     quiet = json or out == options.STDOUT
     with planner_error_handling(json=quiet):
-        source = QuestionSource(
-            question,
-            cluster=cluster,
-            models=models,
-            trace=trace,
-            quality=quality,
-            min_quality=min_quality,
-            max_latency_s=max_latency,
-            goal=goal,
-            rate=rate,
-            max_utilisation=max_utilisation,
-            gpus=gpus,
-            seed=seed,
-        )
+        files = {"cluster": cluster, "models": models, "trace": trace, "quality": quality}
+        aims = {"goal": goal, "min_quality": min_quality, "max_latency_s": max_latency, "rate": rate}
+        limits = {"max_utilisation": max_utilisation, "gpus": gpus, "seed": seed}
+        source = QuestionSource(question, **files, **aims, **limits)
         if apply:
             _refuse_other_mesh(source, admin, force=force)
         question_file = source.read()

@@ -34,17 +34,8 @@ def capacity(
 
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo)
-        result = api.capacity(
-            load_cluster(cluster),
-            load_models(models),
-            load_trace(trace),
-            classes,
-            attainment=attainment,
-            tier=tier,
-            requests=requests,
-            rate=rate,
-            seed=seed,
-        )
+        given = load_cluster(cluster), load_models(models), load_trace(trace), classes
+        result = api.capacity(*given, attainment=attainment, tier=tier, requests=requests, rate=rate, seed=seed)
     if json:
         print_json(result)
         return

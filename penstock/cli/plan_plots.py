@@ -54,26 +54,17 @@ def plot_nodes(layout: "NodeLayout", plan: CascadePlan, out: Path) -> list[Path]
         for gpu in range(row[0].type.gpus_per_node):
             axes.add_patch(_box(gpu, y, 1, facecolor="#f0f0f0", edgecolor="#d0d0d0", linewidth=0.6))
         for placed in row[0].stages:
-            axes.add_patch(
-                _box(
-                    placed.first_gpu, y, placed.shape.tp, facecolor=colours[placed.tier], edgecolor="white", linewidth=2
-                )
-            )
+            first, shape, colour = placed.first_gpu, placed.shape, colours[placed.tier]
+            axes.add_patch(_box(first, y, shape.tp, facecolor=colour, edgecolor="white", linewidth=2))
             label = plan.tiers[placed.tier].name
             if len(row) == 1:
                 label += f" {placed.replica + 1}"
-            if placed.shape.pp > 1:
-                label += f", stage {placed.stage + 1}/{placed.shape.pp}" if len(row) == 1 else f", PP={placed.shape.pp}"
-            fitting = int(12.5 * placed.shape.tp)  # characters of 7.5 points in the box
-            axes.text(
-                placed.first_gpu + placed.shape.tp / 2,
-                y,
-                label if len(label) <= fitting else label[: fitting - 1] + "\u2026",
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color="white",
-            )
+            if shape.pp > 1:
+                label += f", stage {placed.stage + 1}/{shape.pp}" if len(row) == 1 else f", PP={shape.pp}"
+            fitting = int(12.5 * shape.tp)  # characters of 7.5 points in the box
+            if len(label) > fitting:
+                label = label[: fitting - 1] + "\u2026"
+            axes.text(first + shape.tp / 2, y, label, ha="center", va="center", fontsize=7.5, color="white")
     axes.set_yticks(range(len(rows)), [_row_label(row) for row in rows], fontsize=8)
     axes.set_xticks([gpu + 0.5 for gpu in range(widest)], [str(gpu) for gpu in range(widest)])
     axes.set_xlim(-0.02, widest + 0.02)

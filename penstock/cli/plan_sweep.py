@@ -93,16 +93,8 @@ def _show(axis: str, points: "Sequence[SweepPoint]", latency_words: str) -> None
     notes += [f"GPUs by tier: {' + '.join(names)}"] if names else []
     heads = {"rate": "requests/s", "quality": "least quality", "gpus": "GPUs at most"}
     table = Table(title=f"Plans by {heads[axis]}", caption="; ".join(notes) or None)
-    columns = [
-        heads[axis],
-        "quality",
-        "latency",
-        "GPUs",
-        *(["dollars/h"] if priced else []),
-        "by tier",
-        "breaks at",
-        "first",
-    ]
+    columns = [heads[axis], "quality", "latency", "GPUs", *(["dollars/h"] if priced else [])]
+    columns += ["by tier", "breaks at", "first"]
     for column in columns:
         table.add_column(column, justify="left" if column == "first" else "right")
     for point in points:

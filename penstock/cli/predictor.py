@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
-from penstock.cli.held_out import QuestionsError, read_questions
+from penstock.cli.held_out import read_questions
 from penstock.cli.output import console, fail, print_json, print_written, table_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def predictor(
                 print_written(quality_out)
             return
         trained = train(texts, tiers, scores, seed=seed)
-    except (QuestionsError, FileError, InvalidRequest, PredictorError) as error:
+    except (FileError, InvalidRequest, PredictorError) as error:
         fail(str(error), 2)
     out.write_text(trained.predictor.to_json())
     if quality_out is not None:

@@ -70,13 +70,8 @@ def profile(
             machine, step_tokens = f"SGLang at {sglang}", server.step_tokens * server.attn_dp
             limits, room = EngineLimits(server.max_running, step_tokens, server.page_tokens), server.kv_tokens
         else:
-            size: dict[str, Any] = {
-                "kv_tokens": kv_tokens,
-                "max_running": max_running,
-                "max_queued": max_running,
-                "max_step_tokens": max_step_tokens,
-                "threads": threads,
-            }
+            size = {"kv_tokens": kv_tokens, "max_running": max_running, "max_queued": max_running}
+            size |= {"max_step_tokens": max_step_tokens, "threads": threads}
             with failing_on(EngineUnusable, status=2):
                 core, info = _built_in_core(model, device, size)
             samples = measure(core, seed=seed, on_progress=show)

@@ -49,13 +49,10 @@ def simulate(
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo or [])
         file = read_plan(plan)
+        whole = file.inputs.ignore_cached if ignore_cached is None else ignore_cached
+        used = dispatch or file.plan.dispatch
         drawn = PlanOptions(
-            requests=requests,
-            seed=seed,
-            lengths=lengths,
-            rate=rate,
-            ignore_cached=file.inputs.ignore_cached if ignore_cached is None else ignore_cached,
-            dispatch=dispatch or file.plan.dispatch,
+            requests=requests, seed=seed, lengths=lengths, rate=rate, ignore_cached=whole, dispatch=used
         )
         result = api.simulate_plan(file, load_trace(trace), drawn, classes=classes)
     if json:

@@ -79,14 +79,8 @@ def stages(
         if max_length <= work.longest_tokens:
             fail(f"--max-tokens must exceed the trace's longest request, {work.longest_tokens} tokens", 2)
         measured = read_replica(profile, model, gpu, work)
-        result = api.stages(
-            instances,
-            max_length,
-            MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9),
-            qoe=measured.qoe,
-            trace=(work, measured.replica),
-            replayed=replay,
-        )
+        move, replayer = MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9), (work, measured.replica)
+        result = api.stages(instances, max_length, move, qoe=measured.qoe, trace=replayer, replayed=replay)
         planned, sample, verdict, took_s = result.plan, result.sample, result.verdict, result.took_s
         figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}
         written = []
@@ -152,10 +146,7 @@ def _publish(tier: str, stages: tuple[Stage, ...], qoe: QoeModel, admin: str | N
 def plan_json(plan: "StagePlan", took_s: float) -> dict[str, Any]:
     """The layout as JSON. Qualities are in seconds per output token, summed over the sequences; lower is better."""
     return {
-        "stages": [
-            {"from_tokens": s.from_tokens, "to_tokens": s.to_tokens, "instances": s.instances}
-            for s in plan.layout.stages
-        ],
+        "stages": [dataclasses.asdict(stage) for stage in plan.layout.stages],
         "quality": plan.quality,
         "one_stage_quality": plan.one_stage_quality,
         "chain_quality": plan.chain_quality,

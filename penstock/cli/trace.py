@@ -15,13 +15,10 @@ MAX_TRACES = 100  # the maximum of ListTraces
 
 # Attributes that are shown after a span.
 SHOWN_ATTRIBUTES = (
-    "penstock.tier",
-    "penstock.instance_id",
-    "penstock.score",
-    "penstock.threshold",
-    "penstock.accepted",
-    "penstock.better_tier",
-    "penstock.offset",
+    *(
+        f"penstock.{name}"
+        for name in ("tier", "instance_id", "score", "threshold", "accepted", "better_tier", "offset")
+    ),
     "gen_ai.usage.input_tokens",
     "gen_ai.usage.output_tokens",
     "rpc.response.status_code",

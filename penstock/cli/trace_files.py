@@ -72,16 +72,8 @@ def import_trace(
     _write(out, (*COLUMNS, CACHED) if share > 0 else COLUMNS, zip(work.arrival_s.tolist(), *columns, strict=True))
     seconds = float(work.arrival_s[-1])
     if json:
-        print_json(
-            {
-                "requests": len(work),
-                "seconds": seconds,
-                "cached_share": share,
-                "left_out": imported.left_out,
-                "spread": imported.spread,
-                "out": str(out),
-            }
-        )
+        about = {"cached_share": share, "left_out": imported.left_out, "spread": imported.spread}
+        print_json({"requests": len(work), "seconds": seconds, **about, "out": str(out)})
         return
     console.print(f"{len(work):,} requests in {seconds:,.1f} s", highlight=False)
     if share > 0:

@@ -63,9 +63,7 @@ def placed_spec(process: MeshProcess, shared: Shared, host: str, folder: Path, l
         "PENSTOCK_MESH_FILE": str(folder / "mesh.yaml"),
         "PENSTOCK_MESH_FOLDER": shared.folder or str(Path.cwd()),
         "PENSTOCK_REDIS_URL": shared.redis_url_of(process.role),
-        "PENSTOCK_BIND_HOST": host,
-        "PENSTOCK_ADMIN_HOST": host,
-        "PENSTOCK_ADVERTISE_HOST": host,
+        **dict.fromkeys(("PENSTOCK_BIND_HOST", "PENSTOCK_ADMIN_HOST", "PENSTOCK_ADVERTISE_HOST"), host),
         "PENSTOCK_TLS_FOLDER": str(folder / "tls") if "tls/ca.pem" in files else "",
         "PENSTOCK_KEYS_FILE": str(folder / "keys") if "keys" in files else "",
     }

@@ -102,11 +102,5 @@ def index_of(name: str) -> int:
 
 def service_spec(process: MeshProcess, environment: Mapping[str, str], log: Path) -> ProcessSpec:
     """How a process is run on a host. environment: of all processes there."""
-    return ProcessSpec(
-        process.name,
-        [sys.executable, "-m", f"penstock.{process.role}_service"],
-        {**environment, **process.env},
-        log,
-        stop_order=STOP_ORDER[process.role],
-        stop_s=STOP_S,
-    )
+    argv, env = [sys.executable, "-m", f"penstock.{process.role}_service"], {**environment, **process.env}
+    return ProcessSpec(process.name, argv, env, log, STOP_ORDER[process.role], STOP_S)

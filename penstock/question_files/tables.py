@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from penstock.question_files.csv_files import csv_count, csv_number, csv_rows
@@ -29,15 +30,10 @@ def load_trace(path: Path) -> Trace:
     rows = list[tuple[float, int, int, int]]()
     for line, row in csv_rows(path, ("arrival_s", "input_tokens", "output_tokens")):
         lines.append(line)
+        arrival_s = csv_number(path, line, row, "arrival_s")
+        inputs, outputs = (csv_count(path, line, row, name) for name in ("input_tokens", "output_tokens"))
         cached = csv_count(path, line, row, "cached_tokens") if "cached_tokens" in row else 0
-        rows.append(
-            (
-                csv_number(path, line, row, "arrival_s"),
-                csv_count(path, line, row, "input_tokens"),
-                csv_count(path, line, row, "output_tokens"),
-                cached,
-            )
-        )
+        rows.append((arrival_s, inputs, outputs, cached))
     for each in range_problems(Trace.of(rows)):
         name, index = _place(each.field)[1:]
         raise FileError(f"{path}: line {lines[index]}: {name} {each.problem}")
@@ -62,32 +58,28 @@ def load_judged(path: Path, tiers: Sequence[str]) -> JudgedPrompts:
     lines, prompts = list[int](), list[JudgedPrompt]()
     for line, row in csv_rows(path, expected):
         lines.append(line)
-
-        def numbers(
-            end: str, most: float = SCORE.most, line: int = line, row: dict[str, str] = row
-        ) -> tuple[float, ...]:
-            """Of each tier; empty where one has no such column."""
-            columns = [f"{tier}_{end}" for tier in tiers]
-            if not all(column in row for column in columns):
-                return ()
-            return tuple(csv_number(path, line, row, column, SCORE.least, most) for column in columns)
-
-        prompts.append(
-            JudgedPrompt(
-                csv_count(path, line, row, "input_tokens"),
-                tuple(csv_count(path, line, row, f"{tier}_output_tokens") for tier in tiers),
-                numbers("judge_score"),
-                numbers("predicted_score"),
-                numbers("quality"),
-                tuple(score > 0 for score in numbers("refused", 1)),
-            )
-        )
-    judged = JudgedPrompts(tuple(prompts))
-    for each in range_problems(judged):
+        inputs = csv_count(path, line, row, "input_tokens")
+        outputs = tuple(csv_count(path, line, row, f"{tier}_output_tokens") for tier in tiers)
+        of_tiers = partial(_of_tiers, path, line, row, tiers)
+        judged, predicted, qualities = (of_tiers(end) for end in ("judge_score", "predicted_score", "quality"))
+        refused = tuple(score > 0 for score in of_tiers("refused", 1))
+        prompts.append(JudgedPrompt(inputs, outputs, judged, predicted, qualities, refused))
+    whole = JudgedPrompts(tuple(prompts))
+    for each in range_problems(whole):
         prompt, name, tier_index = _place(each.field)
         column = f"{tiers[tier_index]}_{COLUMNS[name]}" if name in COLUMNS else name
         raise FileError(f"{path}: line {lines[prompt]}: {column} {each.problem}")
-    return judged
+    return whole
+
+
+def _of_tiers(
+    path: Path, line: int, row: dict[str, str], tiers: Sequence[str], end: str, most: float = SCORE.most
+) -> tuple[float, ...]:
+    """The numbers in the columns of the tiers that end so; empty where one has no such column."""
+    columns = [f"{tier}_{end}" for tier in tiers]
+    if not all(column in row for column in columns):
+        return ()
+    return tuple(csv_number(path, line, row, column, SCORE.least, most) for column in columns)
 
 
 def _place(field: str) -> tuple[int, str, int]:

@@ -11,16 +11,18 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.demo_report import (
+    LIMIT_TIMES,
     PLAIN,
     failover_sentence,
     figures_of,
     savings_sentence,
     show,
 )
-from penstock.cli.demo_run import Failover
-from penstock.cli.held_out import Question, QuestionsError, read_questions
+from penstock.cli.demo_run import Failover, Pace
+from penstock.cli.held_out import Question, read_questions
 from penstock.cli.replay import Outcome, Run, arrivals_s
 from penstock.client.types import Reply
+from penstock.question_files.errors import FileError
 from penstock.types.events import TierSummary
 from penstock.types.replies import FinishReason, Usage
 
@@ -47,10 +49,9 @@ def figures(cascade: Run, large: Run, limit_s: float = 1.0, others: Mapping[str,
         TIERS,
         {"small": small, "large": large, "cascade": cascade, **(others or {})},
         Failover("worker-small-0", 24, 24, 7, 1.5),
+        Pace(limit_s / LIMIT_TIMES, 10.0),
         concurrency=16,
         rate_per_s=7.0,
-        sustained_per_s=10.0,
-        limit_s=limit_s,
     )
 
 
@@ -180,7 +181,7 @@ def test_questions_are_prompts_or_chats(tmp_path: Path) -> None:
 def test_bad_questions_name_the_line_and_the_field(line: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text(line)
-    with pytest.raises(QuestionsError) as caught:
+    with pytest.raises(FileError) as caught:
         read_questions(path)
     assert str(path) in str(caught.value)
     assert problem in str(caught.value)
@@ -189,5 +190,5 @@ def test_bad_questions_name_the_line_and_the_field(line: str, problem: str, tmp_
 def test_too_few_questions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text('{"prompt": "a"}\n')
-    with pytest.raises(QuestionsError, match="1 prompts, fewer than 2"):
+    with pytest.raises(FileError, match="1 prompts, fewer than 2"):
         read_questions(path, 2)
