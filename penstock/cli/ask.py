@@ -109,20 +109,13 @@ def _show(client: Client, messages: list[dict[str, str]], generation: Options, *
                     for call in event.tool_calls:
                         console.print(f"  calls {call.name}({call.arguments})", highlight=False, markup=False)
                     if event.reason is FinishReason.DECLINED:
-                        _print_dim("  declined: no worker can keep the latency objectives")
+                        print_line("  declined: no worker can keep the latency objectives", style="dim")
                     elif not text.strip():
-                        _print_dim("  (the answer is empty)")
-                    _print_dim(_summary(event))
-            case _ if not quiet:
-                line = _line(event)
-                if line:
-                    _print_dim(line)
+                        print_line("  (the answer is empty)", style="dim")
+                    print_line(_summary(event), style="dim")
+            case _ if not quiet and (line := _line(event)):
+                print_line(line, style="dim")
     return text
-
-
-def _print_dim(line: str) -> None:
-    """Print one line and do not wrap it: it contains ids to copy."""
-    print_line(line, style="dim")
 
 
 def _line(event: object) -> str:

@@ -76,16 +76,6 @@ def root(
         os.environ[targets.FOLDER_VARIABLE] = str(folder)  # where all commands look
 
 
-def command_names() -> list[str]:
-    """All commands as users type them, subcommands after their group: `up`, `plan`, `plan show`, ..."""
-    names = [str(command.name) for command in app.registered_commands]
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        names.append(str(group.name))
-        names += [f"{group.name} {command.name}" for command in group.typer_instance.registered_commands]
-    return names
-
-
 def main() -> None:
     """Entry point of the console script."""
     app()

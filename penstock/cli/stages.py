@@ -70,7 +70,8 @@ def stages(
     if apply is not None and not replay:
         fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)
     if apply is not None:
-        _check_tier(apply, instances, admin)  # before the replay, which takes a while
+        with targets.planner(admin) as planner:
+            _tier_of(planner.get_plan(), apply, instances)  # before the replay, which takes a while
     if plot:
         options.require_out("--plot", out)
     with planner_error_handling():
@@ -118,13 +119,8 @@ def stages(
     console.print("\n".join(lines), highlight=False)
 
 
-def _check_tier(tier: str, instances: int, admin: str | None) -> None:
-    """End the command if the current plan has no such tier or another number of its instances."""
-    with targets.planner(admin) as planner:
-        _tier_of(planner.get_plan(), tier, instances)
-
-
 def _tier_of(plan: Plan, tier: str, instances: int) -> TierPlan:
+    """Ends the command if a plan has no such tier or another number of its instances."""
     planned = next((t for t in plan.tiers if t.name == tier), None)
     if planned is None:
         fail(f"--apply: no tier {tier}, the mesh has {', '.join(t.name for t in plan.tiers)}", 2)

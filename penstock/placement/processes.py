@@ -46,11 +46,6 @@ def tier_of(name: str) -> str:
     return rest.rpartition("-")[0] if kind == "worker" else ""
 
 
-def of_tier(names: Sequence[str], tier: str) -> list[str]:
-    """Those of the names that are workers of a tier."""
-    return [name for name in names if tier_of(name) == tier]
-
-
 def mesh_processes(mesh: MeshFile, router_processes: int, *, any_ports: bool = False) -> list[MeshProcess]:
     """The processes that the mesh file describes. router_processes: of each router. any_ports: routers use any free ports."""
     processes = [MeshProcess(f"planner-{i}", {}) for i in range(mesh.planner.replicas)]

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from penstock.placement.processes import MeshProcess, index_of, of_tier, process_named, tier_of, worker
+from penstock.placement.processes import MeshProcess, index_of, process_named, tier_of, worker
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.rolling import Kinds, ReplicaKind
@@ -83,9 +83,10 @@ class Workers:
 
     def _meet(self, process: MeshProcess, names: Sequence[str]) -> bool:
         """Whether a worker would have GPUs of its tier that another one has: of its index, the next ones of its number."""
+        same = [name for name in names if tier_of(name) == tier_of(process.name)]
         return any(
             _first(process) < _first(other) + _each(other) and _first(other) < _first(process) + _each(process)
-            for other in (process_named(name, self._mesh, ()) for name in of_tier(names, tier_of(process.name)))
+            for other in (process_named(name, self._mesh, ()) for name in same)
         )
 
 
