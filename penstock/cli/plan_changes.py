@@ -28,35 +28,40 @@ class PlannedTier:
     drafters: tuple[str, ...] = ()
 
 
-def other_tiers(current: Plan, planned: Sequence[PlannedTier]) -> str:
-    """Why the plan's tiers differ from those of the mesh, so that it cannot be published; empty if they are the same."""
+def reason_against(current: Plan, planned: Sequence[PlannedTier], *, force: bool) -> str:
+    """Why the plan is not published: it is for other tiers or, without `force`, other models or drafters; empty if it is."""
     planned_names, served = [tier.name for tier in planned], [tier.name for tier in current.tiers]
-    if planned_names == served:
+    if planned_names != served:
+        return f"the plan has the tiers {', '.join(planned_names)}, the mesh has {', '.join(served)}"
+    if force:
         return ""
-    return f"the plan has the tiers {', '.join(planned_names)}, the mesh has {', '.join(served)}"
+    if models := other_models(current, planned):
+        changed = "which the mesh file changes (tiers[].model), no plan"
+        return f"the plan is for other models, {changed}: {models}; publish it anyway with --force"
+    if drafters := other_drafters(current, planned):
+        advice = "set tiers[].speculation in the mesh file and start the workers again"
+        loaded = f"workers load drafters when they start: {advice}, or publish it anyway with --force"
+        return f"the plan is for other drafters: {drafters}; {loaded}"
+    return ""
 
 
 def other_models(current: Plan, planned: Sequence[PlannedTier]) -> str:
     """How the plan's models differ from those of the mesh; empty if they are the same."""
-    pairs = zip(current.tiers, planned, strict=True)
-    different = [
-        f"{tier.name} is planned for {planned_tier.model}, the mesh serves {tier.model}"
-        for tier, planned_tier in pairs
-        if not same_model(tier.model, planned_tier.model)
-    ]
-    return "; ".join(different)
+    return "; ".join(
+        f"{new.name} is planned for {new.model}, the mesh serves {old.model}"
+        for old, new in zip(current.tiers, planned, strict=True)
+        if not same_model(old.model, new.model)
+    )
 
 
 def other_drafters(current: Plan, planned: Sequence[PlannedTier]) -> str:
     """How the plan's drafters differ from those that the workers of the mesh load; empty if they are the same."""
-    different = []
-    for tier, planned_tier in zip(current.tiers, planned, strict=True):
-        names = planned_tier.drafters
-        if not names or same_models(tier.drafters, names):
-            continue
-        loaded, named = (", ".join(each) or "nothing" for each in (tier.drafters, names))
-        different.append(f"{tier.name} is planned with drafts of {named}, its workers load {loaded}")
-    return "; ".join(different)
+    return "; ".join(
+        f"{new.name} is planned with drafts of {', '.join(new.drafters)}, its workers load "
+        f"{', '.join(old.drafters) or 'nothing'}"
+        for old, new in zip(current.tiers, planned, strict=True)
+        if new.drafters and not same_models(old.drafters, new.drafters)
+    )
 
 
 def show(to: Console, current: Plan, planned: Sequence[PlannedTier]) -> None:

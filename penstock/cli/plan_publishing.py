@@ -109,16 +109,6 @@ def with_values(
 
 def refuse_other_models(current: Plan, planned: list[PlannedTier], *, force: bool) -> None:
     """End the command if a plan is for other tiers or, without --force, for other models or drafters; show the changes."""
-    if reason := plan_changes.other_tiers(current, planned):
+    if reason := plan_changes.reason_against(current, planned, force=force):
         plan_changes.show(errors, current, planned)
         fail(reason, 2)
-    if (reason := plan_changes.other_models(current, planned)) and not force:
-        plan_changes.show(errors, current, planned)
-        changed = "which the mesh file changes (tiers[].model), no plan"
-        fail(f"the plan is for other models, {changed}: {reason}; publish it anyway with --force", 2)
-    if (reason := plan_changes.other_drafters(current, planned)) and not force:
-        plan_changes.show(errors, current, planned)
-        advice = (
-            "set tiers[].speculation in the mesh file and start the workers again, or publish it anyway with --force"
-        )
-        fail(f"the plan is for other drafters: {reason}; workers load drafters when they start: {advice}", 2)

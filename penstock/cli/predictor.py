@@ -127,5 +127,4 @@ def _write(path: Path, rows: list[dict[str, str]], tiers: list[str], predicted: 
         writer = csv.DictWriter(file, [*(name for name in rows[0] if name not in names), *names])
         writer.writeheader()
         for row, scores in zip(rows, predicted, strict=True):
-            cells: dict[str, Any] = dict(row)
-            writer.writerow(cells | {name: f"{score:.4g}" for name, score in zip(names, scores, strict=True)})
+            writer.writerow({**row, **{name: f"{score:.4g}" for name, score in zip(names, scores, strict=True)}})

@@ -199,11 +199,9 @@ def draw(plan: "StagePlan", sample: "LengthSample", out: Path) -> list[Path]:
             continue
         if stage.from_tokens > bins[0]:
             axes.axvline(stage.from_tokens, color="#333333", linewidth=0.8, linestyle="--")
-        position = (
-            np.sqrt(low * high),
-            top * (0.98 if i % 2 == 0 else 0.92),
-        )  # alternating heights: labels of narrow stages do not overlap
-        axes.text(*position, f"{stage.instances}", ha="center", va="top", fontsize=9, color=colours[i % len(colours)])
+        # alternating heights: labels of narrow stages do not overlap
+        middle, height, colour = np.sqrt(low * high), top * (0.98 if i % 2 == 0 else 0.92), colours[i % len(colours)]
+        axes.text(middle, height, f"{stage.instances}", ha="center", va="top", fontsize=9, color=colour)
     axes.set_xlabel("length of sequences in flight (tokens); dashed: cuts; above: instances of the stage")
     axes.set_ylabel("sequences")
     return write_pictures(figure, out)

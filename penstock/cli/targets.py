@@ -138,6 +138,5 @@ def planner_address(admin: str) -> str:
         planners = [instance for instance in client.status().instances if instance.role == "planner"]
     if not planners:
         fail("the mesh has no planner")
-    return min(
-        planners, key=lambda instance: instance.age_s
-    ).admin_address  # a planner that has just died may still be listed
+    # a planner that has just died may still be listed
+    return min(planners, key=lambda instance: instance.age_s).admin_address

@@ -47,19 +47,15 @@ class ProcessId:
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; False if the process has ended. A process that reused the id is never signalled."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(self.pid)  # pins the current process with this id
-        except ProcessLookupError:
-            return False
-        try:
-            if not self.runs:
-                return False
-            signal.pidfd_send_signal(handle, number)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(handle)
-        return True
+            try:
+                if self.runs:
+                    signal.pidfd_send_signal(handle, number)
+                    return True
+            finally:
+                os.close(handle)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
