@@ -15,7 +15,6 @@ from penstock.placement.start import Progress
 from penstock.services.background import end, supervise
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.processes import ProcessSpec, Watched, Watcher, free_port
-from penstock.services.settings import ServiceSettings
 from penstock.services.state import MeshFeed, connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.users import OPERATOR
@@ -84,9 +83,8 @@ class LocalMesh(RunningMesh):
     def __init__(self, options: MeshOptions, on_progress: Callable[[Progress], None] = lambda _: None) -> None:
         super().__init__(options, on_progress, here=True)
         self._mesh_file = options.folder / "placed.yaml" if options.workers else options.mesh_file
-        settings = ServiceSettings.load()
-        router_processes = settings.processes_of_router(self.mesh)
-        self._first_metrics_port = settings.metrics_port
+        router_processes = self._input.settings.processes_of_router(self.mesh)
+        self._first_metrics_port = self._input.settings.metrics_port
         self._metrics_ports: dict[str, int] = {}
         self.watcher, self.view = Watcher(), MeshView()
         self.processes = mesh_processes(self.mesh, router_processes, any_ports=options.any_ports)

@@ -130,12 +130,11 @@ class RayMesh(RunningMesh):
 
 def _check(given: MeshInput) -> None:
     """SettingsError where processes on several hosts could not reach each other, or Ray gives them other GPUs."""
-    settings, mesh = ServiceSettings.load(mesh_folder=str(given.folder)), given.mesh
-    closed = given.tls_folder is not None and settings.key_file(mesh) is not None
-    if not closed and not settings.open_access:
+    closed = given.tls_folder is not None and given.settings.key_file(given.mesh) is not None
+    if not closed and not given.settings.open_access:
         needed = "certificates (tls.folder) and keys (access.keys), or PENSTOCK_OPEN_ACCESS=true in a private network"
         raise SettingsError(f"--on ray: processes on several hosts need {needed}")
-    for i, tier in enumerate(mesh.tiers):
+    for i, tier in enumerate(given.mesh.tiers):
         if tier.device.startswith("cuda:"):
             raise SettingsError(f"tiers[{i}].device: {tier.device}, but Ray chooses the GPUs: cuda")
         for name in ("gpus", "port"):
@@ -149,5 +148,5 @@ def _files(given: MeshInput) -> dict[str, str]:
     if (folder := given.tls_folder) is not None:
         parts = ((role, name) for role in SERVICES for name in ("ca.pem", f"{role}.pem"))
         files = {f"{role}/tls/{name}": (folder / name).read_text() for role, name in parts}
-    keys = ServiceSettings.load(mesh_folder=str(given.folder)).key_file(given.mesh)
+    keys = given.settings.key_file(given.mesh)
     return files if keys is None else files | {"router/keys": keys.read_text()}

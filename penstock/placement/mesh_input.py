@@ -60,14 +60,14 @@ class MeshInput:
     text: str
     folder: Path
     start_timeout_s: float
+    settings: ServiceSettings
     environment: dict[str, str]
     """Variables of all processes, in addition to where their mesh file is."""
 
     @property
     def tls_folder(self) -> Path | None:
         """The folder of the mesh's certificates; None without TLS."""
-        settings = ServiceSettings.load(mesh_folder=str(self.folder))
-        folder = settings.certificate_folder(self.mesh)
+        folder = self.settings.certificate_folder(self.mesh)
         return folder.resolve() if folder is not None else None
 
     async def configured_redis(self) -> str:
@@ -98,7 +98,9 @@ class MeshInput:
         environment = {"PENSTOCK_LOG_LEVEL": options.log_level, "TOKENIZERS_PARALLELISM": "false"}
         if "HF_HUB_OFFLINE" not in os.environ and not needs_hub(mesh, path):
             environment["HF_HUB_OFFLINE"] = "1"  # libraries query the hub even for local folders
-        return cls(mesh, text, path.resolve().parent, start_timeout_s(mesh, path), environment)
+        folder = path.resolve().parent
+        settings = ServiceSettings.load(mesh_folder=str(folder))
+        return cls(mesh, text, folder, start_timeout_s(mesh, path), settings, environment)
 
 
 def _with_workers(mesh: MeshFile, path: Path, workers: dict[str, int]) -> tuple[MeshFile, str]:
