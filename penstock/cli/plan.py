@@ -16,7 +16,6 @@ from penstock.cli import (
     plan_report,
     plan_revisions,
     plan_sweep,
-    rendering,
     slo_attainment,
     targets,
 )
@@ -122,7 +121,7 @@ def plan(
     if sweep is not None and (apply or render is not None or slo):
         fail("--sweep computes several plans: it goes without --apply, --render and --slo", 2)
     if render is not None:
-        rendering.check(render)
+        _check_form(render)
     from penstock.question_files.questions import QuestionSource
 
     quiet = json or out == options.STDOUT
@@ -140,7 +139,7 @@ def plan(
         file = _computed(question_file, slo or [], out, plot=plot, quiet=quiet)
     if render is not None:
         assert out is not None
-        written = rendering.render(out, render)
+        written = _rendered(out)
         if not json:
             print_written(*written)
     if apply:
@@ -201,7 +200,25 @@ def render_(
     form: Annotated[str, typer.Option("--to", help="compose.")],
 ) -> None:
     """Write the compose file of a plan: SGLang servers with their flags, workers and the other services."""
-    print_written(*rendering.render(file, form))
+    _check_form(form)
+    print_written(*_rendered(file))
+
+
+def _check_form(form: str) -> None:
+    if form != "compose":
+        fail(f"--render must be compose, not {form}; for Kubernetes: penstock values --plan", 2)
+
+
+def _rendered(plan: Path) -> list[Path]:
+    """Write the mesh file and the compose file of a plan next to it; return their paths."""
+    from penstock.planner_service import api
+    from penstock.planner_service.codecs.plan_file import read_plan
+
+    with planner_error_handling():
+        texts = api.manifests(read_plan(plan), plan.with_suffix(".mesh.yaml").name)
+    for suffix, text in texts.items():
+        plan.with_suffix(suffix).write_text(text)
+    return [plan.with_suffix(suffix) for suffix in texts]
 
 
 app.command("new")(new_question.new)

@@ -9,7 +9,7 @@ import typer
 from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import read_questions
-from penstock.cli.output import console, fail, print_json, print_written, table_of
+from penstock.cli.output import console, fail, failing_on, print_json, print_written, table_of
 
 if TYPE_CHECKING:
     from penstock.planner_service.question.score_predictor import Trained
@@ -55,7 +55,7 @@ def predictor(
     from penstock.services.domain.errors import InvalidRequest
     from penstock.services.domain.score_prediction import PredictorError
 
-    try:
+    with failing_on(FileError, InvalidRequest, PredictorError, status=2):
         texts = [question.text for question in read_questions(prompts)]
         rows = [*csv_rows(quality, ())]
         tiers = [name.removesuffix(SCORE) for name in rows[0][1] if name and name.endswith(SCORE)]
@@ -75,8 +75,6 @@ def predictor(
                 print_written(quality_out)
             return
         trained = train(texts, tiers, scores, seed=seed)
-    except (FileError, InvalidRequest, PredictorError) as error:
-        fail(str(error), 2)
     out.write_text(trained.predictor.to_json())
     if quality_out is not None:
         _write(quality_out, [row for _, row in rows], tiers, trained.predicted.tolist())
