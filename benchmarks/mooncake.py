@@ -12,12 +12,11 @@ from penstock.planner_service.trace_importers.imported import ImportedTrace, tra
 from penstock.planner_service.trace_importers.log_files import (
     TOO_MANY_DIGITS,
     is_csv,
-    number_of,
     numbered,
     opened,
     token_count,
 )
-from penstock.question_files.csv_files import csv_rows
+from penstock.question_files.csv_files import csv_rows, number_of
 from penstock.question_files.errors import FileError
 
 
@@ -55,8 +54,7 @@ def _hashed(path: Path) -> Iterator[tuple[str, float, tuple[str, str], Mapping[s
     """(place, arrival in seconds, the names of its token counts, fields) of each request of a trace with block ids."""
     if is_csv(path):
         names = ("input_tokens", "output_tokens")
-        for line, row in csv_rows(path, ("arrival_s", *names, "hash_ids")):
-            place = f"{path}: line {line}"
+        for place, row in csv_rows(path, ("arrival_s", *names, "hash_ids")):
             yield place, number_of(place, row, "arrival_s"), names, row
         return
     with opened(path) as file:

@@ -27,11 +27,12 @@ import numpy as np
 from benchmarks.held_out_fit import fit_held_out
 from penstock.planner_service.files.profiles import Profile
 from penstock.planner_service.simulator import EngineLimits, Replica
-from penstock.question_files.csv_files import csv_count, csv_number, csv_rows
+from penstock.question_files.csv_files import csv_rows, number_of, whole_number
 from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, fit
 from penstock.services.domain.latency import StepLoad
 from penstock.services.domain.latency_fit import mean_error
+from penstock.types.ranges import COUNT, NOT_NEGATIVE
 
 Sample = tuple[StepLoad, float]
 LINEAR = ("gpu", "model", "n_layers", "tp", "num_tokens", "emb_ms", "layer_linear_ms")
@@ -154,11 +155,11 @@ def _profile(target: Wanted, engine: str, samples: Sequence[Sample]) -> Profile:
 
 def _kind(path: Path) -> str:
     """Which of Vidur's tables a file is, by its columns."""
-    line, row = next(iter(csv_rows(path, ())))
+    _, row = next(iter(csv_rows(path, ())))
     for name, column in (("linear", "layer_linear_ms"), ("attention", "attn_decode_ms"), ("collectives", "collective")):
         if column in row:
             return name
-    raise FileError(f"{path}: line {line - 1}: none of Vidur's tables: columns {', '.join(row)}")
+    raise FileError(f"{path}: line 1: none of Vidur's tables: columns {', '.join(row)}")
 
 
 def _linear(path: Path, target: Wanted) -> Callable[[float], tuple[float, float]]:
@@ -166,15 +167,15 @@ def _linear(path: Path, target: Wanted) -> Callable[[float], tuple[float, float]
     result: list[tuple[int, float, float]] = []
     known: dict[str, set[str]] = defaultdict(set)
     kind = target.cluster.gpu.name.split("-")[0]  # the tables say a100, the catalogue a100-80gb
-    for line, row in csv_rows(path, LINEAR):
+    for at, row in csv_rows(path, LINEAR):
         known[row["gpu"]].add(row["model"])
         if (row["gpu"], row["model"], row["tp"]) != (kind, target.called, str(target.shape.tp)):
             continue
-        layers = csv_count(path, line, row, "n_layers", 1)
+        layers = whole_number(at, row, "n_layers", COUNT)
         if layers != target.model.layers:
-            raise FileError(f"{path}: line {line}: n_layers is {layers}, {target.model.name} has {target.model.layers}")
-        layer_ms, embedding_ms = (csv_number(path, line, row, name, 0) for name in ("layer_linear_ms", "emb_ms"))
-        result.append((csv_count(path, line, row, "num_tokens", 1), layer_ms, embedding_ms))
+            raise FileError(f"{at}: n_layers is {layers}, {target.model.name} has {target.model.layers}")
+        layer_ms, embedding_ms = (number_of(at, row, name, NOT_NEGATIVE) for name in ("layer_linear_ms", "emb_ms"))
+        result.append((whole_number(at, row, "num_tokens", COUNT), layer_ms, embedding_ms))
     if not result:
         there = "; ".join(f"{gpu}: {', '.join(sorted(models))}" for gpu, models in known.items())
         raise FileError(f"{path}: no rows for {target.called} on {kind} with TP={target.shape.tp}; there are {there}")
@@ -190,16 +191,16 @@ def _attention(path: Path, target: Wanted) -> list[Sample]:
     """(load, seconds of one layer's attention), scaled to this model's heads per shard."""
     model, tp = target.model, target.shape.tp
     result = []
-    for line, row in csv_rows(path, ATTENTION):
-        hidden, heads, kv_heads, measured_tp = (csv_count(path, line, row, name, 1) for name in ATTENTION_SHAPE)
+    for at, row in csv_rows(path, ATTENTION):
+        hidden, heads, kv_heads, measured_tp = (whole_number(at, row, name, COUNT) for name in ATTENTION_SHAPE)
         head_dim = hidden / heads
-        chunk, cached = (csv_count(path, line, row, name, 0) for name in ("prefill_chunk_size", "kv_cache_size"))
-        batch = csv_count(path, line, row, "batch_size", 1)
+        chunk, cached = (whole_number(at, row, name, NOT_NEGATIVE) for name in ("prefill_chunk_size", "kv_cache_size"))
+        batch = whole_number(at, row, "batch_size", COUNT)
         if chunk:
-            ms = csv_number(path, line, row, "attn_prefill_ms", 0) * model.heads * model.head_dim / (heads * head_dim)
+            ms = number_of(at, row, "attn_prefill_ms", NOT_NEGATIVE) * model.heads * model.head_dim / (heads * head_dim)
             load = StepLoad(batch * chunk, batch * (cached + chunk), batch * chunk * (cached + 0.5 * (chunk + 1)))
         else:
-            ms = csv_number(path, line, row, "attn_decode_ms", 0)
+            ms = number_of(at, row, "attn_decode_ms", NOT_NEGATIVE)
             ms *= max(model.kv_heads, tp) * model.head_dim / (max(kv_heads, measured_tp) * head_dim)
             load = StepLoad(batch, batch * (cached + 1))
         result.append((load, ms * measured_tp / tp / 1e3))
@@ -210,12 +211,12 @@ def _collective(path: Path, name: str, workers: int, per_node: int, target: Want
     """Bytes -> seconds of one collective among so many workers, so many of them in each node."""
     result: dict[str, list[tuple[int, float]]] = defaultdict(list)
     kind = target.cluster.gpu.name.split("-")[0]
-    for line, row in csv_rows(path, COLLECTIVES):
+    for at, row in csv_rows(path, COLLECTIVES):
         if target.topology is None and not row["topology"].startswith(kind + "_"):
             continue
         if (row["collective"], row["num_workers"], row["devices_per_node"]) == (name, str(workers), str(per_node)):
-            at = csv_count(path, line, row, "bytes", 1), csv_number(path, line, row, "time_ms", 0)
-            result[row["topology"]].append(at)
+            point = whole_number(at, row, "bytes", COUNT), number_of(at, row, "time_ms", NOT_NEGATIVE)
+            result[row["topology"]].append(point)
     if target.topology is not None:
         result = {topology: rows for topology, rows in result.items() if topology == target.topology}
     if len(result) != 1:

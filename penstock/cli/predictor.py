@@ -10,12 +10,13 @@ from penstock.cli import options, targets
 from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import read_questions
 from penstock.cli.output import console, fail, failing_on, print_json, print_written, table_of
+from penstock.types.ranges import SCORE
 
 if TYPE_CHECKING:
     from penstock.planner_service.question.score_predictor import Trained
     from penstock.planner_service.simulator.workload import Floats
 
-SCORE = "_judge_score"
+COLUMN = "_judge_score"
 
 
 @needs_extra("predictor", "planner")
@@ -50,7 +51,7 @@ def predictor(
         if source is not None and given is not None and given.name == "COMMANDLINE":
             fail(f"--{option}: is of training, and --from does not train", 2)
     from penstock.planner_service.question.score_predictor import train
-    from penstock.question_files.csv_files import csv_number, csv_rows
+    from penstock.question_files.csv_files import csv_rows, number_of
     from penstock.question_files.errors import FileError
     from penstock.services.domain.errors import InvalidRequest
     from penstock.services.domain.score_prediction import PredictorError
@@ -58,14 +59,14 @@ def predictor(
     with failing_on(FileError, InvalidRequest, PredictorError, status=2):
         texts = [question.text for question in read_questions(prompts)]
         rows = [*csv_rows(quality, ())]
-        tiers = [name.removesuffix(SCORE) for name in rows[0][1] if name and name.endswith(SCORE)]
+        tiers = [name.removesuffix(COLUMN) for name in rows[0][1] if name and name.endswith(COLUMN)]
         if not tiers:
-            fail(f"{quality}: line 1: no column {{tier}}{SCORE}", 2)
+            fail(f"{quality}: line 1: no column {{tier}}{COLUMN}", 2)
         if len(rows) != len(texts):
             fail(f"{quality}: {len(rows)} rows, but {prompts} has {len(texts)} prompts", 2)
         import numpy as np
 
-        scores = np.array([[csv_number(quality, line, row, t + SCORE, 0, 100) for t in tiers] for line, row in rows])
+        scores = np.array([[number_of(at, row, t + COLUMN, SCORE) for t in tiers] for at, row in rows])
         if source is not None:
             assert quality_out is not None
             _write(quality_out, [row for _, row in rows], tiers, _predictions(source, texts, tiers))

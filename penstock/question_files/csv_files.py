@@ -1,16 +1,20 @@
-"""CSV files: rows, and the numbers in their columns. FileError names file, line and column."""
+"""CSV files: rows, and the numbers in their columns, or in the fields of other files. FileError names place and column."""
 
 import csv
 import gzip
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.question_files.errors import FileError
+from penstock.types.ranges import Within
+
+ANY = Within()
 
 
-def csv_rows(path: Path, expected: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, row) of a CSV file, gzip or not; FileError for missing columns or no rows."""
+def csv_rows(path: Path, expected: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """(place, row) of a CSV file, gzip or not; FileError for missing columns or no rows."""
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -20,29 +24,32 @@ def csv_rows(path: Path, expected: tuple[str, ...]) -> Iterator[tuple[int, dict[
             empty = True
             for row in reader:
                 empty = False
-                yield reader.line_num, row
+                yield f"{path}: line {reader.line_num}", row
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path}: {error}") from None
     if empty:
         raise FileError(f"{path}: no rows")
 
 
-def csv_number(
-    path: Path, line: int, row: dict[str, str], column: str, least: float = -math.inf, most: float = math.inf
-) -> float:
-    text = row[column]
+def number_of(at: str, entry: Mapping[str, Any], name: str, within: Within = ANY) -> float:
+    """A number of a row, or of another entry of a file. at: where that is."""
+    value = entry.get(name)
+    if value is None or value == "":
+        raise FileError(f"{at}: {name} is missing")
     try:
-        value = float(text)
-    except (TypeError, ValueError):
-        message = "is missing" if text in (None, "") else f"'{text}' is not a number"
-        raise FileError(f"{path}: line {line}: {column} {message}") from None
-    if not least <= value <= most or not math.isfinite(value):
-        raise FileError(f"{path}: line {line}: {column} must be from {least:g} to {most:g}, not {text}")
-    return value
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise FileError(f"{at}: {name} '{str(value)[:80]}' is not a number")
+    if not within.holds(number):
+        raise FileError(f"{at}: {name} must be {within}, not {value}")
+    return number
 
 
-def csv_count(path: Path, line: int, row: dict[str, str], column: str, least: float = -math.inf) -> int:
-    value = csv_number(path, line, row, column, least)
-    if value != int(value):
-        raise FileError(f"{path}: line {line}: {column} must be a whole number, not {row[column]}")
-    return int(value)
+def whole_number(at: str, entry: Mapping[str, Any], name: str, within: Within = ANY) -> int:
+    number = number_of(at, entry, name)
+    if number != int(number) or not within.holds(number):
+        bounds = "" if within == ANY else f" {within}"
+        raise FileError(f"{at}: {name} must be a whole number{bounds}, not {number:g}")
+    return int(number)

@@ -58,8 +58,7 @@ def _cached_tokens(at: str, entry: Mapping[str, Any]) -> int:
 def _entries(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, fields) of each row of a CSV file, or of each object of a JSON list."""
     if is_csv(path):
-        for line, row in csv_rows(path, names):
-            yield f"{path}: line {line}", row
+        yield from csv_rows(path, names)
         return
     content = read_json(path)
     wrapped = isinstance(content, dict)

@@ -2,14 +2,16 @@
 
 import gzip
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.planner_service.files import FileError
 from penstock.planner_service.simulator.workload import MAX_TOKENS
+from penstock.question_files.csv_files import whole_number
+from penstock.types.ranges import Within
 
+TOKENS = Within(0, MAX_TOKENS)
 TOO_MANY_DIGITS = "a whole number has too many digits"
 
 
@@ -59,25 +61,5 @@ def list_of(place: str, owner: Any, name: str) -> list[Any]:
     return value
 
 
-def number_of(at: str, entry: Mapping[str, Any], name: str) -> float:
-    value = entry.get(name)
-    if value is None or value == "":
-        raise FileError(f"{at}: {name} is missing")
-    try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise FileError(f"{at}: {name} '{str(value)[:80]}' is not a number")
-    return number
-
-
-def whole_number(at: str, entry: Mapping[str, Any], name: str, most: int) -> int:
-    number = number_of(at, entry, name)
-    if not 0 <= number <= most or number != int(number):
-        raise FileError(f"{at}: {name} must be a whole number from 0 to {most:,}, not {number:g}")
-    return int(number)
-
-
 def token_count(at: str, entry: Mapping[str, Any], name: str) -> int:
-    return whole_number(at, entry, name, MAX_TOKENS)
+    return whole_number(at, entry, name, TOKENS)

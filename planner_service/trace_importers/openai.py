@@ -6,9 +6,10 @@ from typing import Any
 
 from penstock.planner_service.simulator.workload import MAX_TOKENS
 from penstock.planner_service.trace_importers.imported import EVENLY, ImportedTrace, Row, evenly, trace_of
-from penstock.planner_service.trace_importers.log_files import is_csv, list_of, number_of, read_json, whole_number
-from penstock.question_files.csv_files import csv_rows
+from penstock.planner_service.trace_importers.log_files import is_csv, list_of, read_json
+from penstock.question_files.csv_files import csv_rows, number_of, whole_number
 from penstock.question_files.errors import FileError
+from penstock.types.ranges import Within
 
 MAX_BUCKET_REQUESTS = 1_000_000  # of one bucket of a usage export
 
@@ -31,12 +32,15 @@ def from_openai(path: Path) -> ImportedTrace:
         start_s, end_s = number_of(at, bucket, "start_time"), number_of(at, bucket, "end_time")
         if end_s <= start_s:
             raise FileError(f"{at}: end_time must be after start_time, not {end_s:g}")
-        count = whole_number(at, bucket, "num_model_requests", MAX_BUCKET_REQUESTS)
-        sums = [whole_number(at, bucket, name, MAX_TOKENS * count) for name in ("input_tokens", "output_tokens")]
+        count = whole_number(at, bucket, "num_model_requests", Within(0, MAX_BUCKET_REQUESTS))
+        most = Within(0, MAX_TOKENS * count)
+        sums = [whole_number(at, bucket, name, most) for name in ("input_tokens", "output_tokens")]
         if not count or not all(sums):
             left_out += count
             continue
-        cached = whole_number(at, bucket, "input_cached_tokens", sums[0]) if bucket.get("input_cached_tokens") else 0
+        cached = 0
+        if bucket.get("input_cached_tokens"):
+            cached = whole_number(at, bucket, "input_cached_tokens", Within(0, sums[0]))
         prompt_tokens, output_tokens = (max(1, round(total / count)) for total in sums)
         means = prompt_tokens, output_tokens, min(cached // count, prompt_tokens - 1)
         rows += [(arrival, *means) for arrival in evenly(start_s, end_s - start_s, count)]
@@ -49,9 +53,9 @@ def _buckets(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, fields) of each result of a usage export, with the times of its bucket. Empty buckets are left out."""
     if is_csv(path):
         names = ("num_model_requests", "input_tokens", "output_tokens")
-        for line, row in csv_rows(path, ("start_time", "end_time", *names)):
+        for place, row in csv_rows(path, ("start_time", "end_time", *names)):
             if any(row[name] for name in names):
-                yield f"{path}: line {line}", row
+                yield place, row
         return
     content = read_json(path)
     pages = content if isinstance(content, list) else [content]
