@@ -38,20 +38,13 @@ def demo(
     ] = None,
     prompts: Annotated[
         int | None,
-        options.number(
-            f"Held-out prompts of each run; default: as many as arrive in {RUN_S:g} s, at most {MOST_PROMPTS}.",
-            1,
-            options.MAX_COUNT,
+        options.count(
+            f"Held-out prompts of each run; default: as many as arrive in {RUN_S:g} s, at most {MOST_PROMPTS}."
         ),
     ] = None,
     rate: Annotated[
         float | None,
-        options.number(
-            f"Prompts per second; default: {OFFERED_SHARE:.0%} of what the largest tier sustains alone.",
-            0,
-            options.MAX_RATE_PER_S,
-            above=True,
-        ),
+        options.rate(f"Prompts per second; default: {OFFERED_SHARE:.0%} of what the largest tier sustains alone."),
     ] = None,
     concurrency: Annotated[
         int,

@@ -17,7 +17,7 @@ from penstock.types.ranges import Within, range_of
 
 MAX_SEED = 2**63 - 1  # numpy's and the contract's seeds
 MAX_TOKENS = 2**31 - 1
-MAX_COUNT = 1_000_000_000  # of requests, GPUs and other counts
+MAX_COUNT = 1_000_000_000
 MAX_RATE_PER_S = 1e6
 MAX_CONCURRENCY = 10_000
 MAX_DURATION_S = 86_400
@@ -45,6 +45,16 @@ def tokens(help: str, least: int = 1) -> Any:
     return number(help, least, MAX_TOKENS)
 
 
+def count(help: str, *flags: str) -> Any:
+    """An option for a number of requests, GPUs or the like."""
+    return number(help, 1, MAX_COUNT, *flags)
+
+
+def rate(help: str) -> Any:
+    """An option for a rate per second."""
+    return number(help, 0, MAX_RATE_PER_S, above=True)
+
+
 def new_file(help: str) -> Any:
     """An option for a file to write. Its folder must exist."""
     return typer.Option(help=help, callback=writable)
@@ -60,10 +70,8 @@ def require_out(flag: str, out: Path | None) -> None:
     if out is None or out == STDOUT:
         fail(f"{flag}: needs --out; the files are written next to it", 2)
     if out.suffix in PICTURES:
-        fail(
-            f"--out: {out} would be overwritten by a plot of {flag}; use another name, such as {out.with_suffix('.json')}",
-            2,
-        )
+        other = out.with_suffix(".json")
+        fail(f"--out: {out} would be overwritten by a plot of {flag}; use another name, such as {other}", 2)
 
 
 def duration(help: str) -> Any:
@@ -173,11 +181,9 @@ def _shown(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-TraceRate = Annotated[
-    float | None, number("Requests per second; default: the rate of the trace.", 0, MAX_RATE_PER_S, above=True)
-]
+TraceRate = Annotated[float | None, rate("Requests per second; default: the rate of the trace.")]
 ReplayedRequests = Annotated[
-    int | None, number("Number of requests to replay; default: 2000, or all of a shorter trace.", 1, MAX_COUNT)
+    int | None, count("Number of requests to replay; default: 2000, or all of a shorter trace.")
 ]
 TRACE_COLUMNS = "CSV file, may be gzipped: arrival_s, input_tokens, output_tokens; optionally cached_tokens."
 SelectionSeed = Annotated[int, seed("Seed of the selection of requests and prompts.")]

@@ -106,11 +106,8 @@ def rollback(
     with targets.planner(admin) as planner:
         current = planner.get_plan()
         if revision is None and current.source == "rollback":
-            fail(
-                f"plan {current.revision} is a rollback itself ({current.note}): give the revision to go back to; "
-                "see `penstock plan history`",
-                2,
-            )
+            advice = "give the revision to go back to; see `penstock plan history`"
+            fail(f"plan {current.revision} is a rollback itself ({current.note}): {advice}", 2)
         target_revision = current.revision - 1 if revision is None else revision
         if target_revision < 1:
             fail(f"plan {current.revision} is the first plan", 2)

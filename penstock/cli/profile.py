@@ -56,7 +56,7 @@ def profile(
     from penstock.worker_service.engine.profile import measure
 
     machine = f"{platform.machine()}, {device}, {threads} threads" if device == "cpu" else device
-    qoe_model, held_out, batches, kv_bytes, uncertainty = None, 0.0, 0, 0.0, None
+    fitted, kv_bytes = None, 0.0
     with planner_error_handling(), progress(quiet=json) as bars:
         bar = bars.add_task("measuring", total=None)
 
@@ -76,13 +76,12 @@ def profile(
                 core, info = _built_in_core(model, device, size)
             samples = measure(core, seed=seed, on_progress=show)
             fitted = _fitted_qoe(core, seed, show) if qoe else None
-            if fitted is not None:
-                qoe_model, held_out, batches, uncertainty = fitted
-            elif qoe:
+            if qoe and fitted is None:
                 errors.print("no QoE model: too few requests end in the time for measuring batches", highlight=False)
             kv_bytes = core.runner.kv_layout.block_bytes / core.runner.kv_layout.block_tokens
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
+    qoe_model, held_out, batches, uncertainty = fitted or (None, 0.0, 0, None)
     pairs = [(sample.load, sample.seconds) for sample in samples]
     with planner_error_handling():
         latency, mean_error = fit_latency(pairs)

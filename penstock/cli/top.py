@@ -40,9 +40,7 @@ def top(
         float,
         options.number("Seconds between updates.", options.SHORTEST_INTERVAL_S, MAX_INTERVAL_S, "--interval", "-i"),
     ] = 1.0,
-    count: Annotated[
-        int | None, options.number("Number of updates; default: no end.", 1, options.MAX_COUNT, "--count", "-n")
-    ] = None,
+    count: Annotated[int | None, options.count("Number of updates; default: no end.", "--count", "-n")] = None,
     admin: targets.Admin = None,
     json: targets.Json = False,
 ) -> None:

@@ -68,11 +68,11 @@ class ServerParts:
     def __init__(self, mesh: str, process: MeshProcess, lost: Lost) -> None:
         self._names = [part_name(mesh, process.name, rank) for rank in range(1, process.nodes)]
         self._lost = lost
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self, entry: Watched) -> ProcessSpec:
         """Start all parts, for a worker that is about to start; return how it is to be run."""
-        await self._forget()
+        await end(*self._watch)
         count, address = 1 + len(self._names), f"{node_address()}:{free_port()}"
         while True:
             try:
@@ -84,18 +84,14 @@ class ServerParts:
             except (ValueError, ray.exceptions.RayError) as error:  # not created yet, or being moved to another node
                 _log.warning("waiting for the nodes of %s: %s", entry.spec.name, error)
                 await asyncio.sleep(RETRY_S)
-        self._watch = supervise("server-parts", lambda: self._end_with(parts, entry), endless=False)
+        self._watch = (supervise("server-parts", lambda: self._end_with(parts, entry), endless=False),)
         return replace(entry.spec, env={**entry.spec.env, "PENSTOCK_WORKER_NODE": str(ServerNode(0, count, address))})
 
     async def stop(self) -> None:
         """Stop all parts, after the worker."""
-        await self._forget()
+        await end(*self._watch)
         parts = [ray.get_actor(name, namespace=NAMESPACE) for name in self._names]
         await asyncio.gather(*(part.stop.remote() for part in parts), return_exceptions=True)
-
-    async def _forget(self) -> None:
-        if self._watch is not None:
-            await end(self._watch)
 
     async def _end_with(self, parts: Sequence[Any], entry: Watched) -> None:
         """Kill the worker and its own part once another one has ended: the server answers no more, and would wait."""

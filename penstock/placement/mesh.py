@@ -129,7 +129,7 @@ class PlacedMesh:
                     self.changed.clear()
                     progress = self.progress()
                     on_progress(progress)
-                    if progress.complete:
+                    if not progress.missing:
                         return
                     news = asyncio.create_task(self.changed.wait())
                     await asyncio.wait({news, died}, timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,8 @@ import yaml
 from penstock.local import redis_server
 from penstock.placement.mesh import MeshFailed
 from penstock.placement.start import needs_hub, start_timeout_s
+from penstock.question_files.errors import FileError
+from penstock.question_files.questions import yaml_fields
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file, read_mesh_data
@@ -38,15 +40,10 @@ class MeshOptions:
         Raises:
             SettingsError: The file does not hold a mapping.
         """
-        if (path := self.runtime_env) is None:
-            return {}
         try:
-            content = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise SettingsError(f"--runtime-env: {path}: {error}") from None
-        if not isinstance(content, dict):
-            raise SettingsError(f"--runtime-env: {path}: must hold a mapping, as Ray's runtime_env")
-        return content
+            return yaml_fields(self.runtime_env) if self.runtime_env is not None else {}
+        except FileError as error:
+            raise SettingsError(f"--runtime-env: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

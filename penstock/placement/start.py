@@ -26,10 +26,6 @@ class Progress:
     gives_logprobs: dict[str, bool | None] = field(default_factory=dict)
 
     @property
-    def complete(self) -> bool:
-        return not self.missing
-
-    @property
     def missing(self) -> dict[str, int]:
         """Number of instances that are not registered yet, by kind."""
         short = {kind: count - self.ready.get(kind, 0) for kind, count in self.expected.items()}

@@ -41,7 +41,7 @@ class QuestionSource:
         self._content: dict[str, Any] = {}
         self._where = "question"
         if path is not None:
-            self._where, self._content, folder = str(path), _mapping(Path(path)), Path(path).parent
+            self._where, self._content, folder = str(path), yaml_fields(Path(path)), Path(path).parent
             texts = {name: self._content[name] for name in FILES if isinstance(self._content.get(name), str)}
             self._content |= {name: str(folder / text) for name, text in texts.items()}
         self._content |= {name: value for name, value in changes.items() if value is not None}
@@ -89,14 +89,14 @@ def load_question(path: str | Path | None = None, /, **changes: Any) -> Planning
 def load_cluster(source: str | Path | Mapping[str, Any], where: str = "cluster") -> Cluster:
     """A cluster of a file, or as a question has it. FileError names the file and the field."""
     if isinstance(source, (str, Path)):
-        return value_from(_mapping(Path(source)), pb.Cluster, Cluster, str(source))
+        return value_from(yaml_fields(Path(source)), pb.Cluster, Cluster, str(source))
     return value_from(source, pb.Cluster, Cluster, f"{where}: cluster")
 
 
 def load_models(source: str | Path | Mapping[str, Any], where: str = "models") -> Cascade:
     """A cascade of a models file, or as a question has it. FileError names the file and the field."""
     if isinstance(source, (str, Path)):
-        return value_from(_mapping(Path(source)), pb.Cascade, Cascade, str(source), Path(source).parent)
+        return value_from(yaml_fields(Path(source)), pb.Cascade, Cascade, str(source), Path(source).parent)
     return value_from(source, pb.Cascade, Cascade, f"{where}: models", Path(where).parent)
 
 
@@ -114,7 +114,8 @@ def load_quality(source: str | Path | Mapping[str, Any], tiers: Sequence[str], w
     return value_from(source, pb.JudgedPrompts, JudgedPrompts, f"{where}: quality")
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def yaml_fields(path: Path) -> dict[str, Any]:
+    """The fields of a YAML file, unchecked. FileError if it holds something else."""
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except OSError as error:

@@ -206,7 +206,7 @@ def test_what_cannot_run_on_several_hosts_is_refused(
 def test_a_runtime_environment_is_a_mapping(tmp_path: Path) -> None:
     file = tmp_path / "env.yaml"
     file.write_text("[1]")
-    with pytest.raises(SettingsError, match=r"--runtime-env: .*env.yaml: must hold a mapping"):
+    with pytest.raises(SettingsError, match=r"--runtime-env: .*env.yaml: must be fields with their values"):
         MeshOptions(tmp_path / "mesh.yaml", tmp_path, runtime_env=file).ray_runtime_env()
 
 
