@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, failing_on
+from penstock.cli.output import console, failing_on, needs_extra
 
 app = typer.Typer(no_args_is_help=True)
 

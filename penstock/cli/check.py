@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import errors, print_json, print_line
+from penstock.cli.output import errors, needs_extra, print_json, print_line
 
 if TYPE_CHECKING:
     from penstock.services.mesh_schema import MeshFile

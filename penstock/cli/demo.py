@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import demo_report, demo_run, options, targets
-from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, read_questions
 from penstock.cli.local import started
-from penstock.cli.output import cli_error_handling, console, failing_on, print_json, progress
+from penstock.cli.output import cli_error_handling, console, failing_on, needs_extra, print_json, progress
 from penstock.cli.replay import Run, arrivals_s, replay
 from penstock.client.aio import AsyncClient
 from penstock.client.aio_planner import AsyncPlannerClient

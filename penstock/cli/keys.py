@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, failing_on, print_json, print_line, table_of
+from penstock.cli.output import console, fail, failing_on, needs_extra, print_json, print_line, table_of
 
 if TYPE_CHECKING:
     from penstock.services.access.api_keys import ApiKey, KeyFile

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, failing_on, print_json, print_line
+from penstock.cli.output import console, fail, failing_on, needs_extra, print_json, print_line
 from penstock.local import runfile
 
 if TYPE_CHECKING:
@@ -253,10 +252,9 @@ class ProgressLines:
         fresh = sorted(set(progress.instances) - self._up)
         self._up = frozenset(progress.instances)
         up = f"{', '.join(fresh)} up; " if fresh else ""
+        ready, expected = progress.ready, progress.expected
         missing = [
-            f"{kind} ({progress.ready.get(kind, 0)} of {progress.expected[kind]})"
-            if progress.expected[kind] > 1
-            else kind
+            f"{kind} ({ready.get(kind, 0)} of {expected[kind]})" if expected[kind] > 1 else kind
             for kind in progress.missing
         ]
         line = up + (f"waiting for {', '.join(missing)}" if missing else "all ready")

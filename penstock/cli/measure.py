@@ -13,13 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import Question, read_questions
 from penstock.cli.output import (
     cli_error_handling,
     console,
     fail,
     failing_on,
+    needs_extra,
     print_json,
     print_line,
     print_written,

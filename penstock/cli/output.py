@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from penstock.client.errors import InvalidRequestError, PenstockError, UnavailableError
+
+DISTRIBUTION = "penstock-mesh"
 
 console = Console()
 errors = Console(stderr=True)
@@ -95,6 +98,44 @@ def cli_error_handling(target: str) -> Iterator[None]:
         fail("; ".join(f"{name}: {problem}" for name, problem in error.fields.items()) or str(error), 2)
     except PenstockError as error:
         fail(str(error))
+
+
+@contextmanager
+def planner_error_handling(*, json: bool = False) -> Iterator[None]:
+    """End the command with one line on an error of the planner: status 2 for bad input, 3 if no plan meets the target.
+
+    json: then also say on standard output which target binds, and the nearest that can be had.
+    """
+    from penstock.planner_service.files import FileError
+    from penstock.planner_service.routing.solution import Unreachable
+    from penstock.services.domain.errors import InvalidRequest
+
+    try:
+        yield
+    except (FileError, InvalidRequest) as error:
+        fail(str(error), 2)
+    except Unreachable as error:
+        if json:
+            known = math.isfinite(error.best)
+            nearest = {error.binds.value: error.best} if known and error.binds.value != "gpus" else None
+            print_json({"feasible": False, "binds": error.binds.value, "nearest": nearest, "reason": str(error)})
+        fail(str(error), 3)
+
+
+@contextmanager
+def needs_extra(command: str, extra: str) -> Iterator[None]:
+    """Decorate `command`: if a package of `extra` is missing, it ends with status 2 and one line that names the extra.
+
+    Such commands import these packages in their body, so that other commands start without them.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = "penstock-demo" if error.name == "penstock.demo_data" else (error.name or "").partition(".")[0]
+        if package == "penstock":
+            raise  # a bug of Penstock: no extra would help
+        needed = f'penstock {command} needs the {extra} extra: pip install "{DISTRIBUTION}[{extra}]"'
+        fail(f"{needed} ({package} is not installed)", 2)
 
 
 def seconds(value: float | None) -> str:

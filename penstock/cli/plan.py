@@ -19,10 +19,8 @@ from penstock.cli import (
     slo_attainment,
     targets,
 )
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import fail, print_json, print_written, spinner
+from penstock.cli.output import fail, needs_extra, planner_error_handling, print_json, print_written, spinner
 from penstock.cli.plan_changes import PlannedTier
-from penstock.cli.planner_errors import planner_error_handling
 
 if TYPE_CHECKING:
     from penstock.planner_service.codecs.plan_file import PlanFile

@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options, slo_attainment, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import print_json, print_line
-from penstock.cli.planner_errors import planner_error_handling
+from penstock.cli.output import needs_extra, planner_error_handling, print_json, print_line
 
 
 @needs_extra("plan capacity", "planner")

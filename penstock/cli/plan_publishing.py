@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import mesh_plan, plan_changes, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, fail
+from penstock.cli.output import console, errors, fail, needs_extra, planner_error_handling
 from penstock.cli.plan_changes import PlannedTier
-from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, TierPlan
 from penstock.client.sync_planner import PlannerClient
 from penstock.types.deployments import ReplicaGroup

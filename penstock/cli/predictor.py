@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
 from penstock.cli.held_out import read_questions
-from penstock.cli.output import console, fail, failing_on, print_json, print_written, table_of
+from penstock.cli.output import console, fail, failing_on, needs_extra, print_json, print_written, table_of
 from penstock.types.ranges import SCORE
 
 if TYPE_CHECKING:

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, errors, failing_on, print_json, print_line, print_written, progress
-from penstock.cli.planner_errors import planner_error_handling
+from penstock.cli.output import (
+    console,
+    errors,
+    failing_on,
+    needs_extra,
+    planner_error_handling,
+    print_json,
+    print_line,
+    print_written,
+    progress,
+)
 
 if TYPE_CHECKING:
     from penstock.types.plans import QoeModel

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import errors, fail, failing_on, print_line
+from penstock.cli.output import errors, fail, failing_on, needs_extra, print_line
 
 
 @needs_extra("redis-users", "service")

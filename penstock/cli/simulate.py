@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options, plan_report, slo_attainment, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, print_json, print_line, seconds, table_of
-from penstock.cli.planner_errors import planner_error_handling
+from penstock.cli.output import console, needs_extra, planner_error_handling, print_json, print_line, seconds, table_of
 from penstock.types.planning import Dispatch, LengthSource, PlanOptions
 
 

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, print_json, table_of
+from penstock.cli.output import console, fail, needs_extra, planner_error_handling, print_json, table_of
 from penstock.cli.plan_plots import panels_of, write_pictures
-from penstock.cli.planner_errors import planner_error_handling
 from penstock.client.plans import Plan, Stage, TierPlan
 from penstock.types.plans import QoeModel
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import options, targets
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import console, fail, failing_on, print_json, print_line, print_written
+from penstock.cli.output import console, fail, failing_on, needs_extra, print_json, print_line, print_written
 from penstock.types.mesh_status import ServedRequest
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens")

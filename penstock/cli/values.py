@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.extras import needs_extra
-from penstock.cli.output import fail, failing_on, print_written
+from penstock.cli.output import fail, failing_on, needs_extra, planner_error_handling, print_written
 
 
 @needs_extra("values", "service")
@@ -42,7 +41,6 @@ def values(
 
 @needs_extra("values --plan", "planner")
 def _planned(plan: Path, mesh: Path | None) -> dict[str, object]:
-    from penstock.cli.planner_errors import planner_error_handling
     from penstock.planner_service import api
     from penstock.planner_service.codecs.plan_file import read_plan
 

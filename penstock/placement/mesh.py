@@ -85,12 +85,7 @@ class PlacedMesh:
     """What should run of a mesh, on a back end. changed: set by who updates the view."""
 
     def __init__(
-        self,
-        mesh: MeshFile,
-        processes: Sequence[MeshProcess],
-        placer: Placer,
-        view: MeshView,
-        router_processes: int,
+        self, mesh: MeshFile, processes: Sequence[MeshProcess], placer: Placer, view: MeshView, router_processes: int
     ) -> None:
         """processes: what the mesh file describes. router_processes: of each router."""
         self._mesh, self._processes, self._placer, self._view = mesh, processes, placer, view
