@@ -19,8 +19,8 @@ from penstock.cli import (
     slo_attainment,
     targets,
 )
+from penstock.cli.mesh_plan import PlannedTier
 from penstock.cli.output import fail, needs_extra, planner_error_handling, print_json, print_written, spinner
-from penstock.cli.plan_changes import PlannedTier
 
 if TYPE_CHECKING:
     from penstock.planner_service.codecs.plan_file import PlanFile

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import mesh_plan, plan_changes, targets
+from penstock.cli import mesh_plan, targets
+from penstock.cli.mesh_plan import PlannedTier
 from penstock.cli.output import console, errors, fail, needs_extra, planner_error_handling
-from penstock.cli.plan_changes import PlannedTier
 from penstock.client.plans import Plan, TierPlan
 from penstock.client.sync_planner import PlannerClient
 from penstock.types.deployments import ReplicaGroup
@@ -60,7 +60,7 @@ def publish(file: "PlanFile", note: str, admin: str | None, *, force: bool, json
         ]
         refuse_other_models(current, planned, force=force)
         if not (quiet or json):
-            plan_changes.show(console, current, planned)
+            mesh_plan.show_changes(console, current, planned)
         changed = [
             dataclasses.replace(
                 with_values(before, threshold, count, () if force else tier.replicas), **_said(file, rules_of(tier))
@@ -79,7 +79,7 @@ def set_plan(planner: PlannerClient, plan: Plan, current: Plan, *, json: bool, q
     if not quiet:
         mesh_plan.show(published, json=json)
     if not (quiet or json):
-        plan_changes.show_rolls(current, published)
+        mesh_plan.show_rolls(current, published)
 
 
 def _said(file: "PlanFile", rules: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +107,6 @@ def with_values(
 
 def refuse_other_models(current: Plan, planned: list[PlannedTier], *, force: bool) -> None:
     """End the command if a plan is for other tiers or, without --force, for other models or drafters; show the changes."""
-    if reason := plan_changes.reason_against(current, planned, force=force):
-        plan_changes.show(errors, current, planned)
+    if reason := mesh_plan.reason_against(current, planned, force=force):
+        mesh_plan.show_changes(errors, current, planned)
         fail(reason, 2)

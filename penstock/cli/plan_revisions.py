@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import mesh_plan, options, plan_changes, targets
+from penstock.cli import mesh_plan, options, targets
+from penstock.cli.mesh_plan import PlannedTier
 from penstock.cli.output import console, fail, print_json, print_line
-from penstock.cli.plan_changes import PlannedTier
 from penstock.cli.plan_publishing import ForceOption, refuse_other_models, set_plan, with_values
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.ranges import SCORE, Within
@@ -117,7 +117,7 @@ def rollback(
         tiers = [PlannedTier(t.name, t.model, t.threshold, t.instances, drafters=t.drafters) for t in earlier.tiers]
         refuse_other_models(current, tiers, force=force)
         if not json:
-            plan_changes.show(console, current, tiers)
+            mesh_plan.show_changes(console, current, tiers)
         # the planner knows what workers load
         same = tuple(
             dataclasses.replace(t, model=now.model, drafters=())

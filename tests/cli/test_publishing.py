@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from penstock.cli import targets
-from penstock.cli.plan_changes import PlannedTier, other_drafters
+from penstock.cli.mesh_plan import PlannedTier, other_drafters
 from penstock.client.plans import Plan, TierPlan
 from penstock.question_files.questions import load_models
 from penstock.services.domain.plans import same_model
