@@ -11,14 +11,11 @@ from penstock.services.extensions import engine_of
 from penstock.services.mesh_schema import MeshFile
 from penstock.types.plans import Plan, TierPlan
 
-PoolOf = Callable[[MeshProcess], str]
-"""The GPUs that a worker takes its own from, by name."""
-
 
 class Workers:
-    """The workers of a mesh. pool_of: as in ReplicaKind."""
+    """The workers of a mesh. pool_of: the GPUs that a worker takes its own from, by name."""
 
-    def __init__(self, mesh: MeshFile, pool_of: PoolOf) -> None:
+    def __init__(self, mesh: MeshFile, pool_of: Callable[[MeshProcess], str]) -> None:
         self._mesh, self._pool_of = mesh, pool_of
         self.tiers = [tier.name for tier in mesh.tiers]
         self._own = {tier.name: engine_of(mesh, tier).shape(tier) for tier in mesh.tiers}
