@@ -12,16 +12,15 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from penstock.cli.output import fail
+from penstock.types.limits import MAX_TOKENS
 from penstock.types.planning import PlanOptions
 from penstock.types.ranges import Within, range_of
 
 MAX_SEED = 2**63 - 1  # numpy's and the contract's seeds
-MAX_TOKENS = 2**31 - 1
 MAX_COUNT = 1_000_000_000
 MAX_RATE_PER_S = 1e6
 MAX_CONCURRENCY = 10_000
 MAX_DURATION_S = 86_400
-MAX_INSTANCES = 100_000  # of a plan's tier; see services.domain.plans
 MAX_DIGITS = 9  # of a number of workers
 PICTURES = (".png", ".svg")  # written next to the file of --out
 SHORTEST_INTERVAL_S = 0.1  # the minimum of WatchStatus
@@ -111,7 +110,7 @@ def tier_values(flag: str, form: str, values: Sequence[str] | None, read: Callab
 def worker_count(text: str) -> int:
     """The COUNT of TIER=COUNT. The mesh checks how many there may be."""
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
-        raise ValueError("a count has digits only")
+        raise ValueError(f"a count has 1 to {MAX_DIGITS} digits")
     return int(text)
 
 

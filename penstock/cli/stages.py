@@ -11,7 +11,7 @@ from penstock.cli import options, targets
 from penstock.cli.output import console, fail, needs_extra, planner_error_handling, print_json, table_of
 from penstock.cli.plan_plots import panels_of, write_pictures
 from penstock.client.plans import Plan, Stage, TierPlan
-from penstock.types.plans import QoeModel
+from penstock.types.plans import MAX_INSTANCES, QoeModel
 
 if TYPE_CHECKING:
     from penstock.planner_service.stages.partition import StagePlan
@@ -25,7 +25,7 @@ MEASURED_BANDWIDTH_GB_PER_S = 0.63
 
 @needs_extra("stages", "planner")
 def stages(
-    instances: Annotated[int, options.number("Instances of one model.", 1, options.MAX_INSTANCES)],
+    instances: Annotated[int, options.number("Instances of one model.", 1, MAX_INSTANCES)],
     trace: Annotated[Path, typer.Option(help=options.TRACE_COLUMNS)],
     profile: Annotated[
         Path | None, typer.Option(help="A profile of `penstock profile`; default: --model on --gpu.")
