@@ -216,7 +216,7 @@ def test_a_plan_as_the_mesh_follows_it_sends_nobody_where_nobody_is() -> None:
         ("arrival_s,input_tokens,output_tokens\n0,5,\n", "line 2: output_tokens is missing"),
         ("arrival_s,input_tokens,output_tokens\n0,0,5\n", "line 2: input_tokens must be from 1"),
         ("arrival_s,input_tokens,output_tokens\n0,1.5,5\n", "line 2: input_tokens must be a whole number"),
-        ("arrival_s,input_tokens,output_tokens\nnan,1,5\n", "line 2: arrival_s must be"),
+        ("arrival_s,input_tokens,output_tokens\nnan,1,5\n", "line 2: arrival_s 'nan' is not a number"),
     ],
 )
 def test_a_bad_trace_is_named_by_line_and_column(text: str, said: str, tmp_path: Path) -> None:
