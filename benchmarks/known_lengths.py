@@ -45,7 +45,7 @@ from penstock.planner_service.stages.partition import MoveCost, layout_quality, 
 from penstock.planner_service.stages.replay import PolicyOf, Replayer
 from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
 from penstock.services.domain.slo.reply_length import DEFAULT_QUANTILE, ReplyLengths
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 
 TRACES = {CONVERSATION: CHATBOT, CODE: CODER}
 """By trace, whose latency objectives its requests have."""

@@ -24,7 +24,7 @@ from benchmarks import report
 from penstock.planner_service.files.profiles import fit_qoe, qoe_errors
 from penstock.planner_service.simulator.workload import Floats
 from penstock.services.clock import SystemClock
-from penstock.services.domain.stages import BatchLoad
+from penstock.services.domain.stages.qoe import BatchLoad
 from penstock.types.prompts import TokenPrompt
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams

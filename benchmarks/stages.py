@@ -55,7 +55,7 @@ from penstock.planner_service.stages.replay import (
     judge,
 )
 from penstock.planner_service.stages.sample import LengthSample, in_flight
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel
 
 TRACES = ("mooncake_conversation", "azure2023_conv", "azure2023_code_first_half", "servegen_m-small_sample_1h")

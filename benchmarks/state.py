@@ -43,11 +43,11 @@ from penstock.services.domain.stages.places import MAX_NEIGHBOURS, neighbours
 from penstock.services.mesh_schema import MeshStages
 from penstock.services.processes import free_port
 from penstock.services.settings import ServiceSettings
-from penstock.services.state import InstanceStore, MeshFeed, Registrar, connect
-from penstock.services.state.connection import StateUnavailable
-from penstock.services.state.feed import HEADS_PER_PULL
-from penstock.services.state.instances import Pull
+from penstock.services.state.connection import StateUnavailable, connect
+from penstock.services.state.feed import HEADS_PER_PULL, MeshFeed
+from penstock.services.state.instances import InstanceStore, Pull
 from penstock.services.state.keys import Keys, tier_group
+from penstock.services.state.registry import Registrar
 from penstock.types.mesh_status import StagePlace
 from tests.support.services import redis_server
 

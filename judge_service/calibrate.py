@@ -14,7 +14,7 @@ from penstock.judge_service.scoring.extension import Labels, ScorerSite
 from penstock.judge_service.scoring.guards import Guard, objection
 from penstock.judge_service.scoring.interface import RawScore
 from penstock.services.domain.errors import PenstockError
-from penstock.services.extensions import scorer_problems
+from penstock.services.extensions.scorers import scorer_problems
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings

@@ -23,7 +23,10 @@ from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import digest
 from penstock.services.mesh_schema import MeshReplan
 from penstock.services.runtime import Chassis
-from penstock.services.state import Leadership, MeshFeed, PlanStore, WorkloadStore
+from penstock.services.state.feed import MeshFeed
+from penstock.services.state.leadership import Leadership
+from penstock.services.state.plans import PlanStore
+from penstock.services.state.workload import WorkloadStore
 from penstock.types.rules import RuleOptions
 
 PULL_S = 0.5

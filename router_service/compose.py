@@ -44,16 +44,14 @@ from penstock.services.field_problems import SettingsError
 from penstock.services.health import Health
 from penstock.services.runtime import Chassis
 from penstock.services.score_predictor_file import read_score_predictor
-from penstock.services.state import (
-    MeshFeed,
-    PromptSampleStore,
-    ServedRequestStore,
-    StateUnavailable,
-    TraceStore,
-    WorkloadStore,
-)
+from penstock.services.state.connection import StateUnavailable
+from penstock.services.state.feed import MeshFeed
 from penstock.services.state.limits import SharedLimits
+from penstock.services.state.prompt_samples import PromptSampleStore
+from penstock.services.state.served_requests import ServedRequestStore
+from penstock.services.state.traces import TraceStore
 from penstock.services.state.usage import UsageStore
+from penstock.services.state.workload import WorkloadStore
 from penstock.services.telemetry import observe_unusable_entries
 
 _log = logging.getLogger(__name__)

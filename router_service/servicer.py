@@ -27,7 +27,9 @@ from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, No
 from penstock.services.domain.instances import Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.grpc_types import Context
-from penstock.services.state import PromptSampleStore, ServedRequestStore, TraceStore
+from penstock.services.state.prompt_samples import PromptSampleStore
+from penstock.services.state.served_requests import ServedRequestStore
+from penstock.services.state.traces import TraceStore
 from penstock.services.state.usage import KEPT_DAYS, UsageStore
 from penstock.services.write_timeouts import write_deadline_s
 from penstock.types.events import Finished

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.services.extensions import DRAFTERS, ENGINES, SCORERS, entry_points_of
+from penstock.services.extensions.lookup import DRAFTERS, ENGINES, SCORERS, entry_points_of
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = (ENGINES, SCORERS, DRAFTERS)
@@ -36,7 +36,9 @@ CORE_TESTS = (
     "tests/worker/test_core_laws.py",
 )
 LOAD_OTHERS = """
-from penstock.services.extensions import ENGINES, SCORERS, EngineOptions, ScorerOptions, entry_points_of, extension
+from penstock.services.extensions.engines import EngineOptions
+from penstock.services.extensions.lookup import ENGINES, SCORERS, entry_points_of, extension
+from penstock.services.extensions.scorers import ScorerOptions
 for group, kind in ((ENGINES, EngineOptions), (SCORERS, ScorerOptions)):
     for name in entry_points_of(group):
         extension(group, name, kind, name)

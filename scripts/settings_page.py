@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.services.extensions import ENGINES, SCORERS, entry_points_of, extension
+from penstock.services.extensions.lookup import ENGINES, SCORERS, entry_points_of, extension
 from penstock.services.mesh_schema import (
     MeshAccess,
     MeshFile,

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from penstock.services.extensions import engine_of
+from penstock.services.extensions.engines import engine_of
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshFile, MeshTier

@@ -12,16 +12,14 @@ from pydantic import ValidationError
 from penstock.question_files.errors import FileError
 from penstock.question_files.questions import load_question
 from penstock.services.domain.score_prediction import PredictorError
-from penstock.services.extensions import (
+from penstock.services.extensions.engines import engine_of, tier_host_problems, tier_problems
+from penstock.services.extensions.scorers import (
     asked_scorers,
     asks_for_logprobs,
-    engine_of,
     is_calibrated,
     scorer_host_problems,
     scorer_of,
     scorer_problems,
-    tier_host_problems,
-    tier_problems,
     unused_judge_fields,
 )
 from penstock.services.field_problems import SettingsError, field_problems

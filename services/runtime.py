@@ -35,9 +35,9 @@ from penstock.services.process_heartbeat import send_heartbeats
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.processes import exits_on_unusable_settings
 from penstock.services.settings import ServiceSettings
-from penstock.services.state import Registrar, StateUnavailable, connect
-from penstock.services.state.connection import server_problem
+from penstock.services.state.connection import StateUnavailable, connect, server_problem
 from penstock.services.state.keys import Keys
+from penstock.services.state.registry import Registrar
 from penstock.services.telemetry import Telemetry
 from penstock.services.trace_sampling import SamplingLimits
 from penstock.types.mesh_status import StagePlace

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.services.extensions import ENGINES, SCORERS, EngineOptions, ScorerOptions, entry_points_of, extension
+from penstock.services.extensions.engines import EngineOptions
+from penstock.services.extensions.lookup import ENGINES, SCORERS, entry_points_of, extension
+from penstock.services.extensions.scorers import ScorerOptions
 from scripts.extensions import LOAD_OTHERS, problem_without, removable, run_without
 from tests.conftest import FAMILY, ROOT
 

@@ -14,7 +14,7 @@ import yaml
 
 import penstock
 from penstock.planner_service.manifests.render import PENSTOCK_IMAGES
-from penstock.services.extensions import engine_of
+from penstock.services.extensions.engines import engine_of
 from penstock.services.mesh_file import load_mesh_file
 from penstock.worker_service.engine.sglang.extension import Sglang
 from scripts.requirements import requirements

@@ -13,14 +13,14 @@ from penstock.services.domain.instances import ModelCard, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages import bidding
 from penstock.services.domain.stages.worth import move_s
-from penstock.services.extensions import engine_of, tier_in_shape, tier_problems
+from penstock.services.extensions.engines import engine_of, tier_in_shape, tier_problems
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.processes import exits_on_unusable_settings
 from penstock.services.runtime import Chassis
 from penstock.services.settings import ServiceSettings
-from penstock.services.state import MeshFeed
+from penstock.services.state.feed import MeshFeed
 from penstock.services.state.keys import tier_group
 from penstock.services.telemetry import observe_unusable_entries
 from penstock.worker_service.clients.peer_client import PeerClient

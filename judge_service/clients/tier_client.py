@@ -23,7 +23,8 @@ from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.mesh_view import MeshView
-from penstock.services.state import MeshFeed, connect
+from penstock.services.state.connection import connect
+from penstock.services.state.feed import MeshFeed
 from penstock.services.state.keys import Keys
 from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt
 from penstock.types.replies import TokenFrame, TokenLogprob

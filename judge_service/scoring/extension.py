@@ -13,7 +13,7 @@ from pydantic import Field
 from penstock.judge_service.scoring.backlog import Backlog
 from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.judge_service.scoring.registry import NamedScorer, RegisteredScorer
-from penstock.services.extensions import ScorerOptions, is_calibrated
+from penstock.services.extensions.scorers import ScorerOptions, is_calibrated
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshScorer
 from penstock.services.model_folder import model_folder

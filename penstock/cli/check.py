@@ -49,7 +49,7 @@ def check(
 
 
 async def _judging(mesh: "MeshFile", *, here: bool) -> list[str]:
-    from penstock.services.extensions import engine_of
+    from penstock.services.extensions.engines import engine_of
     from penstock.services.mesh_check import judging
 
     engines = {tier.name: (engine_of(mesh, tier), tier) for tier in mesh.tiers[:-1]}

@@ -15,7 +15,8 @@ from penstock.placement.start import Progress
 from penstock.services.background import end, supervise
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.processes import ProcessSpec, Watched, Watcher, free_port
-from penstock.services.state import MeshFeed, connect
+from penstock.services.state.connection import connect
+from penstock.services.state.feed import MeshFeed
 from penstock.services.state.keys import Keys
 from penstock.services.state.users import OPERATOR
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from penstock.services.private_files import replace_file
 from penstock.services.processes import ProcessSpec
 from penstock.services.redis_url import redis_address, redis_url_problem
-from penstock.services.state import StateUnavailable, server_version, users
-from penstock.services.state.connection import server_problem
+from penstock.services.state import server_version, users
+from penstock.services.state.connection import StateUnavailable, server_problem
 
 USERS_FILE = "users.acl"
 FIRST_WITH_READ_ONLY_PATTERNS = 7

@@ -16,7 +16,8 @@ from penstock.services.background import end, supervise
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
-from penstock.services.state import MeshFeed, connect
+from penstock.services.state.connection import connect
+from penstock.services.state.feed import MeshFeed
 from penstock.services.state.keys import Keys
 from penstock.services.state.users import OPERATOR
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.services.extensions import engine_of, tier_in_shape
+from penstock.services.extensions.engines import engine_of, tier_in_shape
 from penstock.services.mesh_schema import MeshFile
 from penstock.services.processes import ProcessSpec
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.services.extensions import engine_of, scorer_of
+from penstock.services.extensions.engines import engine_of
+from penstock.services.extensions.scorers import scorer_of
 from penstock.services.mesh_schema import MeshFile
 from penstock.services.model_folder import is_hub_id
 from penstock.services.settings import ServiceSettings

@@ -7,7 +7,7 @@ from penstock.placement.processes import MeshProcess, index_of, process_named, t
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.rolling import Kinds, ReplicaKind
-from penstock.services.extensions import engine_of
+from penstock.services.extensions.engines import engine_of
 from penstock.services.mesh_schema import MeshFile
 from penstock.types.plans import Plan, TierPlan
 

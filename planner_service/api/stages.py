@@ -13,7 +13,7 @@ from penstock.planner_service.stages.profile import batches_of
 from penstock.planner_service.stages.replay import ReplayVerdict
 from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
 from penstock.services.domain.errors import invalid
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel
 
 

@@ -11,7 +11,7 @@ from penstock.planner_service.stages.replay import ReplayVerdict
 from penstock.planner_service.stages.sample import LengthSample
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.domain.errors import check, invalid
-from penstock.services.domain.stages import StageLayout, stage_problems
+from penstock.services.domain.stages.layout import StageLayout, stage_problems
 from penstock.types.planning import MeasuredReplica, Trace
 
 

@@ -22,8 +22,7 @@ from penstock.question_files.errors import FileError
 from penstock.question_files.profile_files import FORMAT, load_replica
 from penstock.services.domain.errors import InvalidRequest, invalid
 from penstock.services.domain.latency import StepLoad
-from penstock.services.domain.stages import BatchLoad
-from penstock.services.domain.stages.qoe import request_cost_s
+from penstock.services.domain.stages.qoe import BatchLoad, request_cost_s
 from penstock.types.plans import QoeModel
 
 NORMAL_95 = 1.96  # standard errors on either side of a 95 % interval

@@ -15,7 +15,10 @@ from penstock.services.clock import Clock
 from penstock.services.domain.errors import Unavailable, check
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.plans import same_model
-from penstock.services.state import Leadership, MeshFeed, PlanStore, StateUnavailable
+from penstock.services.state.connection import StateUnavailable
+from penstock.services.state.feed import MeshFeed
+from penstock.services.state.leadership import Leadership
+from penstock.services.state.plans import PlanStore
 from penstock.types.plans import Plan
 from penstock.types.problems import FieldProblem
 

@@ -20,7 +20,8 @@ from penstock.services.clock import Clock
 from penstock.services.domain.errors import PenstockError
 from penstock.services.domain.stages.places import with_instances
 from penstock.services.domain.workload import Window, joined
-from penstock.services.state import StateUnavailable, WorkloadStore
+from penstock.services.state.connection import StateUnavailable
+from penstock.services.state.workload import WorkloadStore
 from penstock.types.planned import CascadePlan, PlanEvent
 from penstock.types.plans import Plan, TierPlan
 

@@ -12,7 +12,7 @@ from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.services.domain.errors import NotFound, invalid
 from penstock.services.grpc_types import Context
-from penstock.services.state import KEPT_REVISIONS, PlanStore
+from penstock.services.state.plans import KEPT_REVISIONS, PlanStore
 
 LISTED = 20
 SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name

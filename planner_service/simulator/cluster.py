@@ -27,7 +27,7 @@ from penstock.planner_service.simulator.batch_step import (
 from penstock.planner_service.simulator.tier import Replica
 from penstock.planner_service.simulator.workload import Floats, Ints, Workload
 from penstock.services.domain.errors import invalid
-from penstock.services.domain.stages import InFlight
+from penstock.services.domain.stages.qoe import InFlight
 from penstock.services.domain.stages.worth import ROUND_TRIP_S, move_s
 
 

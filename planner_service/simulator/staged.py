@@ -9,11 +9,11 @@ import numpy as np
 from penstock.planner_service.simulator.cluster import Cluster, Transfer
 from penstock.planner_service.simulator.policies import Dispatch, Policy
 from penstock.services.domain.errors import invalid
-from penstock.services.domain.stages import InFlight, StageLayout
 from penstock.services.domain.stages.bidding import Ask, Bid, Go, Receiver, Sender, TransferSlots, choose
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.services.domain.stages.overload import excess_tokens, to_hand_over
 from penstock.services.domain.stages.places import by_preference, outgrown_to, peers, successors
-from penstock.services.domain.stages.qoe import BatchLoad
+from penstock.services.domain.stages.qoe import BatchLoad, InFlight
 from penstock.services.domain.stages.refinement import RefineBy, averaged, refine
 from penstock.services.domain.stages.worth import worth_moving
 from penstock.types.mesh_status import StagePlace

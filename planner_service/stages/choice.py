@@ -12,7 +12,7 @@ from penstock.planner_service.stages.proposals import propose
 from penstock.planner_service.stages.replay import REPLAYED, ReplayVerdict, count_replayed, judge, last_requests
 from penstock.planner_service.stages.sample import in_flight
 from penstock.services.domain.errors import check, invalid
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel
 from penstock.types.problems import FieldProblem
 

@@ -16,7 +16,7 @@ from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.planner_service.stages import kernel
 from penstock.planner_service.stages.sample import LengthSample
 from penstock.services.domain.errors import invalid
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel, Stage
 
 CUTS_PER_DOUBLING = 2

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
-from penstock.services.domain.stages import BatchLoad
+from penstock.services.domain.stages.qoe import BatchLoad
 
 SHORTEST_TOKENS = 64
 OF_A_BUCKET = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of its requests, by input per output token

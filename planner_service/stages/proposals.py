@@ -15,7 +15,7 @@ from penstock.planner_service.stages.partition import MoveCost, Problem, exponen
 from penstock.planner_service.stages.profile import prompt_s
 from penstock.planner_service.stages.sample import LengthSample
 from penstock.services.domain.latency import StepLoad
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel, Stage
 
 MOVE_FACTORS = (1.0, 10.0, 100.0, 1000.0)

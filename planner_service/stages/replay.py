@@ -19,7 +19,7 @@ from penstock.planner_service.simulator.policies import LeastWork, Policy
 from penstock.planner_service.simulator.staged import Staged
 from penstock.planner_service.simulator.tier import alone_latency
 from penstock.planner_service.simulator.workload import Floats
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel
 
 MARGIN = 0.03

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn, TypeVar
 
 from penstock.services.background import BackgroundWork, Works
-from penstock.services.state import StateUnavailable
+from penstock.services.state.connection import StateUnavailable
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from penstock.router_service.domain.events import RouterRequest, is_cascade_work
 from penstock.router_service.telemetry.batched_writes import BatchedWrites
 from penstock.services.clock import Clock
 from penstock.services.domain.prompt_samples import PromptSample
-from penstock.services.state import PromptSampleStore, ServedRequestStore
+from penstock.services.state.prompt_samples import PromptSampleStore
+from penstock.services.state.served_requests import ServedRequestStore
 from penstock.types.events import Finished
 from penstock.types.mesh_status import ServedRequest
 

@@ -9,7 +9,7 @@ from penstock.router_service.telemetry.batched_writes import BatchedWrites
 from penstock.services.clock import Clock
 from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.domain.workload import PARTS, RequestRecord, TierVisit, Window
-from penstock.services.state import WorkloadStore
+from penstock.services.state.workload import WorkloadStore
 from penstock.types.events import Finished
 
 HELD_WINDOWS = 12  # while Redis is unavailable

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.services.acceptance.pipeline import tier_problems
 from penstock.services.domain.errors import check
-from penstock.services.domain.stages import stage_problems
+from penstock.services.domain.stages.layout import stage_problems
 from penstock.services.domain.stages.qoe import qoe_problems
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.problems import FieldProblem

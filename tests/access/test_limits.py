@@ -20,7 +20,7 @@ from penstock.services.access.tenants import (
 )
 from penstock.services.domain.errors import InvalidRequest, PermissionDenied, RateLimited
 from penstock.services.mesh_schema import MeshFile, MeshTenant
-from penstock.services.state import connect
+from penstock.services.state.connection import connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.limits import SharedLimits
 from penstock.services.state.usage import UsageOf, UsageStore

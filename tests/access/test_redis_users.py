@@ -19,7 +19,8 @@ from penstock.local import redis_server as local_redis
 from penstock.services.domain.instances import DEFAULT_MESH, InstanceRecord, ModelCard, Role
 from penstock.services.processes import free_port
 from penstock.services.redis_url import without_password
-from penstock.services.state import InstanceStore, StateUnavailable, connect
+from penstock.services.state.connection import StateUnavailable, connect
+from penstock.services.state.instances import InstanceStore
 from penstock.services.state.keys import Keys, tier_group
 from penstock.services.state.users import WHOLE, rules, user_name
 from tests.conftest import ROOT, write_mesh_file

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.services.domain.errors import InvalidRequest
-from penstock.services.domain.stages import BatchLoad, InFlight, StageLayout, even_share
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.services.domain.stages.overload import excess_tokens, to_hand_over
 from penstock.services.domain.stages.places import (
     MAX_NEIGHBOURS,
@@ -18,7 +18,7 @@ from penstock.services.domain.stages.places import (
     targets,
     with_instances,
 )
-from penstock.services.domain.stages.qoe import batch_quality, qoe_problems
+from penstock.services.domain.stages.qoe import BatchLoad, InFlight, batch_quality, even_share, qoe_problems
 from penstock.services.domain.stages.refinement import LEAST_REQUESTS, Outcome, RefineBy, averaged, best_split, refine
 from penstock.types.mesh_status import StagePlace
 from penstock.types.plans import QoeModel, Stage

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.domain.stages import InFlight
-from penstock.services.domain.stages.qoe import BatchLoad, batch_quality
+from penstock.services.domain.stages.qoe import BatchLoad, InFlight, batch_quality
 from penstock.services.domain.stages.worth import ROUND_TRIP_S, move_s, saved_s, worth_moving
 from penstock.types.plans import QoeModel
 

@@ -8,7 +8,8 @@ import pytest
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from penstock.services.domain.instances import Role
-from penstock.services.state import PlanStore, connect
+from penstock.services.state.connection import connect
+from penstock.services.state.plans import PlanStore
 from penstock.worker_service import servicer as worker_servicer
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import TestMesh, running_mesh

@@ -11,8 +11,9 @@ from benchmarks.fault_streams import StreamResult, grpc_stream, until_whole
 from penstock import AsyncClient, AsyncPlannerClient
 from penstock.local.mesh import LocalMesh
 from penstock.placement.mesh_input import MeshOptions
-from penstock.services.state import PlanStore, connect
+from penstock.services.state.connection import connect
 from penstock.services.state.keys import Keys
+from penstock.services.state.plans import PlanStore
 from tests.conftest import write_mesh_file
 from tests.support.sentinels import SentinelRedis, sentinel_redis
 from tests.support.simulated_text import ENDLESS, simulated_texts

@@ -36,8 +36,9 @@ from penstock.services.processes import (
     free_port,
     restart_pause_s,
 )
-from penstock.services.state import WorkloadStore, connect
+from penstock.services.state.connection import connect
 from penstock.services.state.keys import Keys
+from penstock.services.state.workload import WorkloadStore
 from penstock.types.plans import Plan, QoeModel
 from tests.conftest import FAST, ROOT, write_mesh_file
 from tests.support.cli import penstock, penstock_process

@@ -23,9 +23,11 @@ from penstock.services.clock import SystemClock
 from penstock.services.domain.instances import Role
 from penstock.services.domain.workload import RequestRecord, TierVisit, Window
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.state import Leadership, PlanStore, StateUnavailable, WorkloadStore, connect
+from penstock.services.state.connection import StateUnavailable, connect
 from penstock.services.state.keys import Keys
-from penstock.services.state.leadership import NotLeading
+from penstock.services.state.leadership import Leadership, NotLeading
+from penstock.services.state.plans import PlanStore
+from penstock.services.state.workload import WorkloadStore
 from penstock.types.plans import Plan, TierPlan
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE, TestMesh

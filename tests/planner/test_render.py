@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from penstock.judge_service.scorers.llm.extension import Llm
-from penstock.services.extensions import scorer_of
+from penstock.services.extensions.scorers import scorer_of
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshFile
 from tests.conftest import ROOT

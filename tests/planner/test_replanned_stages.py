@@ -30,7 +30,7 @@ from penstock.services.domain.plans import check_plan
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshFile
-from penstock.services.state import WorkloadStore
+from penstock.services.state.workload import WorkloadStore
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planned import CascadePlan, PlanEvent, PlannedTier
 from penstock.types.planning import Trace

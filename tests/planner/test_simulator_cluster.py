@@ -16,7 +16,7 @@ from penstock.planner_service.simulator.staged import Refinement, Staged
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel, Stage
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool

@@ -19,7 +19,7 @@ from penstock.planner_service.stages.choice import choose
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import Plan, QoeModel, Stage, TierPlan
 from tests.planner.test_stage_replay import FAST, INSTANCES, QOE, replica, workload
 from tests.support.present import present

@@ -28,7 +28,7 @@ from penstock.planner_service.stages.replay import (
 from penstock.planner_service.stages.sample import LengthSample, in_flight
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.stages import StageLayout
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel, Stage
 from tests.support.present import present
 from tests.support.tables import write_trace

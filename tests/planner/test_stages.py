@@ -31,8 +31,7 @@ from penstock.planner_service.stages.sample import LengthSample, count_in_flight
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.stages import BatchLoad, InFlight
-from penstock.services.domain.stages.qoe import batch_quality, request_cost_s
+from penstock.services.domain.stages.qoe import BatchLoad, InFlight, batch_quality, request_cost_s
 from penstock.types.plans import QoeModel, Stage
 from tests.support.tables import write_trace
 

@@ -4,8 +4,7 @@ import aiohttp
 import pytest
 
 from penstock import NotFoundError, Trace, UnavailableError
-from penstock.services.state import TraceStore
-from penstock.services.state.traces import SpanRecord
+from penstock.services.state.traces import SpanRecord, TraceStore
 from tests.conftest import MeshRunner
 from tests.support.measured import trace_with
 from tests.support.mesh import TestMesh

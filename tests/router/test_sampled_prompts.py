@@ -22,8 +22,9 @@ from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.prompt_samples import MAX_SAMPLE_BYTES, PromptSample
 from penstock.services.mesh_schema import MeshFile
 from penstock.services.score_predictor_file import read_score_predictor
-from penstock.services.state import PromptSampleStore, StateUnavailable, connect
+from penstock.services.state.connection import StateUnavailable, connect
 from penstock.services.state.keys import Keys
+from penstock.services.state.prompt_samples import PromptSampleStore
 from penstock.types.events import Finished, TierSummary
 from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from penstock.types.replies import FinishReason, Usage

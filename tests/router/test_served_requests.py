@@ -23,7 +23,9 @@ from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.services.field_problems import from_json
-from penstock.services.state import ServedRequestStore, StateUnavailable, WorkloadStore
+from penstock.services.state.connection import StateUnavailable
+from penstock.services.state.served_requests import ServedRequestStore
+from penstock.services.state.workload import WorkloadStore
 from penstock.types.events import Finished, TierSummary
 from penstock.types.mesh_status import ServedRequest
 from penstock.types.prompts import TextPrompt

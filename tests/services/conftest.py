@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from penstock.services.state import connect
+from penstock.services.state.connection import connect
 from penstock.services.state.keys import Keys
 from tests.support.services import RedisProcess
 

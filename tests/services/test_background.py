@@ -21,9 +21,10 @@ from penstock.services.channels import ChannelPool
 from penstock.services.domain.instances import InstanceRecord, Load, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.processes import ProcessSpec, Watcher
-from penstock.services.state import MeshFeed, Registrar
 from penstock.services.state.connection import connect_blocking
+from penstock.services.state.feed import MeshFeed
 from penstock.services.state.keys import Keys
+from penstock.services.state.registry import Registrar
 from tests.conftest import ROOT, MeshFileMaker
 from tests.support.measured import metrics_page
 from tests.support.mesh import COMPOSE

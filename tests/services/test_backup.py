@@ -14,8 +14,9 @@ import pytest
 from redis.asyncio import Redis
 
 from penstock.services.processes import free_port
-from penstock.services.state import PlanStore, StateUnavailable, connect
+from penstock.services.state.connection import StateUnavailable, connect
 from penstock.services.state.keys import Keys
+from penstock.services.state.plans import PlanStore
 from penstock.services.state.usage import UsageOf, UsageStore
 from penstock.types.plans import Plan, TierPlan
 from tests.conftest import ROOT

@@ -14,8 +14,8 @@ from penstock.services.domain.instances import Role
 from penstock.services.processes import free_port
 from penstock.services.redis_url import SentinelUrl, redis_address, redis_url_problem
 from penstock.services.runtime import ServiceFailed
-from penstock.services.state import StateUnavailable, connect, server_version
-from penstock.services.state.connection import connect_blocking, server_problem
+from penstock.services.state import server_version
+from penstock.services.state.connection import StateUnavailable, connect, connect_blocking, server_problem
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import COMPOSE
 from tests.support.services import RedisProcess, serving

@@ -14,22 +14,14 @@ from penstock.services.domain.errors import NotFound, RevisionConflict
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.stalls import STALL_S, TICK_S
-from penstock.services.state import (
-    InstanceStore,
-    MeshFeed,
-    PlanStore,
-    Registrar,
-    SpanRecord,
-    StateUnavailable,
-    TraceStore,
-    codec,
-    connect,
-    instances,
-)
-from penstock.services.state.connection import connect_blocking
-from penstock.services.state.instances import MAX_ENTRY_BYTES, Pull
+from penstock.services.state import codec, instances
+from penstock.services.state.connection import StateUnavailable, connect, connect_blocking
+from penstock.services.state.feed import MeshFeed
+from penstock.services.state.instances import MAX_ENTRY_BYTES, InstanceStore, Pull
 from penstock.services.state.keys import Keys, tier_group
-from penstock.services.state.traces import PAGE_SPANS, SPANS_PER_TRACE, write_spans
+from penstock.services.state.plans import PlanStore
+from penstock.services.state.registry import Registrar
+from penstock.services.state.traces import PAGE_SPANS, SPANS_PER_TRACE, SpanRecord, TraceStore, write_spans
 from penstock.types.mesh_status import Drafting, Loading, StagePlace
 from penstock.types.plans import Plan, TierPlan
 from tests.support.present import present

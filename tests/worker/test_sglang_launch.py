@@ -10,7 +10,7 @@ import pytest
 
 from penstock.services.chart import SERVER_PORT, values_of
 from penstock.services.domain.server_nodes import ServerNode
-from penstock.services.extensions import engine_of
+from penstock.services.extensions.engines import engine_of
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file

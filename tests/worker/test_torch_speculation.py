@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoi
 from models.training import tasks
 from penstock.services.clock import SystemClock
 from penstock.services.domain.speculation.choice import ChainCandidate
-from penstock.services.extensions import tier_problems
+from penstock.services.extensions.engines import tier_problems
 from penstock.services.mesh_schema import MeshFile, MeshSpeculation, MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.mesh_status import Drafting

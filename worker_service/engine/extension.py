@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.services.extensions import EngineOptions, ServerContainer
+from penstock.services.extensions.engines import EngineOptions, ServerContainer
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.settings import ServiceSettings

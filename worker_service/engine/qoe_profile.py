@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.services.domain.stages import BatchLoad, InFlight
+from penstock.services.domain.stages.qoe import BatchLoad, InFlight
 from penstock.types.prompts import TokenPrompt
 from penstock.types.replies import FinishReason, TokenFrame
 from penstock.types.requests import GenerationRequest

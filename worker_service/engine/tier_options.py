@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.services.extensions import DRAFTERS, entry_points_of
+from penstock.services.extensions.lookup import DRAFTERS, entry_points_of
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.model_folder import model_folder
 from penstock.types.problems import FieldProblem

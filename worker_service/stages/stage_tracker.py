@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from penstock.services.domain.instances import InstanceRecord, Load
 from penstock.services.domain.mesh_view import MeshView
-from penstock.services.domain.stages import StageLayout
 from penstock.services.domain.stages.bidding import Sender
+from penstock.services.domain.stages.layout import StageLayout
 from penstock.services.domain.stages.overload import excess_tokens, to_hand_over
 from penstock.services.domain.stages.places import assign, neighbours, outgrown_to, peers, successors
 from penstock.services.domain.stages.qoe import BatchLoad, InFlight

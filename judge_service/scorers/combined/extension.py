@@ -9,7 +9,7 @@ from penstock.judge_service.scoring.backlog import Backlog
 from penstock.judge_service.scoring.extension import Fitted, Labels, ScorerExtension, ScorerSite
 from penstock.judge_service.scoring.interface import RawScore
 from penstock.judge_service.scoring.registry import RegisteredScorer
-from penstock.services.extensions import scorer_of
+from penstock.services.extensions.scorers import scorer_of
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshScorer
 from penstock.types.problems import FieldProblem

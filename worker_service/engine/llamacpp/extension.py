@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.services.extensions import ENGINE_FIELDS
+from penstock.services.extensions.engines import ENGINE_FIELDS
 from penstock.services.gguf import NotGguf, gguf_file, read_metadata
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.model_folder import model_folder

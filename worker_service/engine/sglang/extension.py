@@ -13,8 +13,7 @@ from pydantic import Field
 
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.server_nodes import node_counts
-from penstock.services.extensions import ENGINE_FIELDS, ServerContainer
-from penstock.services.extensions.engines import CONTAINER_FOLDER
+from penstock.services.extensions.engines import CONTAINER_FOLDER, ENGINE_FIELDS, ServerContainer
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MAX_PORT, MeshFile, MeshTier
 from penstock.services.model_folder import folder_problem, is_hub_id, model_folder
