@@ -16,7 +16,6 @@ from penstock.router_service.generation.rejected_answers import RejectedAnswers
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.generation.tier_answer import TierAnswer, offers_tools, resumed_ids, span_name
 from penstock.router_service.generation.tier_generation import TierGeneration
-from penstock.router_service.generation.tier_promises import TierPromises
 from penstock.router_service.generation.tier_times import TierTimes
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services import telemetry
@@ -69,7 +68,6 @@ class CascadeGeneration:
         """
         self._view, self._tiers, self._tracer = view, tiers, tracer
         self._times = TierTimes()
-        self._promises = TierPromises(self._times)
         self._judging = AnswerJudging(judge, self._times, flag_below)
         self._flags, self._undrafted = flag_below is not None, undrafted
         self._predictor, self._waiting = predictor, waiting
@@ -124,9 +122,9 @@ class CascadeGeneration:
         request, now_s = run.request, asyncio.get_running_loop().time()
         # An answer that is accepted in any case is held, too, if there is another one that may be delivered instead.
         held = (run.is_judged and not run.is_resumed) or (
-            run.rejected.best is not None and self._promises.allows_holding_last(request, run.tier, now_s)
+            run.rejected.best is not None and self._times.allows_holding_last(request, run.tier, now_s)
         )
-        promise = self._promises.of(request, run.route, run.at, now_s, held=held)
+        promise = self._times.promise(request, run.route, run.at, now_s, held=held)
         if promise is None and request.promise is not None and (too_late := run.unable(EscalationReason.TOO_LATE)):
             return too_late
         texts: list[str] | None = None

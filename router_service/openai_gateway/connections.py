@@ -43,7 +43,9 @@ class GatewayRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         usual = await super()._make_server()
         handler, factory = _guarded(usual.request_handler), usual.request_factory
-        return _Server(handler, self._max_connections, request_factory=factory, loop=usual._loop, **self._options)
+        server = _Server(handler, request_factory=factory, loop=usual._loop, **self._options)
+        server.max_connections = self._max_connections
+        return server
 
     def close_idle(self) -> None:
         """Close each connection: at once if it has no active request, otherwise after the response."""
@@ -52,14 +54,10 @@ class GatewayRunner(web.AppRunner):
 
 
 class _Server(web.Server):
-    def __init__(self, handler: _Handler, max_connections: int, **options: Any) -> None:
-        own = ("request_factory", "handler_cancellation", "loop")
-        super().__init__(handler, **options)
-        self._connection_options = {key: value for key, value in options.items() if key not in own}
-        self._max_connections = max_connections
+    max_connections: int
 
     def __call__(self) -> RequestHandler:
-        return _Connection(self, self._max_connections, loop=self._loop, **self._connection_options)
+        return _Connection(self, self.max_connections, loop=self._loop, **self._kwargs)
 
 
 def _guarded(handler: _Handler) -> _Handler:

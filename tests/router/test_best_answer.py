@@ -19,7 +19,6 @@ from penstock import Tokens as ClientTokens
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.router_service.generation.tier_generation import TierGeneration
-from penstock.router_service.generation.tier_promises import TierPromises
 from penstock.router_service.generation.tier_times import TierTimes
 from penstock.services.domain.errors import DeadlineExceeded, Unavailable
 from penstock.services.domain.slo.promises import Promise
@@ -289,17 +288,16 @@ async def test_one_that_is_to_be_declined_rather_than_late_streams(router: Route
 
 async def test_a_last_tier_that_would_be_too_late_if_held_streams(router: Router) -> None:
     """By measured times: the first token of a stream is in time, where the whole answer and the judge are not."""
-    times = TierTimes()
-    promises, large = TierPromises(times), TIERS[2]
+    times, large = TierTimes(), TIERS[2]
     request = RouterRequest("r", "cascade", PROMPT, SamplingParams(), 1e9)
     for _ in range(20):
         times.answered("large", 90.0, 90.5, 93.0)
         times.judged(99.7, 100.0)
     for due_s, held in ((103.4, True), (103.2, False), (None, True)):
         with_slo = replace(request, promise=Promise(due_s))
-        assert promises.allows_holding_last(with_slo, large, 100.0) is held
-    assert promises.allows_holding_last(request, large, 100.0)
-    late = promises.of(replace(request, promise=Promise(100.1)), TIERS, 2, 100.0, held=True)
+        assert times.allows_holding_last(with_slo, large, 100.0) is held
+    assert times.allows_holding_last(request, large, 100.0)
+    late = times.promise(replace(request, promise=Promise(100.1)), TIERS, 2, 100.0, held=True)
     assert late is not None, "the last tier is never skipped"
     assert late.fallback is SloFallback.BEST_EFFORT
 

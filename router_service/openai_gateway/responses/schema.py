@@ -196,6 +196,4 @@ def _messages(items: list[MessageItem | CallItem | CallOutputItem | ReasoningIte
                     messages.append(ChatMessage("assistant", "", (call,)))
             case CallOutputItem():
                 messages.append(ChatMessage("tool", text_of(item.output), tool_call_id=item.call_id))
-            case ReasoningItem():
-                pass
     return messages
