@@ -39,7 +39,7 @@ def finished_answers(judged: JudgedSample, row: int, tiers: tuple[TierPlan, ...]
         finished.append(at)
         score, tokens = float(judged.scores[row, at]), int(judged.output_tokens[row, at])
         decision = cascade.decide(plan, tiers, at, score, counted_tokens=tokens)
-        if isinstance(decision, cascade.Accept):
+        if decision is None:
             return finished
         at = decision.to
 
