@@ -1,7 +1,8 @@
 """What the default question takes, by the number of GPUs: `penstock plan` for a least quality, as a command of its own.
 
 The cheapest form (one model, a pair, the chain of three), thresholds, GPUs and shapes, of the examples' DeepSeek cascade, for
-a request per second and four GPUs; CPU time and memory with the command's imports, kernels compiled.
+a request per second and four GPUs; CPU time and memory with the command's imports, kernels compiled; the share by which
+another plan may be cheaper at most.
 """
 
 import json
@@ -41,6 +42,7 @@ def row(gpus: int, min_quality: float) -> dict[str, Any]:
         "rate_per_s": gpus / 4,
         "cpu_seconds": used.ru_utime + used.ru_stime,
         "memory_mib": used.ru_maxrss / 1024,
+        "gap": plan["optimality"]["gap"],
         **{key: plan[key] for key in ("horizon", "simulations", "latency_p95_s", "cost", "verdict")},
     }
     took = f"{figures['cpu_seconds']:.1f} s CPU, {figures['memory_mib']:,.0f} MiB"
