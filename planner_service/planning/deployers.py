@@ -1,27 +1,12 @@
 """The deployment solver of a site: of one type of GPU, or of several types and remote tiers. No I/O."""
 
-from collections.abc import Callable
-from typing import TypedDict
+from typing import Unpack
 
 from penstock.planner_service.deployment.mixed import GpuTypes
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
-from penstock.planner_service.routing.deployer import Deployer
-from penstock.planner_service.routing.grading import Grading
+from penstock.planner_service.routing.deployer import Deployer, DeployerOptions
 from penstock.planner_service.routing.mixed_deployer import MixedDeployer
-from penstock.planner_service.simulator import Dispatch
 from penstock.services.domain.errors import invalid
-from penstock.types.planning import Objective
-
-
-class DeployerOptions(TypedDict):
-    """See Deployer."""
-
-    dispatch: Dispatch
-    objective: Objective
-    percentile: float
-    max_utilisation: float | None
-    grading: Grading | None
-    on_evaluation: Callable[[int], None]
 
 
 def deployer_for(
@@ -29,11 +14,7 @@ def deployer_for(
     demand: Demand,
     *,
     gpus: int | None,
-    dispatch: Dispatch,
-    objective: Objective = Objective.LARGEST_TIER,
-    percentile: float = 95.0,
-    max_utilisation: float | None = None,
-    on_evaluation: Callable[[int], None] = lambda _: None,
+    **how: Unpack[DeployerOptions],
 ) -> tuple[Deployer, dict[str, str]]:
     """(the deployment solver, tiers that fit nowhere with the reason)."""
     gpus = site.gpus if gpus is None else gpus
@@ -50,18 +31,11 @@ def deployer_for(
         kinds.append(able)
         if not able and site.remote_of(tier) is None:
             reasons[name] = reason
-    place = (demand.requests, demand.arrival_s, kinds)
-    how: DeployerOptions = {
-        "dispatch": dispatch,
-        "objective": objective,
-        "percentile": percentile,
-        "max_utilisation": max_utilisation,
-        "grading": site.grading,
-        "on_evaluation": on_evaluation,
-    }
+    place, grading = (demand.requests, demand.arrival_s, kinds), site.grading
     if site.more or site.remotes:
-        return MixedDeployer(*place, gpu_types(site, gpus), remotes=site.remotes, **how), reasons
-    return Deployer(*place, gpus, **how), reasons
+        types = gpu_types(site, gpus)
+        return MixedDeployer(*place, types, grading=grading, remotes=site.remotes, **how), reasons
+    return Deployer(*place, gpus, grading=grading, **how), reasons
 
 
 def gpu_types(site: Site, gpus: int) -> GpuTypes:

@@ -18,12 +18,11 @@ from penstock.planner_service.question.planning_options import LEAST_REQUESTS, G
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable
-from penstock.planner_service.simulator import Dispatch, Workload
+from penstock.planner_service.simulator import Workload
 from penstock.types.planning import Objective
 
-LATENCIES = (
-    20.0  # that a stretch lasts: what is served while the first requests find the tiers empty is a twentieth of it
-)
+LATENCIES = 20.0
+"""That a stretch lasts: what is served while the first requests find the tiers empty is a twentieth of it."""
 ENOUGH_LATENCIES = 10.0  # a plan whose stretch lasts fewer is made again
 LOADED = 1.2  # times the latency of a request alone: the guess before there is a plan
 USUAL_REQUESTS = 500  # fewest, where the trace has them
@@ -86,6 +85,6 @@ def _guessed_s(site: Site, demand: Demand, options: Options) -> float:
 
 def _alone_s(site: Site, demand: Demand) -> float:
     """p95 of a request alone on the fastest replica, at the slowest tier that can run at all."""
-    deployer, _ = deployer_for(site, demand, gpus=None, dispatch=Dispatch.CAPACITY)
+    deployer, _ = deployer_for(site, demand, gpus=None)
     tiers = [np.percentile(alone, deployer.percentile) for alone in deployer.alone_s() if np.isfinite(alone).all()]
     return float(max(tiers, default=0.0))

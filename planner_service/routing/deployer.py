@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypedDict
 
 import numpy as np
 
@@ -15,12 +16,7 @@ from penstock.planner_service.deployment.allocation import (
     shared_out,
 )
 from penstock.planner_service.deployment.saturation import Sustain, needed_per_s, saturated_per_s
-from penstock.planner_service.deployment.search import (
-    INFEASIBLE,
-    LatencyTable,
-    Strategy,
-    gpu_counts,
-)
+from penstock.planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy, gpu_counts
 from penstock.planner_service.routing.grading import OWN, Grading, TierLoad
 from penstock.planner_service.routing.quality import JudgedSample, replies, route
 from penstock.planner_service.routing.solution import Deployment
@@ -31,6 +27,16 @@ from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Wor
 from penstock.types.planning import Objective
 
 FEW = 50  # requests of a tier, of which what it sustains is simulated with them
+
+
+class DeployerOptions(TypedDict, total=False):
+    """See Deployer."""
+
+    dispatch: Dispatch
+    percentile: float
+    objective: Objective
+    max_utilisation: float | None
+    on_evaluation: Callable[[int], None]
 
 
 class Deployer:
@@ -177,7 +183,7 @@ class Deployer:
     def cheapest_within(self, thresholds: Sequence[float], limit_s: float) -> Deployment | None:
         """The deployment of cost_within; of those that cost the same, one with the best strategy of each tier."""
         counts = self._counts_within(thresholds, limit_s)
-        return None if counts is None else self._at(thresholds, counts)
+        return None if counts is None else self._on(self._routed(thresholds)[1], counts)
 
     def _counts_within(self, thresholds: Sequence[float], limit_s: float, gpus: int | None = None) -> list[int] | None:
         """The fewest GPUs of each tier with which no latency exceeds limit_s; None where that takes more than `gpus`."""
@@ -189,17 +195,14 @@ class Deployer:
             self._reached[tuple(tables)] = min(limit_s, self._reached.get(tuple(tables), ANY_S))
         return counts
 
-    def _at(self, thresholds: Sequence[float], counts: Sequence[int]) -> Deployment | None:
-        """The best strategy of each tier on at most so many GPUs; None where a tier that has requests cannot run on its."""
-        return self._on(self._routed(thresholds)[1], counts)
-
     @staticmethod
     def _on(tables: Sequence[LatencyTable], counts: Sequence[int]) -> Deployment | None:
-        """See _at."""
+        """The best strategy of each tier on at most so many GPUs; None where a tier that has requests cannot run on its."""
         if not all(table.feasible for table in tables):
             return None
-        strategies = [table.best(count) for table, count in zip(tables, counts, strict=True)]
-        return _deployment([s for s in strategies if s is not None], len(tables))
+        best = (table.best(count) for table, count in zip(tables, counts, strict=True))
+        strategies = [strategy for strategy in best if strategy is not None]
+        return Deployment.of(strategies) if len(strategies) == len(tables) else None
 
     def balanced(self, thresholds: Sequence[float]) -> Deployment | None:
         """All GPUs, in proportion to the work of each tier (largest remainder); None where that does not serve all."""
@@ -215,41 +218,32 @@ class Deployer:
     def splits(self, thresholds: Sequence[float]) -> Iterator[Deployment]:
         """All GPUs, shared out over the tiers in every way, in SPLIT_UNITS units; none where there are over SPLIT_MOST."""
         _, tables = self._routed(thresholds)
-        for counts in every_split(tables, self.gpus):
-            if (split := self._at(thresholds, counts)) is not None:
-                yield split
+        yield from filter(None, (self._on(tables, counts) for counts in every_split(tables, self.gpus)))
 
     def shifted(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
         """Deployments with one tier made faster: by spare GPUs, or by those of another tier, which gets slower."""
-        for counts in self._shifts(thresholds, deployment.gpus):
-            if (moved := self._at(thresholds, counts)) is not None:
-                yield moved
+        _, tables = self._routed(thresholds)
+        yield from filter(None, (self._on(tables, counts) for counts in self._shifts(tables, deployment.gpus)))
 
     def reduced(self, thresholds: Sequence[float], deployment: Deployment) -> Iterator[Deployment]:
         """Deployments that cost less, with one tier made slower."""
-        for counts in self._reductions(thresholds, deployment.gpus):
-            lean = self._at(thresholds, counts)
+        _, tables = self._routed(thresholds)
+        for tier, fewer in enumerate(self._fewer(tables, deployment.gpus)):
+            lean = None if fewer is None else self._on(tables, _changed(deployment.gpus, {tier: fewer}))
             if lean is not None and sum(lean.gpus) < sum(deployment.gpus):
                 yield lean
 
-    def _shifts(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
-        _, tables = self._routed(thresholds)
+    def _shifts(self, tables: Sequence[LatencyTable], counts: Sequence[int]) -> Iterator[list[int]]:
         spare = self.gpus - sum(counts)
         for tier, table in enumerate(tables):
             if (more := table.next_better(counts[tier], counts[tier] + spare)) is not None:
-                yield [more if t == tier else count for t, count in enumerate(counts)]
+                yield _changed(counts, {tier: more})
         for giver, fewer in enumerate(self._fewer(tables, counts)):
             for tier, table in enumerate(tables):
                 if fewer is not None and tier != giver:
                     most = counts[tier] + spare + counts[giver] - fewer
                     if (more := table.next_better(counts[tier], most)) is not None:
-                        yield [more if t == tier else fewer if t == giver else c for t, c in enumerate(counts)]
-
-    def _reductions(self, thresholds: Sequence[float], counts: Sequence[int]) -> Iterator[list[int]]:
-        _, tables = self._routed(thresholds)
-        for tier, fewer in enumerate(self._fewer(tables, counts)):
-            if fewer is not None:
-                yield [fewer if t == tier else count for t, count in enumerate(counts)]
+                        yield _changed(counts, {tier: more, giver: fewer})
 
     def _fewer(self, tables: Sequence[LatencyTable], counts: Sequence[int]) -> list[int | None]:
         return [table.next_fewer(count) if count else None for table, count in zip(tables, counts, strict=True)]
@@ -268,19 +262,16 @@ class Deployer:
     def felt_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy], judge_s: float) -> Floats:
         """The objective's latency of each request (see felt.felt_s), as if it came to each tier when it arrives."""
         processed = route(self.sample, thresholds).processed
-        latencies, written_s = self._times(thresholds, strategies)
+        latencies, written_s = self.times_s(thresholds, strategies)
         total_s = (latencies + self.sample.judged_s(processed, judge_s)).sum(axis=0)
         return felt_s(self.objective, replies(self.sample, processed), total_s, written_s)
 
-    def latencies_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> Floats:
-        """(C, N) each request's latency at each tier, as if it came there when it arrives; 0 where it does not come.
+    def times_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> tuple[Floats, Floats]:
+        """((C, N) each request's latency at each tier, (C, N) seconds from the first to the last token of its answer there).
 
-        Where a tier grades, the time until an answer is graded is part of the latency at the tier that gave it.
+        As if it came to each tier when it arrives; 0 where it does not come. Where a tier grades, the time until an answer is
+        graded is part of the latency at the tier that gave it.
         """
-        return self._times(thresholds, strategies)[0]
-
-    def _times(self, thresholds: Sequence[float], strategies: Sequence[Strategy]) -> tuple[Floats, Floats]:
-        """((C, N) see latencies_s, (C, N) seconds from the first to the last token of each tier's answers)."""
         processed = route(self.sample, thresholds).processed
         _, tables = self._routed(thresholds)
         latencies, written_s = np.zeros(processed.shape), np.zeros(processed.shape)
@@ -324,7 +315,7 @@ class Deployer:
         return least_s
 
     def workload(self, tier: int, chosen: Bools) -> Workload:
-        return self._traffic.workload(tier, chosen)
+        return self._traffic.load(tier, chosen, chosen[None][:0]).work
 
     def _routed(self, thresholds: Sequence[float]) -> tuple[tuple[bytes, ...], list[LatencyTable]]:
         """(what tells this routing from others, the table of each tier)."""
@@ -335,33 +326,23 @@ class Deployer:
             self._on_evaluation(len(self._tried))
         if not self._judge_keeps_up(processed):
             return key, [self._unserved] * len(processed)
-        measured = [measured_at(self.objective, streamed=bool(streams)) for streams in self.sample.streamed(processed)]
-        return key, [
-            self._table(
-                tier,
-                row,
-                self._traffic.answers(tier, processed),
-                measured[tier],
-                self.sample.draft_tokens(tier, processed),
-            )
-            for tier, row in enumerate(processed)
-        ]
+        tables = []
+        for tier, (row, streams) in enumerate(zip(processed, self.sample.streamed(processed), strict=True)):
+            answers, drafts = self._traffic.answers(tier, processed), self.sample.draft_tokens(tier, processed)
+            measured = measured_at(self.objective, streamed=bool(streams))
+            tables.append(self._table(tier, row, answers, measured, drafts))
+        return key, tables
 
     @functools.cached_property
     def _unserved(self) -> LatencyTable:
         """The table of a tier that nothing can serve."""
         everyone = np.ones(len(self.sample), np.bool_)
-        return self._unserved_table(self._traffic.load(0, everyone, everyone[None][:0]).work)
+        return self._unserved_table(self.workload(0, everyone))
 
     def _judge_keeps_up(self, processed: Bools) -> bool:
         """Whether the replicas of a judge model sustain the answers of a routing; True where a tier grades."""
         grading = self.grading
-        if (
-            grading is None
-            or grading.by_tier
-            or self.max_utilisation is None
-            or not np.isfinite(self._traffic.rate_per_s)
-        ):
+        if grading is None or grading.by_tier or self.max_utilisation is None or not self._traffic.has_rate:
             return True
         key = self.sample.judged_answers(processed).tobytes()
         if key not in self._keeps_up:
@@ -397,7 +378,7 @@ class Deployer:
     def _sustain_of(self, tier: int, work: Workload) -> Sustain | None:
         """What a tier must sustain of the requests that reach it, with the estimate of what its kinds do: few requests may be
         unlike all."""
-        if self.max_utilisation is None or not np.isfinite(self._traffic.rate_per_s) or not len(work):
+        if self.max_utilisation is None or not self._traffic.has_rate or not len(work):
             return None
         saturation = self._saturation_of(tier) if len(work) > FEW else self._saturations(tier, work)
         return Sustain(self._traffic.per_s(work), self.max_utilisation, saturation)
@@ -428,7 +409,6 @@ class Deployer:
         return None if solved is None else self._on(tables, solved[0])
 
 
-def _deployment(strategies: Sequence[Strategy], tiers: int) -> Deployment | None:
-    if len(strategies) < tiers:
-        return None
-    return Deployment(tuple(s.gpus for s in strategies), tuple(strategies), max(s.latency_s for s in strategies))
+def _changed(counts: Sequence[int], changes: Mapping[int, int]) -> list[int]:
+    """The GPUs of all tiers, with others for some."""
+    return [changes.get(tier, count) for tier, count in enumerate(counts)]

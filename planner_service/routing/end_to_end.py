@@ -16,6 +16,7 @@ least cost is known over all forms alone, see planning.cascade_choice.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from penstock.types.planning import Objective
 
 FeltSeconds = Callable[[Sequence[float], Sequence[Strategy]], float]
 Key = tuple[float, ...]
+Tried = tuple[Key, Deployment] | None
+"""What a routing is worth, with its deployment; None where none fits."""
+Timed = tuple[float, Deployment]
 Whole = tuple[float, Point, Deployment]
 """Seconds of the cascade simulated whole, routing, deployment."""
 
@@ -53,7 +57,7 @@ class EndToEnd:
     def __init__(self, deployer: Deployer, judged: JudgedSample, judge_s: float, felt_s: FeltSeconds) -> None:
         self._deployer, self._judge_s, self._felt_s = deployer, judge_s, felt_s
         self._judged, self.grid = judged, Grid(judged)
-        self._fastest: dict[Point, tuple[float, Deployment] | None] = {}
+        self._fastest: dict[Point, Timed | None] = {}
         self._known_whole: dict[tuple[tuple[float, ...], tuple[Strategy, ...]], float] = {}
 
     def least_latency(self, min_quality: float, start: Sequence[float]) -> Solution:
@@ -63,7 +67,7 @@ class EndToEnd:
     def _least_latency(self, min_quality: float, start: Sequence[float]) -> Solution:
         able = set(self.grid.at_least(min_quality))
 
-        def tried(point: Point) -> tuple[Key, Deployment] | None:
+        def tried(point: Point) -> Tried:
             fastest = self._fastest_at(point)
             return None if fastest is None else ((fastest[0],), fastest[1])
 
@@ -98,20 +102,16 @@ class EndToEnd:
         Raises:
             Unreachable: no plan that was found is so fast.
         """
-        able = set(self.grid.at_least(min_quality))
 
-        def at_limit(limit_s: float) -> Callable[[Point], tuple[Key, Deployment] | None]:
-            def tried(point: Point) -> tuple[Key, Deployment] | None:
-                begin = self._cheap_at(point, limit_s) or self._fastest_at(point)
-                if begin is None or begin[0] > limit_s:
-                    return None if begin is None else ((begin[0] - limit_s, 0.0, 0.0), begin[1])
-                thresholds = self.grid.thresholds(point)
-                _, lean = self._lean(thresholds, begin, limit_s, lambda one: self._seconds(thresholds, one))
-                return (0.0, self._deployer.cost(lean), self._deployer.gpu_s(thresholds)), lean
+        def tried(limit_s: float, point: Point) -> Tried:
+            begin = self._cheap_at(point, limit_s) or self._fastest_at(point)
+            if begin is None or begin[0] > limit_s:
+                return None if begin is None else ((begin[0] - limit_s, 0.0, 0.0), begin[1])
+            thresholds = self.grid.thresholds(point)
+            lean = self._lean(thresholds, begin[1], limit_s, partial(self._seconds, thresholds))
+            return (0.0, self._deployer.cost(lean), self._deployer.gpu_s(thresholds)), lean
 
-            return tried
-
-        return self._within(at_limit, able, start, max_latency_s, is_lean=True)
+        return self._within(tried, min_quality, start, max_latency_s, is_lean=True)
 
     def most_quality(self, max_latency_s: float, min_quality: float, start: Sequence[float]) -> Solution:
         """The most quality within a latency, and of at least min_quality.
@@ -119,30 +119,28 @@ class EndToEnd:
         Raises:
             Unreachable: no plan that was found is so fast.
         """
-        able = set(self.grid.at_least(min_quality))
 
-        def at_limit(limit_s: float) -> Callable[[Point], tuple[Key, Deployment] | None]:
-            def tried(point: Point) -> tuple[Key, Deployment] | None:
-                fastest = self._fastest_at(point)
-                if fastest is None:
-                    return None
-                return (max(0.0, fastest[0] - limit_s), -float(self.grid.qualities[point]), fastest[0]), fastest[1]
+        def tried(limit_s: float, point: Point) -> Tried:
+            fastest = self._fastest_at(point)
+            if fastest is None:
+                return None
+            return (max(0.0, fastest[0] - limit_s), -float(self.grid.qualities[point]), fastest[0]), fastest[1]
 
-            return tried
-
-        return self._within(at_limit, able, start, max_latency_s, is_lean=False)
+        return self._within(tried, min_quality, start, max_latency_s, is_lean=False)
 
     def _within(
         self,
-        at_limit: Callable[[float], Callable[[Point], tuple[Key, Deployment] | None]],
-        able: set[Point],
+        tried: Callable[[float, Point], Tried],
+        min_quality: float,
         start: Sequence[float],
         max_latency_s: float,
         *,
         is_lean: bool,
     ) -> Solution:
-        """The first plan by its key that meets the limit when it is simulated whole. is_lean: with GPUs taken away."""
-        solution = self._sustaining(lambda: self._nearest(at_limit, able, start, max_latency_s, is_lean=is_lean))
+        """The first plan by its key that meets the limit when it is simulated whole. tried(limit, routing): the best of a
+        routing within a limit. is_lean: with GPUs taken away."""
+        able = set(self.grid.at_least(min_quality))
+        solution = self._sustaining(lambda: self._nearest(tried, able, start, max_latency_s, is_lean=is_lean))
         least_s = self._seconds_whole(solution.thresholds, solution.deployment)
         if least_s > max_latency_s:
             raise Unreachable(
@@ -155,7 +153,7 @@ class EndToEnd:
 
     def _nearest(
         self,
-        at_limit: Callable[[float], Callable[[Point], tuple[Key, Deployment] | None]],
+        tried: Callable[[float, Point], Tried],
         able: set[Point],
         start: Sequence[float],
         max_latency_s: float,
@@ -168,7 +166,7 @@ class EndToEnd:
         if is_lean:
             most = max(most, min(CHEAPEST_ROUTINGS, CHEAPEST_REQUESTS // len(self._deployer.sample)))
         for _ in range(TIGHTENED):
-            plans = self._best(at_limit(limit_s), able, start, most, by_key=True)
+            plans = self._best(partial(tried, limit_s), able, start, most, by_key=True)
             for seconds, point, deployment in plans:
                 if seconds <= max_latency_s:
                     return self._solution(point, deployment, None)
@@ -176,10 +174,8 @@ class EndToEnd:
             limit_s *= 0.98 * max_latency_s / plans[0][0]
         least_s, point, deployment = self._polished_best(slower)[0]
         if least_s <= max_latency_s and is_lean:
-            fastest = least_s, deployment
-            deployment = self._lean(
-                self.grid.thresholds(point), fastest, max_latency_s, lambda one: self._whole(point, one)[0]
-            )[1]
+            thresholds = self.grid.thresholds(point)
+            deployment = self._lean(thresholds, deployment, max_latency_s, partial(self._seconds_whole, thresholds))
         return self._solution(point, deployment, None)
 
     def _sustaining(self, solve: Callable[[], Solution]) -> Solution:
@@ -193,7 +189,7 @@ class EndToEnd:
 
     def _best(
         self,
-        tried: Callable[[Point], tuple[Key, Deployment] | None],
+        tried: Callable[[Point], Tried],
         able: set[Point],
         start: Sequence[float],
         most: int = MOST_ROUTINGS,
@@ -201,7 +197,7 @@ class EndToEnd:
         by_key: bool = False,
     ) -> list[Whole]:
         """The best routings with their deployments, simulated whole: by that latency, or by the key."""
-        known: dict[Point, tuple[Key, Deployment] | None] = {}
+        known: dict[Point, Tried] = {}
 
         def key(point: Point) -> Key:
             if point not in known and len(known) < most:
@@ -246,18 +242,24 @@ class EndToEnd:
 
     def _polished(self, seconds: float, point: Point, deployment: Deployment) -> Whole:
         """GPUs shared out in another way where that helps the cascade simulated whole, then moved as long as it does."""
-        thresholds, improved = self.grid.thresholds(point), True
+        thresholds = self.grid.thresholds(point)
         splits = sorted(self._deployer.splits(thresholds), key=lambda split: self._seconds(thresholds, split))
         for split in splits[:SPLITS_SIMULATED]:
-            if (split_s := self._whole(point, split)[0]) < seconds:
+            if (split_s := self._seconds_whole(thresholds, split)) < seconds:
                 seconds, deployment = split_s, split
+        seconds, deployment = self._shifted(thresholds, (seconds, deployment), partial(self._seconds_whole, thresholds))
+        return seconds, point, deployment
+
+    def _shifted(self, thresholds: Sequence[float], best: Timed, seconds_of: Callable[[Deployment], float]) -> Timed:
+        """GPUs moved between tiers as long as that makes the seconds fewer."""
+        improved = True
         while improved:
             improved = False
-            for moved in self._deployer.shifted(thresholds, deployment):
-                if (moved_s := self._whole(point, moved)[0]) < seconds:
-                    seconds, deployment, improved = moved_s, moved, True
+            for moved in self._deployer.shifted(thresholds, best[1]):
+                if (seconds := seconds_of(moved)) < best[0]:
+                    best, improved = (seconds, moved), True
                     break
-        return seconds, point, deployment
+        return best
 
     def _moves(self, point: Point) -> list[Point]:
         moves = set[Point]()
@@ -266,27 +268,18 @@ class EndToEnd:
                 moves.add((*point[:t], min(size - 1, max(0, point[t] + step)), *point[t + 1 :]))
         return sorted(moves - {point})
 
-    def _fastest_at(self, point: Point) -> tuple[float, Deployment] | None:
+    def _fastest_at(self, point: Point) -> Timed | None:
         """(seconds, deployment) of a routing: from the faster of two beginnings, GPUs are moved where it helps."""
         if point not in self._fastest:
             thresholds = self.grid.thresholds(point)
+            seconds_of = partial(self._seconds, thresholds)
             begin = [self._deployer.deploy(thresholds), self._deployer.balanced(thresholds)]
-            rated = [(self._seconds(thresholds, one), one) for one in begin if one is not None]
-            if not rated:
-                self._fastest[point] = None
-            else:
-                best = min(rated, key=lambda one: one[0])
-                improved = True
-                while improved:
-                    improved = False
-                    for moved in self._deployer.shifted(thresholds, best[1]):
-                        if (seconds := self._seconds(thresholds, moved)) < best[0]:
-                            best, improved = (seconds, moved), True
-                            break
-                self._fastest[point] = best
+            rated = ((seconds_of(one), one) for one in begin if one is not None)
+            best = min(rated, key=lambda one: one[0], default=None)
+            self._fastest[point] = None if best is None else self._shifted(thresholds, best, seconds_of)
         return self._fastest[point]
 
-    def _cheap_at(self, point: Point, limit_s: float) -> tuple[float, Deployment] | None:
+    def _cheap_at(self, point: Point, limit_s: float) -> Timed | None:
         """(seconds, deployment) of a routing within a limit, on few GPUs; None where none is found.
 
         It is the cheapest on which no tier is slower than a limit of its own, lowered until what is felt is within.
@@ -305,21 +298,20 @@ class EndToEnd:
     def _lean(
         self,
         thresholds: Sequence[float],
-        fastest: tuple[float, Deployment],
+        deployment: Deployment,
         limit_s: float,
         seconds_of: Callable[[Deployment], float],
-    ) -> tuple[float, Deployment]:
-        """(seconds, deployment) with GPUs taken away as long as the limit holds, the most that go at once first."""
-        seconds, deployment = fastest
+    ) -> Deployment:
+        """The deployment with GPUs taken away as long as the limit holds, the most that go at once first."""
         while True:
-            fewer = []
-            for lean in self._deployer.reduced(thresholds, deployment):
-                lean_s = seconds_of(lean)
-                if lean_s <= limit_s:
-                    fewer.append((self._deployer.cost(lean), lean_s, lean))
+            fewer = [
+                (self._deployer.cost(lean), lean_s, lean)
+                for lean in self._deployer.reduced(thresholds, deployment)
+                if (lean_s := seconds_of(lean)) <= limit_s
+            ]
             if not fewer:
-                return seconds, deployment
-            _, seconds, deployment = min(fewer, key=lambda one: one[:2])
+                return deployment
+            deployment = min(fewer, key=lambda one: one[:2])[2]
 
     def _seconds(self, thresholds: Sequence[float], deployment: Deployment) -> float:
         """The percentile of what requests feel, each tier by itself."""

@@ -7,9 +7,11 @@ What tiers sustain is an estimate while a search runs. Where its solution does n
 and each strategy of the tiers that are over is verified (`sustaining`).
 """
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
@@ -25,12 +27,16 @@ from penstock.planner_service.routing.grid import (
     first_within,
     search,
 )
-from penstock.planner_service.routing.pattern_search import EXCESS_PENALTY, PENALTY, chebyshev_search, pattern_search
-from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev_quality, route
+from penstock.planner_service.routing.pattern_search import pattern_search
+from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev, route
 from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
 from penstock.planner_service.simulator.workload import Floats
 
 MOST_TRIED = 100  # routings that a search for the highest rate tries at each
+PENALTY = 1e4  # of the whole spread of quality, in seconds: large enough that a plan that meets the target wins
+EXCESS_PENALTY = 1e9  # of the whole spread of latency, in points of quality: a ten-millionth of it undoes all quality
+
+_Args = ParamSpec("_Args")
 
 
 def sustaining(deployer: Deployer, solve: Callable[[], Solution]) -> Solution:
@@ -47,23 +53,29 @@ def sustaining(deployer: Deployer, solve: Callable[[], Solution]) -> Solution:
         deployer.verify(*plan)
 
 
-def least_latency(
-    deployer: Deployer, min_quality: float, judged: JudgedSample | None = None, most: int | None = None
-) -> Solution:
-    """The routing with the least latency whose mean quality over `judged` (or the deployer's sample) is at least min_quality.
+def sustained(
+    search: Callable[Concatenate[Deployer, _Args], Solution],
+) -> Callable[Concatenate[Deployer, _Args], Solution]:
+    """The search, whose solution sustains the rate; see `sustaining`."""
 
-    most: routings that are tried of a large grid, see grid.search.
+    @functools.wraps(search)
+    def searched(deployer: Deployer, *args: _Args.args, **kwargs: _Args.kwargs) -> Solution:
+        return sustaining(deployer, lambda: search(deployer, *args, **kwargs))
 
-    Raises:
-        Unreachable: no routing reaches the quality, or none that does fits the GPUs and sustains the rate.
-    """
-    return sustaining(deployer, lambda: begin_of_least_latency(deployer, min_quality, judged, most))
+    return searched
 
 
 def begin_of_least_latency(
     deployer: Deployer, min_quality: float, judged: JudgedSample | None = None, most: int | None = None
 ) -> Solution:
-    """As least_latency, but that it sustains the rate is only estimated: for a search that begins there."""
+    """The routing with the least latency whose mean quality over `judged` (or the deployer's sample) is at least min_quality.
+
+    That it sustains the rate is only estimated: for a search that begins there. most: routings that are tried of a large
+    grid, see grid.search.
+
+    Raises:
+        Unreachable: no routing reaches the quality, or none that does fits the GPUs and sustains the rate.
+    """
     judged = judged or deployer.sample
     if len(judged.tiers) > MOST_TIERS:
         return _searched(deployer, min_quality, judged)
@@ -81,6 +93,10 @@ def begin_of_least_latency(
             deployer, f"no routing of quality {min_quality:g}", float(max(grid.qualities[p] for p in points))
         )
     return _solution(deployer, grid, result, gap=max(result.gap, deployer.tolerance))
+
+
+least_latency = sustained(begin_of_least_latency)
+"""As begin_of_least_latency, of routings that sustain the rate."""
 
 
 def least_work(deployer: Deployer, min_quality: float, judged: JudgedSample, most: int) -> tuple[float, ...]:
@@ -103,6 +119,7 @@ def least_work(deployer: Deployer, min_quality: float, judged: JudgedSample, mos
     return grid.thresholds(points[0] if result is None else result.point)
 
 
+@sustained
 def cheapest(
     deployer: Deployer,
     min_quality: float,
@@ -117,12 +134,6 @@ def cheapest(
     Raises:
         Unreachable: no routing reaches the quality, or none that does is so fast on the deployer's GPUs.
     """
-    return sustaining(deployer, lambda: _cheapest(deployer, min_quality, max_latency_s, judged, most))
-
-
-def _cheapest(
-    deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample | None, most: int | None
-) -> Solution:
     judged = judged or deployer.sample
     if len(judged.tiers) > MOST_TIERS:
         return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
@@ -135,31 +146,13 @@ def _cheapest(
     points = [p for p in points if bounds[p] < INFEASIBLE]
     result = search(grid, points, bounds, evaluate, most, lightest=True) if points else None
     if result is None:
-        least = least_latency(deployer, min_quality, judged)
-        raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
+        raise _too_slow(deployer, min_quality, max_latency_s, judged)
     thresholds = grid.thresholds(result.point)
     deployment = deployer.cheapest_within(thresholds, max_latency_s)
     assert deployment is not None
     gap = 0.0 if result.proof is not Proof.SEARCHED else None
     quality = float(grid.qualities[result.point])
     return Solution(thresholds, quality, deployment, result.proof, gap, deployer.evaluations)
-
-
-def any_within(
-    deployer: Deployer,
-    min_quality: float,
-    max_latency_s: float,
-    judged: JudgedSample,
-    begin: Sequence[Sequence[float]] = (),
-) -> Solution:
-    """A plan that meets both targets, not the best of them: what a search for the highest rate asks at each.
-
-    begin: thresholds to try first, as of a plan for a lower rate.
-
-    Raises:
-        Unreachable: none of MOST_TRIED routings does.
-    """
-    return sustaining(deployer, lambda: begin_within(deployer, min_quality, max_latency_s, judged, begin))
 
 
 def begin_within(
@@ -169,7 +162,14 @@ def begin_within(
     judged: JudgedSample,
     begin: Sequence[Sequence[float]] = (),
 ) -> Solution:
-    """As any_within, but that it sustains the rate is only estimated: for a search that begins there."""
+    """A plan that meets both targets, not the best of them. That it sustains the rate is only estimated: for a search that
+    begins there.
+
+    begin: thresholds to try first, as of a plan for a lower rate.
+
+    Raises:
+        Unreachable: none of MOST_TRIED routings does.
+    """
     if len(judged.tiers) > MOST_TIERS:
         return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
     grid, points = _able(judged, min_quality)
@@ -190,6 +190,11 @@ def begin_within(
     return _solution(deployer, grid, Searched(point, 0.0, Proof.SEARCHED, 1.0), gap=None)
 
 
+any_within = sustained(begin_within)
+"""As begin_within, of plans that sustain the rate: what a search for the highest rate tries at each."""
+
+
+@sustained
 def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample | None = None) -> Solution:
     """The routing of the highest quality whose latency is at most `max_latency_s` (appendix C).
 
@@ -199,10 +204,6 @@ def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample 
     Raises:
         Unreachable: no routing is so fast.
     """
-    return sustaining(deployer, lambda: _most_quality(deployer, max_latency_s, judged))
-
-
-def _most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample | None) -> Solution:
     judged = judged or deployer.sample
     if len(judged.tiers) > MOST_TIERS:
         return _searched_quality(deployer, max_latency_s, judged)
@@ -259,10 +260,12 @@ def no_deployment(deployer: Deployer, what: str, best: float) -> Unreachable:
     return Unreachable(f"{what} fits {deployer.gpus} GPUs{sustains}", best)
 
 
-def _too_slow(max_latency_s: float, least_s: float, of: str, deployer: Deployer) -> Unreachable:
+def _too_slow(deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample) -> Unreachable:
+    """That no routing of the quality is so fast; Unreachable is raised where none fits the GPUs at all."""
+    least_s = least_latency(deployer, min_quality, judged).deployment.latency_s
     return Unreachable(
-        f"max latency binds: no routing of {of} has a {deployer.latency_words} of {max_latency_s:g} s on {deployer.gpus} "
-        f"GPUs: the least is {rounded_up(least_s)} s",
+        f"max latency binds: no routing of quality {min_quality:g} has a {deployer.latency_words} of {max_latency_s:g} s on "
+        f"{deployer.gpus} GPUs: the least is {rounded_up(least_s)} s",
         least_s,
         Binds.MAX_LATENCY,
     )
@@ -312,9 +315,14 @@ def _lowest_too_slow(
 
 
 def _searched(deployer: Deployer, min_quality: float, judged: JudgedSample) -> Solution:
-    """The paper's loop, by J; see pattern_search."""
+    """The paper's loop, by J, with a pattern search as its routing solver."""
     _check_alone(judged, min_quality)
-    thresholds, _ = chebyshev_search(deployer, min_quality, judged)
+
+    def score(thresholds: Sequence[float]) -> float:
+        missing = min_quality - route(judged, thresholds).quality
+        return chebyshev(deployer.latency_s(thresholds), missing, judged.best - judged.worst, PENALTY)
+
+    thresholds, _ = pattern_search(judged, score)
     deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality
     if deployment is None or quality < min_quality - EPSILON:
         raise no_deployment(deployer, f"no routing of quality {min_quality:g} was found that", quality)
@@ -334,8 +342,7 @@ def _searched_cheapest(deployer: Deployer, min_quality: float, max_latency_s: fl
     thresholds, _ = pattern_search(judged, score)
     deployment, quality = deployer.cheapest_within(thresholds, max_latency_s), route(judged, thresholds).quality
     if deployment is None or quality < min_quality - EPSILON:
-        least = least_latency(deployer, min_quality, judged)
-        raise _too_slow(max_latency_s, least.deployment.latency_s, f"quality {min_quality:g}", deployer)
+        raise _too_slow(deployer, min_quality, max_latency_s, judged)
     return Solution(thresholds, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
 
 
@@ -345,8 +352,8 @@ def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSa
     least, most = min(ends), max((end for end in ends if end < INFEASIBLE), default=INFEASIBLE)
 
     def score(thresholds: Sequence[float]) -> float:
-        latency = deployer.latency_s(thresholds)
-        return chebyshev_quality(route(judged, thresholds).quality, latency, max_latency_s, least, most, EXCESS_PENALTY)
+        over_s = deployer.latency_s(thresholds) - max_latency_s
+        return chebyshev(-route(judged, thresholds).quality, over_s, most - least, EXCESS_PENALTY)
 
     thresholds, _ = pattern_search(judged, score)
     deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality

@@ -121,24 +121,13 @@ def tier_load(
         work = Workload(own.at_s, *sample.lengths(tier, own.row, drafts), cached_tokens=sample.cached[own.row])
         return TierLoad(work, own.row, np.full(len(own.row), OWN, np.int64))
     nothing = np.zeros(0, np.int64)  # a judge model is none of the sample's tiers
-    own_inputs, own_outputs = sample.lengths(tier, own.row, drafts) if len(own.row) else (nothing, nothing)
-    row, at_s, inputs, outputs, cached = [own.row], [own.at_s], [own_inputs], [own_outputs], [sample.cached[own.row]]
-    graded = [np.full(len(own.row), OWN, np.int64)]
+    lengths = sample.lengths(tier, own.row, drafts) if len(own.row) else (nothing, nothing)
+    parts = [(own.row, own.at_s, *lengths, sample.cached[own.row], np.full(len(own.row), OWN, np.int64))]
     for of, complete in answers:
-        row.append(complete.row)
-        at_s.append(complete.at_s)
-        inputs.append(grading.input_tokens(sample, of)[complete.row])
-        outputs.append(np.full(len(complete.row), grading.reply_tokens, np.int64))
-        cached.append(np.zeros(len(complete.row), np.int64))
-        graded.append(np.full(len(complete.row), of, np.int64))
-    arrival_s, which = np.concatenate(at_s), np.concatenate(graded)
+        inputs, ones = grading.input_tokens(sample, of)[complete.row], np.ones(len(complete.row), np.int64)
+        parts.append((complete.row, complete.at_s, inputs, grading.reply_tokens * ones, 0 * ones, of * ones))
+    row, arrival_s, inputs, outputs, cached, graded = (np.concatenate(column) for column in zip(*parts, strict=True))
+    priority = np.where(graded == OWN, 0, GRADES_FIRST).astype(np.int64)
     order = np.argsort(arrival_s, kind="stable")
-    priority = np.where(which == OWN, 0, GRADES_FIRST)
-    work = Workload(
-        arrival_s[order],
-        np.concatenate(inputs)[order],
-        np.concatenate(outputs)[order],
-        priority[order].astype(np.int64),
-        np.concatenate(cached)[order],
-    )
-    return TierLoad(work, np.concatenate(row)[order], which[order])
+    work = Workload(*(column[order] for column in (arrival_s, inputs, outputs, priority, cached)))
+    return TierLoad(work, row[order], graded[order])

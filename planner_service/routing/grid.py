@@ -64,14 +64,8 @@ class Grid:
 
     def moves(self, point: Point) -> list[Point]:
         """One threshold up or down by 1, 2, 4, ... levels or to either end; two against each other."""
-        moves = {(*point[:t], end, *point[t + 1 :]) for t, n in enumerate(self.shape) for end in (0, n - 1, n - 2)}
-        for t, u, sign in itertools.product(range(len(point)), range(len(point)), (-1, 1)):
-            for power in range(max(self.shape).bit_length()):
-                move = list(point)
-                move[t] += sign << power
-                if u != t:
-                    move[u] -= sign << power
-                moves.add(tuple(min(n - 1, max(0, i)) for i, n in zip(move, self.shape, strict=True)))
+        powers = range(max(self.shape, default=0).bit_length())
+        moves = set[Point]().union(*(moves_of(point, [1 << power] * len(point), self.shape) for power in powers))
         return sorted(moves - {point})
 
     def latency_bounds(self, sample: JudgedSample, alone_s: Floats, percentile: float) -> Floats:
@@ -178,6 +172,18 @@ def first_within(
     """The first point that `evaluate` accepts, of at most `most` that are tried; None where none is."""
     order = dict.fromkeys((*first, *grid.starts(points), *points[:: max(1, len(points) // most)]))
     return next((point for point in itertools.islice(order, most) if evaluate(point)), None)
+
+
+def moves_of(point: Point, steps: Sequence[int], shape: Sequence[int]) -> set[Point]:
+    """One threshold up or down by its step; one up and another down, along the edge of the target; one to either end."""
+    moves = {(*point[:t], end, *point[t + 1 :]) for t, n in enumerate(shape) for end in (0, n - 1, n - 2)}
+    for t, u, sign in itertools.product(range(len(point)), range(len(point)), (-1, 1)):
+        move = list(point)
+        move[t] += sign * steps[t]
+        if u != t:
+            move[u] -= sign * steps[u]
+        moves.add(tuple(min(n - 1, max(0, i)) for i, n in zip(move, shape, strict=True)))
+    return moves
 
 
 def lowest(points: Iterable[Point]) -> list[Point]:

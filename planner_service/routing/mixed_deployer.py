@@ -6,22 +6,22 @@ cost, no other combination can be cheaper. The least latency of the slowest tier
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 import numpy as np
 
 from penstock.planner_service.deployment.mixed import GpuTypes, MixedTable, Room
 from penstock.planner_service.deployment.remote import RemoteTable
 from penstock.planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
-from penstock.planner_service.routing.deployer import Deployer
+from penstock.planner_service.routing.deployer import Deployer, DeployerOptions
 from penstock.planner_service.routing.grading import Grading, TierLoad
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Deployment
 from penstock.planner_service.simulator.felt import Measured
 from penstock.planner_service.simulator.remote import RemoteTier
-from penstock.planner_service.simulator.tier import Dispatch, Replica
+from penstock.planner_service.simulator.tier import Replica
 from penstock.planner_service.simulator.workload import Floats, Workload
-from penstock.types.planning import Objective
 
 TOLERANCE = 1e-3  # of the least latency
 
@@ -40,26 +40,11 @@ class MixedDeployer(Deployer):
         kinds: Sequence[Sequence[Replica]],
         types: GpuTypes,
         *,
-        dispatch: Dispatch = Dispatch.CAPACITY,
-        percentile: float = 95.0,
-        objective: Objective = Objective.LARGEST_TIER,
-        max_utilisation: float | None = None,
         grading: Grading | None = None,
         remotes: Sequence[RemoteTier | None] = (),
-        on_evaluation: Callable[[int], None] = lambda _: None,
+        **how: Unpack[DeployerOptions],
     ) -> None:
-        super().__init__(
-            sample,
-            arrival_s,
-            kinds,
-            types.most,
-            dispatch=dispatch,
-            percentile=percentile,
-            objective=objective,
-            max_utilisation=max_utilisation,
-            grading=grading,
-            on_evaluation=on_evaluation,
-        )
+        super().__init__(sample, arrival_s, kinds, types.most, grading=grading, **how)
         self.types, self._remotes = types, remotes
         self._chosen: dict[tuple[tuple[MixedTable, ...], float], tuple[float, tuple[Strategy, ...]] | None] = {}
 
@@ -196,7 +181,7 @@ class MixedDeployer(Deployer):
             own = self.types.of(strategy)
             faster = table.fastest(own, sum(own))
             best.append(strategy if faster is None or faster.latency_s >= strategy.latency_s else faster)
-        return _deployed(best)
+        return Deployment.of(best)
 
     def _cheapest(self, tables: tuple[MixedTable, ...], limit_s: float) -> tuple[float, tuple[Strategy, ...]] | None:
         """(cost, strategies) of the cheapest deployment within a latency; None where none fits."""
@@ -242,11 +227,5 @@ class MixedDeployer(Deployer):
         return best
 
 
-def _deployed(strategies: Sequence[Strategy]) -> Deployment:
-    return Deployment(
-        tuple(s.gpus for s in strategies), tuple(strategies), max(strategy.latency_s for strategy in strategies)
-    )
-
-
 def _with(deployment: Deployment, changed: dict[int, Strategy]) -> Deployment:
-    return _deployed([changed.get(tier, one) for tier, one in enumerate(deployment.strategies)])
+    return Deployment.of([changed.get(tier, one) for tier, one in enumerate(deployment.strategies)])

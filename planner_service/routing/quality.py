@@ -76,23 +76,12 @@ def proportional(sample: JudgedSample) -> tuple[float, ...]:
     return tuple(thresholds)
 
 
-def chebyshev(latency_s: float, quality: float, target: float, best: float, worst: float, weight: float) -> float:
-    """J = L + weight * max(0, (wanted - Q) / (best - worst)) (CASCADIA, section 3.3)."""
-    spread = best - worst
-    shortfall = max(0.0, target - quality)
-    if shortfall == 0.0:
-        return latency_s
-    return latency_s + weight * shortfall / (spread if spread > 0 else 1.0)
-
-
-def chebyshev_quality(
-    quality: float, latency_s: float, budget_s: float, least_s: float, most_s: float, weight: float
-) -> float:
-    """J = -Q + weight * max(0, (L - budget) / (most - least)) (CASCADIA, appendix C)."""
-    excess = max(0.0, latency_s - budget_s)
-    if excess == 0.0:
-        return -quality
-    return -quality + weight * excess / (most_s - least_s if most_s > least_s else 1.0)
+def chebyshev(value: float, missing: float, spread: float, weight: float) -> float:
+    """J = value + weight * max(0, missing) / spread (CASCADIA): of a latency, with what is missing of the quality (section
+    3.3), or of a quality, with what the latency is over its budget (appendix C)."""
+    if missing <= 0.0:
+        return value
+    return value + weight * missing / (spread if spread > 0 else 1.0)
 
 
 def all_qualities(sample: JudgedSample) -> tuple[list[Floats], npt.NDArray[np.float64]]:

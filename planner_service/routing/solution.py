@@ -1,9 +1,9 @@
 """What a search for a plan answers: thresholds with a deployment, and what is proved of them. No I/O."""
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from penstock.planner_service.deployment.search import Strategy
 
@@ -29,6 +29,10 @@ class Deployment:
     gpus: tuple[int, ...]
     strategies: tuple[Strategy, ...]
     latency_s: float
+
+    @classmethod
+    def of(cls, strategies: Sequence[Strategy]) -> Self:
+        return cls(tuple(s.gpus for s in strategies), tuple(strategies), max(s.latency_s for s in strategies))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """What each tier, and a judge model, are sent of the requests that are planned for, under any routing. No I/O."""
 
+import math
+
 import numpy as np
 
 from penstock.planner_service.routing.grading import Arrivals, Grading, TierLoad, tier_load
@@ -14,12 +16,14 @@ class TierTraffic:
         self._sample, self.arrival_s, self._grading = sample, arrival_s, grading
         self.rate_per_s = Workload(arrival_s, sample.input_tokens, sample.output_tokens[:, 0]).rate_per_s
 
+    @property
+    def has_rate(self) -> bool:
+        """Whether the requests do not come all at once."""
+        return math.isfinite(self.rate_per_s)
+
     def per_s(self, work: Workload) -> float:
         """The rate at which a tier's requests come: its share of all, as in sustained_load."""
         return self.rate_per_s * len(work) / len(self._sample)
-
-    def workload(self, tier: int, chosen: Bools) -> Workload:
-        return self.load(tier, chosen, chosen[None][:0]).work
 
     def answers(self, tier: int, processed: Bools) -> Bools:
         """(A, N) the answers, by the tier that gave them, that `tier` grades; A is 0 where it grades none."""

@@ -79,7 +79,7 @@ def test_drafts_take_less_gpu_time_and_what_is_planned_is_what_is_simulated() ->
     thresholds = (80.0, 90.0)
     deployment = deployer.deploy(thresholds)
     assert deployment is not None
-    planned_s, bounds_s = deployer.latencies_s(thresholds, deployment.strategies), deployer.alone_s()
+    planned_s, bounds_s = deployer.times_s(thresholds, deployment.strategies)[0], deployer.alone_s()
     run = run_cascade(
         dataclasses.replace(site, judge_s=0.0), apart, thresholds, deployment.strategies, deployer.dispatch
     )
@@ -88,7 +88,7 @@ def test_drafts_take_less_gpu_time_and_what_is_planned_is_what_is_simulated() ->
     assert (planned_s >= bounds_s * (1 - 1e-9))[processed].all()
     without = dataclasses.replace(apart.requests, drafts=())
     undrafted = Deployer(without, apart.arrival_s, kinds, 24)
-    undrafted_s = undrafted.latencies_s(thresholds, deployment.strategies)
+    undrafted_s = undrafted.times_s(thresholds, deployment.strategies)[0]
     assert planned_s[0] == pytest.approx(undrafted_s[0])
     assert (planned_s[1:] < undrafted_s[1:])[processed[1:]].mean() > 0.9
     assert deployer.gpu_s(thresholds) < undrafted.gpu_s(thresholds)

@@ -11,14 +11,12 @@ from penstock.planner_service.deployment.saturation import Sustain
 from penstock.planner_service.deployment.search import LatencyTable
 from penstock.planner_service.routing import grid
 from penstock.planner_service.routing.deployer import Deployer
-from penstock.planner_service.routing.goals import cheapest, least_latency, most_quality
-from penstock.planner_service.routing.pattern_search import chebyshev_search
+from penstock.planner_service.routing.goals import _searched, cheapest, least_latency, most_quality
 from penstock.planner_service.routing.quality import (
     SKIPPED,
     JudgedSample,
     all_qualities,
     chebyshev,
-    chebyshev_quality,
     proportional,
     route,
 )
@@ -180,7 +178,7 @@ def test_the_papers_loop_lands_on_the_optimum() -> None:
         deployer, sample = instance(seed, count=16)
         wanted = float(sample.worst + 0.5 * (sample.best - sample.worst))
         exact = least_latency(deployer, wanted).deployment.latency_s
-        _, j = chebyshev_search(deployer, wanted, sample)
+        j = _searched(deployer, wanted, sample).deployment.latency_s
         assert j >= exact - 1e-9
         same += j == pytest.approx(exact, rel=0.01)
         assert j <= exact * 1.5
@@ -190,9 +188,9 @@ def test_the_papers_loop_lands_on_the_optimum() -> None:
 def test_the_worked_example_of_the_penalty() -> None:
     """CASCADIA, section 3.3."""
     for latency, quality, score in ((11.0, 0.88, 21.0), (11.4, 0.91, 11.4), (12.2, 0.93, 12.2)):
-        assert chebyshev(latency, quality, 0.90, 0.95, 0.75, 100) == pytest.approx(score)
-    assert chebyshev_quality(0.9, 12.0, 10.0, 5.0, 15.0, 3.0) == pytest.approx(-0.9 + 3 * 0.2)
-    assert chebyshev_quality(0.9, 9.0, 10.0, 5.0, 15.0, 3.0) == pytest.approx(-0.9)
+        assert chebyshev(latency, 0.90 - quality, 0.95 - 0.75, 100) == pytest.approx(score)
+    assert chebyshev(-0.9, 12.0 - 10.0, 15.0 - 5.0, 3.0) == pytest.approx(-0.9 + 3 * 0.2)
+    assert chebyshev(-0.9, 9.0 - 10.0, 15.0 - 5.0, 3.0) == pytest.approx(-0.9)
 
 
 def test_the_twin_finds_the_most_quality_within_a_latency() -> None:

@@ -16,7 +16,7 @@ from penstock.cli.main import app
 from penstock.judge_service.scorers.llm.grading import grade_question
 from penstock.judge_service.scoring.questions import REPLY_TOKENS as JUDGES_REPLY_TOKENS
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import FileError, read_site
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
@@ -30,6 +30,7 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica
 from penstock.planner_service.simulator.tier import alone_latency, assign, serve
+from penstock.question_files import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
@@ -236,9 +237,9 @@ def test_a_tier_that_only_grades_is_held_to_the_latency_of_its_grades() -> None:
     deployer = Deployer(sample, plain._traffic.arrival_s * 0.1, plain.kinds, 6, grading=Grading(2, 20, 2))
     deployment = present(deployer.deploy(thresholds))
     assert deployment.gpus[2] > 0
-    grades = deployer.latencies_s(thresholds, deployment.strategies) - Deployer(
-        sample, plain._traffic.arrival_s * 0.1, plain.kinds, 6
-    ).latencies_s(thresholds, (*deployment.strategies[:2], Strategy((), 0.0)))
+    ungraded = Deployer(sample, plain._traffic.arrival_s * 0.1, plain.kinds, 6)
+    alone_s = ungraded.times_s(thresholds, (*deployment.strategies[:2], Strategy((), 0.0)))[0]
+    grades = deployer.times_s(thresholds, deployment.strategies)[0] - alone_s
     assert deployment.strategies[2].latency_s == pytest.approx(np.percentile(grades[0], 95.0))
 
 
