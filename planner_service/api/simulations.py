@@ -7,8 +7,10 @@ from typing import Any
 from penstock.planner_service.api.slos import REPLAYED, attainments
 from penstock.planner_service.codecs.plan_file import PlanFile
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import judged_for, site_of, workload_of
-from penstock.planner_service.planning.cascade_plan import Felt
+from penstock.planner_service.files.measured import workload_of
+from penstock.planner_service.files.quality import judged_for
+from penstock.planner_service.files.site import site_of
+from penstock.planner_service.planning.cascade_plan import felt_in
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planned_drafts import with_planned_drafters
 from penstock.planner_service.question.site import Demand, Site
@@ -69,7 +71,7 @@ def simulate_on(
     demand, strategies = demand.under(rules), strategies_of(shapes_of(deployment), site)
     thresholds = tuple(SKIPPED if one.threshold is None else one.threshold for one in deployment.tiers[:-1])
     run = run_cascade(site, demand, thresholds, strategies, deployment.dispatch)
-    felt = Felt.of(run)
+    felt = felt_in(run)
     return Simulation(
         len(run.total_s),
         route(demand.requests, thresholds).quality,

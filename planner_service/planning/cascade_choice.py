@@ -89,32 +89,6 @@ class _Bounds:
         return self.latency_s
 
 
-def best_cascade(
-    site: Site,
-    demand: Demand,
-    options: Options,
-    alone: Deployer,
-    unfit: dict[str, str],
-    plan: PlanOf,
-    reaches: Reaches,
-    deployer: DeployerOf,
-    *,
-    repeated: bool,
-) -> CascadePlan:
-    """The best plan over all forms of the candidates, with how it was chosen.
-
-    site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
-    unfit: candidates that fit nowhere, with the reason. plan(form, options): the best plan of a form; raises Unreachable.
-    reaches(form, options, rate): whether a plan is found at so many requests per second. deployer(form, options): with the
-    bound on utilisation. repeated: whether a latency target
-    has to hold on other stretches, too.
-
-    Raises:
-        Unreachable: No cascade has a plan; it says which target binds for the one that comes nearest.
-    """
-    return _Choice(site, demand, options, alone, unfit, plan, reaches, deployer, repeated=repeated).best()
-
-
 def cascades_of(candidates: int, options: Options) -> list[Tiers]:
     """All cascades of the sizes that are asked for, the smallest first, each in the order of the candidates."""
     least, most = _sizes(options)
@@ -133,37 +107,46 @@ def _sizes(options: Options) -> tuple[int, int]:
     return options.min_tiers or 1, options.max_tiers
 
 
-class _Choice:
-    def __init__(
-        self,
-        site: Site,
-        demand: Demand,
-        options: Options,
-        alone: Deployer,
-        unfit: dict[str, str],
-        plan: PlanOf,
-        reaches: Reaches,
-        deployer: DeployerOf,
-        *,
-        repeated: bool,
-    ) -> None:
-        self.site, self.demand, self.options, self.unfit = site, demand, options, unfit
-        self._plan, self._reaches, self._deployer, self._repeated = plan, reaches, deployer, repeated
-        self._alone = alone
-        self._kinds = alone.kinds
-        self.all = forms_of(len(site.tiers), options, predicted=demand.judged.predicted is not None)
+@dataclass
+class FormChoice:
+    """The choice between all forms of the candidates.
+
+    site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
+    unfit: candidates that fit nowhere, with the reason. plan(form, options): the best plan of a form; raises Unreachable.
+    reaches(form, options, rate): whether a plan is found at so many requests per second. deployer(form, options): with the
+    bound on utilisation. repeated: whether a latency target has to hold on other stretches, too.
+    """
+
+    site: Site
+    demand: Demand
+    options: Options
+    alone: Deployer
+    unfit: dict[str, str]
+    plan: PlanOf
+    reaches: Reaches
+    deployer: DeployerOf
+    repeated: bool
+
+    def __post_init__(self) -> None:
+        self.all = forms_of(len(self.site.tiers), self.options, predicted=self.demand.judged.predicted is not None)
         self.left_out: dict[Form, LeftOut] = {}
         self.bounds: dict[Form, _Bounds] = {}
         self.plans: dict[Form, CascadePlan] = {}
         self.failures: dict[Form, Unreachable] = {}
-        self.within = dataclasses.replace(options, max_tiers=None, min_tiers=None)
+        self.within = dataclasses.replace(self.options, max_tiers=None, min_tiers=None)
         for form in self.all:
             if self._can_run(form):
                 self._bound(form)
 
     def best(self) -> CascadePlan:
+        """The best plan, with how it was chosen.
+
+        Raises:
+            Unreachable: No cascade has a plan; it says which target binds for the one that comes nearest.
+        """
         aim = self.options.aim
-        for form in sorted(self._open(), key=lambda one: (self.bounds[one].value(aim), *one.order)):
+        open_forms = [form for form in self.all if form not in self.left_out]
+        for form in sorted(open_forms, key=lambda one: (self.bounds[one].value(aim), *one.order)):
             enough = self._enough()
             if self.bounds[form].value(aim) > enough + EPSILON or self._slower(form, enough):
                 self.left_out[form] = LeftOut.BOUND
@@ -198,9 +181,6 @@ class _Choice:
         elif grading is not None and grading.by_tier and grading.tier not in form.tiers and is_judged:
             self.left_out[form] = LeftOut.JUDGE
         return form not in self.left_out
-
-    def _open(self) -> list[Form]:
-        return [form for form in self.all if form not in self.left_out]
 
     def _bound(self, form: Form) -> None:
         """Compute the bounds of a form, and leave it out where they show that it misses a target.
@@ -247,7 +227,7 @@ class _Choice:
     def _alone_s(self, tiers: Tiers) -> Floats:
         """(C, N) seconds of each request alone at each tier of a cascade, of what the tier is measured by there."""
         measured = measured_at(self.options.latency, streamed=True)
-        return np.array([self._alone.tier_alone_s(tier, measured) for tier in tiers])
+        return np.array([self.alone.tier_alone_s(tier, measured) for tier in tiers])
 
     def _least_cost(self, tier: int) -> float:
         """Of a tier that serves at all, in the unit of CascadePlan.cost."""
@@ -258,7 +238,7 @@ class _Choice:
             dollars = self.site.dollars_per_hour([(shape, 1)])
             return float(shape.gpus) if dollars is None else dollars
 
-        return min(cost(kind.shape) for kind in self._kinds[tier])
+        return min(cost(kind.shape) for kind in self.alone.kinds[tier])
 
     def _cost_at_least(self, form: Form, grid: Grid, points: Sequence[Point]) -> float:
         """What no plan of these routings that sustains the rate costs less than, in the unit of CascadePlan.cost.
@@ -269,7 +249,7 @@ class _Choice:
         routings = points if form.routed else [each for group in grid.groups(points) for each in lowest(group)]
         if len(routings) > COSTS_BOUNDED:
             return 0.0
-        deployer = self._deployer(form, self.within)
+        deployer = self.deployer(form, self.within)
         least = min(deployer.cost_at_least(grid.thresholds(point)) for point in routings)
         is_priced = self.site.more or self.site.remotes  # as the deployer counts then; else it counts GPUs
         return least if is_priced else least * (self.site.types[0].dollars_per_gpu_hour or 1.0)
@@ -283,11 +263,11 @@ class _Choice:
         """Whether the rate is what is to be best, and a form has no plan at that of the second best."""
         if self.options.aim is not Goal.RATE or self.options.has_rules or enough == math.inf:
             return False
-        return not self._reaches(form, self.within, -enough)
+        return not self.reaches(form, self.within, -enough)
 
     def _try(self, form: Form) -> None:
         try:
-            self.plans[form] = self._plan(form, self.within)
+            self.plans[form] = self.plan(form, self.within)
             self.left_out.pop(form, None)
         except Unreachable as error:
             self.failures[form], self.left_out[form] = error, LeftOut.NO_PLAN
@@ -345,7 +325,7 @@ class _Choice:
             return False
         if len(form.tiers) <= MOST_TIERS and self.failures[form].binds is Binds.MIN_QUALITY:
             return True
-        lowered = self._repeated and options.max_latency_s is not None  # the limit: what fails then is not proved
+        lowered = self.repeated and options.max_latency_s is not None  # the limit: what fails then is not proved
         return self.bounds[form].few_routings and options.latency is Objective.LARGEST_TIER and not lowered
 
     def _unreachable(self) -> Unreachable:

@@ -60,15 +60,10 @@ class LeftOut(enum.StrEnum):
     NO_PLAN = "no_plan"
 
 
-class Felt(UserLatency):
+def felt_in(run: CascadeRun) -> UserLatency:
     """What users of a simulated cascade feel, in seconds; see Objective."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, run: CascadeRun) -> Self:
-        kinds = (Objective.END_TO_END, Objective.FIRST_TOKEN, Objective.PACE)
-        return cls(*(Percentiles.of(run.felt_s(kind)) for kind in kinds))
+    kinds = (Objective.END_TO_END, Objective.FIRST_TOKEN, Objective.PACE)
+    return UserLatency(*(Percentiles.of(run.felt_s(kind)) for kind in kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,7 @@ class CascadePlan:
     thresholds: tuple[float, ...]
     quality: float
     latency_p95_s: float
-    felt: Felt
+    felt: UserLatency
     felt_s: float
     solution: Solution
     dispatch: Dispatch
@@ -176,52 +171,34 @@ class CascadePlan:
         return latency_words(self.objective, self.percentile)
 
 
-def outcome(
-    site: Site,
-    demand: Demand,
-    solution: Solution,
-    deployer: Deployer,
-    reasons: dict[str, str],
-) -> CascadePlan:
+def outcome(site: Site, demand: Demand, solution: Solution, deployer: Deployer, reasons: dict[str, str]) -> CascadePlan:
     """The plan that a solution amounts to, simulated from end to end. A tier from which nothing escalates accepts all."""
     strategies = solution.deployment.strategies
     thresholds = _served(_lowered(demand, solution.thresholds), strategies)
     solution = dataclasses.replace(solution, thresholds=thresholds)
-    run = run_cascade(site, demand, solution.thresholds, strategies, deployer.dispatch)
-    processed = route(demand.judged, solution.thresholds)
-    tiers = tuple(
-        TierOutcome(name, model.name, gpus, strategy, reaching, answering, report, p95_s)
-        for name, model, gpus, strategy, reaching, answering, report, p95_s in zip(
-            site.tiers,
-            site.models,
-            solution.deployment.gpus,
-            strategies,
-            processed.share_processed(),
-            processed.share_answered(),
-            run.reports,
-            deployer.tier_latencies_s(solution.thresholds, strategies, 95.0),
-            strict=True,
-        )
-    )
-    slowest = max(range(len(tiers)), key=lambda i: tiers[i].p95_s)
+    run = run_cascade(site, demand, thresholds, strategies, deployer.dispatch)
+    processed, p95_s = route(demand.judged, thresholds), deployer.tier_latencies_s(thresholds, strategies, 95.0)
+    names, shares = (model.name for model in site.models), (processed.share_processed(), processed.share_answered())
+    columns = (site.tiers, names, solution.deployment.gpus, strategies, *shares, run.reports, p95_s)
+    tiers = tuple(TierOutcome(*row) for row in zip(*columns, strict=True))
+    slowest = max(tiers, key=lambda tier: tier.p95_s)
     largest = deployer.objective is Objective.LARGEST_TIER
     used = sum(s.gpus for s in strategies)
-    how = (deployer.dispatch, site.grading)
-    load = sustained_load(demand.requests, demand.arrival_s, solution.thresholds, strategies, *how)
-    binds = f"{tiers[slowest].name} is the slowest tier; {used} of {deployer.gpus} GPUs are used"
+    load = sustained_load(demand.requests, demand.arrival_s, thresholds, strategies, deployer.dispatch, site.grading)
+    binds = f"{slowest.name} is the slowest tier; {used} of {deployer.gpus} GPUs are used"
     return CascadePlan(
         tiers,
-        solution.thresholds,
+        thresholds,
         processed.quality,
-        tiers[slowest].p95_s,
-        Felt.of(run),
+        slowest.p95_s,
+        felt_in(run),
         solution.deployment.latency_s if largest else run.latency_s(deployer.objective, deployer.percentile),
         solution,
         deployer.dispatch,
         binds if load is None else f"{binds}; {load}",
         deployer.simulations,
         deployer.gpu_step,
-        deployer.gpu_s(solution.thresholds),
+        deployer.gpu_s(thresholds),
         reasons,
         objective=deployer.objective,
         percentile=deployer.percentile,

@@ -151,25 +151,22 @@ class PlanSearch:
     def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> Solution:
         """The solution for the largest tier, or for what users feel."""
         judged, limit_s, aim = demand.judged, options.max_latency_s, options.aim
-        min_quality = 0.0 if options.min_quality is None else options.min_quality
+        min_quality = options.min_quality or 0.0
         if options.latency is not Objective.LARGEST_TIER:
             return self._felt(demand, deployer, options, min_quality)
+        if limit_s is None or aim is Goal.LATENCY:
+            solution = least_latency(deployer, min_quality, judged)
+            if limit_s is not None and solution.deployment.latency_s > limit_s:
+                raise _latency_binds(solution.deployment.latency_s, options, min_quality)
+            return solution
         if aim is Goal.COST:
-            assert limit_s is not None
             return cheapest(deployer, min_quality, limit_s, judged)
         if aim is Goal.RATE:
-            assert limit_s is not None
             return any_within(deployer, min_quality, limit_s, judged, self.begin[::-1])
-        if aim is Goal.QUALITY:
-            assert limit_s is not None
-            solution = most_quality(deployer, limit_s, judged)
-            if solution.quality < min_quality:
-                least_s = least_latency(deployer, min_quality, judged).deployment.latency_s
-                raise _latency_binds(least_s, options, min_quality, solution.quality)
-            return solution
-        solution = least_latency(deployer, min_quality, judged)
-        if limit_s is not None and solution.deployment.latency_s > limit_s:
-            raise _latency_binds(solution.deployment.latency_s, options, min_quality, None)
+        solution = most_quality(deployer, limit_s, judged)
+        if solution.quality < min_quality:
+            least_s = least_latency(deployer, min_quality, judged).deployment.latency_s
+            raise _latency_binds(least_s, options, min_quality, solution.quality)
         return solution
 
     def _felt(self, demand: Demand, deployer: Deployer, options: Options, min_quality: float) -> Solution:
@@ -179,18 +176,15 @@ class PlanSearch:
 
         start = self._start(demand.judged, deployer, options, min_quality)
         felt = EndToEnd(deployer, demand.judged, self.site.judge_s, felt_s)
-        limit_s = options.max_latency_s
+        if (limit_s := options.max_latency_s) is None:
+            return felt.least_latency(min_quality, start)
         if options.aim is Goal.COST:
-            assert limit_s is not None
             return felt.cheapest(min_quality, limit_s, start)
         if options.aim is Goal.QUALITY:
-            assert limit_s is not None
             return felt.most_quality(limit_s, min_quality, start)
         solution = felt.least_latency(min_quality, start)
-        if limit_s is not None:
-            seconds = felt_s(solution.thresholds, solution.deployment.strategies)
-            if seconds > limit_s:
-                raise _latency_binds(seconds, options, min_quality, None)
+        if (seconds := felt_s(solution.thresholds, solution.deployment.strategies)) > limit_s:
+            raise _latency_binds(seconds, options, min_quality)
         return solution
 
     def _start(self, judged: JudgedSample, deployer: Deployer, options: Options, min_quality: float) -> Sequence[float]:
@@ -264,7 +258,7 @@ def _spread(deployer: Deployer, solution: Solution) -> Solution:
     return solution if whole is None else dataclasses.replace(solution, deployment=whole)
 
 
-def _latency_binds(least_s: float, options: Options, min_quality: float, quality: float | None) -> Unreachable:
+def _latency_binds(least_s: float, options: Options, min_quality: float, quality: float | None = None) -> Unreachable:
     limit_s = options.max_latency_s
     within = "" if quality is None else f"; within {limit_s:g} s the most quality is {rounded_down(quality)}"
     return Unreachable(

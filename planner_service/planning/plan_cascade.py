@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from penstock.planner_service.deployment.search import NOTHING
-from penstock.planner_service.planning.cascade_choice import Form, best_cascade
+from penstock.planner_service.planning.cascade_choice import Form, FormChoice
 from penstock.planner_service.planning.cascade_plan import CascadePlan, outcome, with_runs
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.planning.largest_alone import largest_alone
@@ -51,54 +52,147 @@ def plan_cascade(
     if len(demand.arrival_s) < options.least_requests:
         least = options.least_requests
         raise invalid("requests", f"must be at least {least} to plan on, not {len(demand.arrival_s)}")
-    if options.aim is Goal.COST and options.max_latency_s is None:
-        alone = largest_alone(site, demand, options, runs)
-        within = dataclasses.replace(options, goal=Goal.COST, max_latency_s=alone.limit_s)
-        plan = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
-        return dataclasses.replace(plan, largest_alone=alone)
-    if options.confidence is not None:
-        return _with_promise(site, demand, options, runs, on_evaluation)
-    if options.max_tiers is not None:
-        return _with_chosen_tiers(site, demand, options, runs, on_evaluation)
-    if demand.judged.under_rules:
-        if len(site.tiers) > MOST_TIERS:  # what users feel cannot be searched
-            options = dataclasses.replace(options, objective=Objective.LARGEST_TIER)
-    elif options.chooses_form(len(site.tiers), predicted=demand.judged.predicted is not None):
-        if not options.has_rules:
-            return _of_best_form(site, demand, options, runs, on_evaluation)
-        try:
-            plain = _of_best_form(site, demand, options.without_rules, runs, on_evaluation)
-        except Unreachable:
-            plain = None
-        return RuleSearch(site, demand, options, runs, on_evaluation).plan(plain)
-    return _of_all_tiers(site, demand, options, runs, on_evaluation)
+    return _Planner(site, demand, runs, on_evaluation).plan(options)
 
 
-def _with_promise(
-    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
-) -> CascadePlan:
-    """The best plan whose quality holds on new prompts, with what it promises.
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Of one question. site, demand, runs: of the stated tiers, or of all candidates."""
 
-    It is planned for more quality, and for more still where its replies differ more than those of the routing assumed.
-    """
-    assert options.confidence is not None
-    judged, requested = demand.judged.under(asked_of_plans(options.rules)), options.min_quality
-    new = NewPrompts(judged, options.confidence, options.seed)
-    needed = None if requested is None else min(100.0, new.needed(requested))
-    for _ in range(TIGHTENED):
-        within = dataclasses.replace(options, confidence=None, min_quality=needed)
-        try:
-            plan = plan_cascade(site, demand, within, runs=runs, on_evaluation=on_evaluation)
-        except Unreachable as error:
-            if error.binds is Binds.MIN_QUALITY and requested is not None and needed is not None:
-                raise _not_promised(new, options, requested, needed, error, len(judged)) from None
-            raise
-        served = chosen_of(plan, site, demand)[1].judged.under(plan.rules)
-        promise = new.promise(answered_quality(served, plan.thresholds), requested)
-        if requested is None or needed is None or promise.least_quality >= requested - EPSILON:
-            break
-        needed = min(100.0, max(needed, plan.quality) + requested - promise.least_quality)
-    return dataclasses.replace(plan, promise=promise)
+    site: Site
+    demand: Demand
+    runs: Sequence[Demand]
+    on_evaluation: Callable[[int], None]
+
+    def plan(self, options: Options) -> CascadePlan:
+        """See plan_cascade."""
+        if options.aim is Goal.COST and options.max_latency_s is None:
+            alone = largest_alone(self.site, self.demand, options, self.runs)
+            plan = self.plan(dataclasses.replace(options, goal=Goal.COST, max_latency_s=alone.limit_s))
+            return dataclasses.replace(plan, largest_alone=alone)
+        if options.confidence is not None:
+            return self._with_promise(options, options.confidence)
+        if options.max_tiers is not None:
+            return self._with_chosen_tiers(options)
+        judged, tiers = self.demand.judged, len(self.site.tiers)
+        if judged.under_rules:
+            if tiers > MOST_TIERS:  # what users feel cannot be searched
+                options = dataclasses.replace(options, objective=Objective.LARGEST_TIER)
+        elif options.chooses_form(tiers, predicted=judged.predicted is not None):
+            if not options.has_rules:
+                return self._of_best_form(options)
+            try:
+                plain = self._of_best_form(options.without_rules)
+            except Unreachable:
+                plain = None
+            return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation).plan(plain)
+        return self._of_all_tiers(options)
+
+    def _with_promise(self, options: Options, confidence: float) -> CascadePlan:
+        """The best plan whose quality holds on new prompts, with what it promises.
+
+        It is planned for more quality, and for more still where its replies differ more than those of the routing assumed.
+        """
+        judged, requested = self.demand.judged.under(asked_of_plans(options.rules)), options.min_quality
+        new = NewPrompts(judged, confidence, options.seed)
+        needed = None if requested is None else min(100.0, new.needed(requested))
+        for _ in range(TIGHTENED):
+            try:
+                plan = self.plan(dataclasses.replace(options, confidence=None, min_quality=needed))
+            except Unreachable as error:
+                if error.binds is Binds.MIN_QUALITY and requested is not None and needed is not None:
+                    raise _not_promised(new, options, requested, needed, error, len(judged)) from None
+                raise
+            served = chosen_of(plan, self.site, self.demand)[1].judged.under(plan.rules)
+            promise = new.promise(answered_quality(served, plan.thresholds), requested)
+            if requested is None or needed is None or promise.least_quality >= requested - EPSILON:
+                break
+            needed = min(100.0, max(needed, plan.quality) + requested - promise.least_quality)
+        return dataclasses.replace(plan, promise=promise)
+
+    def _of_all_tiers(self, options: Options) -> CascadePlan:
+        """The best plan in which any of the tiers may answer."""
+        if options.has_rules:
+            return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation).plan()
+        return PlanSearch(self.site, options, self.on_evaluation).plan(self.demand, self.runs)
+
+    def _with_chosen_tiers(self, options: Options) -> CascadePlan:
+        """The best plan over the forms of the candidates."""
+        site, demand = self.site, self.demand
+        everything = dataclasses.replace(
+            site, grading=None, drafts_on_many=True
+        )  # as the first tier of a form has none
+        alone, unfit = deployer_for(
+            everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
+        )
+        evaluations = 0
+
+        def progress(total: int) -> None:
+            nonlocal evaluations
+            evaluations = total
+            self.on_evaluation(total)
+
+        def searched(form: Form, within: Options, factor: float = 1.0) -> CascadePlan:
+            """The best plan of a form; with a factor for the rate, any that meets the targets there."""
+            before = evaluations
+            (part, own), *others = (form.of(site, one.scaled(factor)) for one in (demand, *self.runs))
+            planner = _Planner(part, own, [run for _, run in others], lambda n: progress(before + n))
+            search = PlanSearch(part, within, planner.on_evaluation)
+            if factor != 1.0:
+                return search.checked_plan(own, planner.runs)
+            if form.routed:
+                return search.plan(own, planner.runs).as_routed
+            return planner._of_all_tiers(within)
+
+        def reaches(form: Form, within: Options, rate_per_s: float) -> bool:
+            assert demand.rate_per_s is not None
+            try:
+                searched(form, within, rate_per_s / demand.rate_per_s)
+            except Unreachable:
+                return False
+            return True
+
+        def deployer(form: Form, within: Options) -> Deployer:
+            part, own = form.of(site, demand)
+            return PlanSearch(part, within, lambda _: None).deployer(own)[0]
+
+        choice = FormChoice(site, demand, options, alone, unfit, searched, reaches, deployer, repeated=bool(self.runs))
+        return choice.best()
+
+    def _of_best_form(self, options: Options) -> CascadePlan:
+        """The best plan without rules: of all forms, and of all tiers together where these are too many for a form."""
+        # all of more than three tiers together can be searched for the slowest one alone, without a proof
+        searches = [self._of_any_form, *([self._of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
+        return best_of((partial(search, options) for search in searches), lambda plan: plan.rank(options.aim))
+
+    def _of_any_form(self, options: Options) -> CascadePlan:
+        """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers, or with prompts routed to as many;
+        the others are not used."""
+        any_form = dataclasses.replace(options, max_tiers=min(len(self.site.tiers), MOST_TIERS))
+        plan = self._with_chosen_tiers(any_form)
+        return self._of_stated(plan, options) if len(plan.tiers) < len(self.site.tiers) else plan
+
+    def _of_stated(self, plan: CascadePlan, options: Options) -> CascadePlan:
+        """The plan of some of the tiers as one of all tiers."""
+        site, demand, runs = self.site, self.demand, self.runs
+        if plan.goal is Goal.RATE and plan.rate_per_s is not None and demand.rate_per_s is not None:
+            factor = plan.rate_per_s / demand.rate_per_s
+            demand, runs = demand.scaled(factor), [run.scaled(factor) for run in runs]
+        serving = {tier.name: tier for tier in plan.tiers}
+        limits = dict(zip(serving, (*plan.rules.skip_for, None), strict=True)) if plan.is_routed else {}
+        rules = AcceptanceRules(skip_for=tuple(map(limits.get, site.tiers[:-1]))) if limits else NO_RULES
+        thresholds = dict(zip(serving, (*plan.thresholds, 0.0), strict=True))  # the last one that serves accepts all
+        strategies = tuple(serving[name].strategy if name in serving else NOTHING for name in site.tiers)
+        deployment = Deployment(tuple(s.gpus for s in strategies), strategies, plan.solution.deployment.latency_s)
+        solution = dataclasses.replace(
+            plan.solution,
+            thresholds=tuple(thresholds.get(name, SKIPPED) for name in site.tiers[:-1]),
+            deployment=deployment,
+        )
+        demand, runs = demand.under(rules), [run.under(rules) for run in runs]
+        deployer, unfit = PlanSearch(site, options, lambda _: None).deployer(demand)
+        whole = with_runs(site, outcome(site, demand, solution, deployer, unfit), runs)
+        return dataclasses.replace(whole, goal=plan.goal, choice=plan.choice, simulations=plan.simulations, rules=rules)
 
 
 def _not_promised(
@@ -116,106 +210,9 @@ def _not_promised(
     )
 
 
-def _of_all_tiers(
-    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
-) -> CascadePlan:
-    """The best plan in which any of the tiers may answer."""
-    if options.has_rules:
-        return RuleSearch(site, demand, options, runs, on_evaluation).plan()
-    return PlanSearch(site, options, on_evaluation).plan(demand, runs)
-
-
 def chosen_of(plan: CascadePlan, site: Site, demand: Demand) -> tuple[Site, Demand]:
     """What the plan is for: the site and the demand of the tiers that were chosen; where none were, both as they are."""
     if plan.choice is None:
         return site, demand
     tiers = [site.tiers.index(tier.name) for tier in plan.tiers]
     return site.only(tiers), demand.only(tiers)
-
-
-def _with_chosen_tiers(
-    site: Site,
-    demand: Demand,
-    options: Options,
-    runs: Sequence[Demand],
-    on_evaluation: Callable[[int], None],
-) -> CascadePlan:
-    """The best plan over the forms of the candidates."""
-    everything = dataclasses.replace(site, grading=None, drafts_on_many=True)  # as the first tier of a form has none
-    alone, unfit = deployer_for(
-        everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
-    )
-    evaluations = 0
-
-    def progress(total: int) -> None:
-        nonlocal evaluations
-        evaluations = total
-        on_evaluation(total)
-
-    def searched(form: Form, within: Options, factor: float = 1.0) -> CascadePlan:
-        """The best plan of a form; with a factor for the rate, any that meets the targets there."""
-        before = evaluations
-        parts, *others = (form.of(site, one.scaled(factor)) for one in (demand, *runs))
-        search = PlanSearch(parts[0], within, lambda n: progress(before + n))
-        their_runs = [run for _, run in others]
-        if factor != 1.0:
-            return search.checked_plan(parts[1], their_runs)
-        if form.routed:
-            return search.plan(parts[1], their_runs).as_routed
-        return _of_all_tiers(*parts, within, their_runs, lambda n: progress(before + n))
-
-    def reaches(form: Form, within: Options, rate_per_s: float) -> bool:
-        assert demand.rate_per_s is not None
-        try:
-            searched(form, within, rate_per_s / demand.rate_per_s)
-        except Unreachable:
-            return False
-        return True
-
-    def deployer(form: Form, within: Options) -> Deployer:
-        parts = form.of(site, demand)
-        return PlanSearch(parts[0], within, lambda _: None).deployer(parts[1])[0]
-
-    return best_cascade(site, demand, options, alone, unfit, searched, reaches, deployer, repeated=bool(runs))
-
-
-def _of_best_form(
-    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
-) -> CascadePlan:
-    """The best plan without rules: of all forms, and of all tiers together where these are too many for a form."""
-    # all of more than three tiers together can be searched for the slowest one alone, without a proof
-    searches = [_of_any_form, *([_of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
-    attempts = (partial(search, site, demand, options, runs, on_evaluation) for search in searches)
-    return best_of(attempts, lambda plan: plan.rank(options.aim))
-
-
-def _of_any_form(
-    site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
-) -> CascadePlan:
-    """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers, or with prompts routed to as many; the
-    others are not used."""
-    any_form = dataclasses.replace(options, max_tiers=min(len(site.tiers), MOST_TIERS))
-    plan = _with_chosen_tiers(site, demand, any_form, runs, on_evaluation)
-    return _of_stated(plan, site, demand, options, runs) if len(plan.tiers) < len(site.tiers) else plan
-
-
-def _of_stated(plan: CascadePlan, site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> CascadePlan:
-    """The plan of some of the tiers as one of all tiers."""
-    if plan.goal is Goal.RATE and plan.rate_per_s is not None and demand.rate_per_s is not None:
-        factor = plan.rate_per_s / demand.rate_per_s
-        demand, runs = demand.scaled(factor), [run.scaled(factor) for run in runs]
-    serving = {tier.name: tier for tier in plan.tiers}
-    limits = dict(zip(serving, (*plan.rules.skip_for, None), strict=True)) if plan.is_routed else {}
-    rules = AcceptanceRules(skip_for=tuple(map(limits.get, site.tiers[:-1]))) if limits else NO_RULES
-    thresholds = dict(zip(serving, (*plan.thresholds, 0.0), strict=True))  # the last one that serves accepts all
-    strategies = tuple(serving[name].strategy if name in serving else NOTHING for name in site.tiers)
-    deployment = Deployment(tuple(s.gpus for s in strategies), strategies, plan.solution.deployment.latency_s)
-    solution = dataclasses.replace(
-        plan.solution,
-        thresholds=tuple(thresholds.get(name, SKIPPED) for name in site.tiers[:-1]),
-        deployment=deployment,
-    )
-    demand, runs = demand.under(rules), [run.under(rules) for run in runs]
-    deployer, unfit = PlanSearch(site, options, lambda _: None).deployer(demand)
-    whole = with_runs(site, outcome(site, demand, solution, deployer, unfit), runs)
-    return dataclasses.replace(whole, goal=plan.goal, choice=plan.choice, simulations=plan.simulations, rules=rules)

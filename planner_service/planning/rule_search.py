@@ -52,13 +52,15 @@ class RuleSearch:
         options, best, failures = self._options, plain, list[Unreachable]()
         before = 0 if plain is None else plain.simulations
         try:
-            best = best or self._under(self._rules_in_use(NO_RULES, ()))
+            best = best or self._under(NO_RULES)
         except Unreachable as error:
             failures.append(error)
         else:
             self._search.most_simulations = AT_MOST * max(before or self._last, LEAST_SIMULATIONS / AT_MOST) - before
         for choice in self._ranked(best)[: self._most] if len(self._site.tiers) > 1 else ():
-            if not self._may_plan():
+            if (
+                self._search.simulations + self._last > self._search.most_simulations
+            ):  # if it takes as many as the last one
                 break
             try:
                 tried = self._under(choice.rules, choice.thresholds, 0.0 if best is None else best.rate_per_s or 0.0)
@@ -78,25 +80,15 @@ class RuleSearch:
         """The best plan under these rules. begin: thresholds to begin with. least_per_s: see `PlanSearch.plan`."""
         if begin:
             self._search.begin.append(begin)
-        plan = self._made(self._demand.under(rules), [run.under(rules) for run in self._runs], least_per_s)
-        used = self._rules_in_use(rules, plan.thresholds)
-        plan = dataclasses.replace(plan, rules=used)
-        return _unproved(plan) if any(kinds_of(used)) or asked_of_plans(self._options.rules) != NO_RULES else plan
-
-    def _made(self, demand: Demand, runs: Sequence[Demand], least_per_s: float = 0.0) -> CascadePlan:
-        before = self._search.simulations
+        before, runs = self._search.simulations, [run.under(rules) for run in self._runs]
         try:
-            return self._search.plan(demand, runs, least_per_s)
+            plan = self._search.plan(self._demand.under(rules), runs, least_per_s)
         finally:
             self._last = self._search.simulations - before
-
-    def _may_plan(self) -> bool:
-        """Whether enough simulations are left for a plan, if it takes as many as the last one."""
-        return self._search.simulations + self._last <= self._search.most_simulations
-
-    def _rules_in_use(self, rules: AcceptanceRules, thresholds: tuple[float, ...]) -> AcceptanceRules:
-        """The rules of tiers that are asked; None of each other tier for what may be chosen."""
-        return of_tiers(rules, [threshold <= 100 for threshold in thresholds])
+        used, solution = _in_use(rules, plan.thresholds), plan.solution
+        if any(kinds_of(used)) or asked_of_plans(self._options.rules) != NO_RULES:  # nothing is proved over rules
+            solution = dataclasses.replace(solution, proof=Proof.SEARCHED, gap=None)
+        return dataclasses.replace(plan, rules=used, solution=solution)
 
     def _ranked(self, plain: CascadePlan | None) -> list[RankedRules]:
         """Choices of rules that differ in what they do, the most promising first."""
@@ -110,7 +102,7 @@ class RuleSearch:
         stages = candidates(judged, options.rules)
         result, seen = list[RankedRules](), set[tuple[tuple[float, ...], bytes]]()
         for one in ranking.ranked(stages, begin):
-            if one.value == math.inf or not any(kinds_of(_in_use(one))):
+            if one.value == math.inf or not any(kinds_of(_in_use(one.rules, one.thresholds))):
                 continue
             routed = route(judged.under(one.rules), one.thresholds)
             key = one.thresholds, routed.processed.tobytes() + routed.answered.tobytes()
@@ -124,16 +116,11 @@ class RuleSearch:
         return result or [RankedRules(math.inf, (), rules) for rules in begin[1:]]
 
 
-def _in_use(one: RankedRules) -> AcceptanceRules:
-    """The rules of tiers that are used."""
-    return of_tiers(one.rules, [threshold <= 100 for threshold in one.thresholds])
+def _in_use(rules: AcceptanceRules, thresholds: Sequence[float]) -> AcceptanceRules:
+    """The rules of tiers that are used; None of each other tier for what may be chosen."""
+    return of_tiers(rules, [threshold <= 100 for threshold in thresholds])
 
 
 def _kind(one: RankedRules) -> tuple[object, ...]:
     """Which rules there are, and which tiers are used."""
-    return *kinds_of(_in_use(one)), *(threshold <= 100 for threshold in one.thresholds)
-
-
-def _unproved(plan: CascadePlan) -> CascadePlan:
-    """The plan, of which nothing is proved."""
-    return dataclasses.replace(plan, solution=dataclasses.replace(plan.solution, proof=Proof.SEARCHED, gap=None))
+    return *kinds_of(_in_use(one.rules, one.thresholds)), *(threshold <= 100 for threshold in one.thresholds)
