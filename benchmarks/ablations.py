@@ -24,7 +24,10 @@ import numpy as np
 from benchmarks import report
 from benchmarks.public_data import public
 from penstock.planner_service.deployment.search import LatencyTable, Parts
-from penstock.planner_service.files import model_of_catalogue, read_quality, read_site, read_trace
+from penstock.planner_service.files.hardware import model_of_catalogue
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.site import Demand, Site, replica_kinds

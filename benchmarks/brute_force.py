@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.spread import median_and_range
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.planning.cascade_choice import forms_of
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.planning.plan_cascade import plan_cascade

@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.priced_simulation import PricedRouting, simulate_priced
-from penstock.planner_service.files import read_quality, read_site
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import replica_kinds
 from penstock.planner_service.routing.quality import JudgedSample

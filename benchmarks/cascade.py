@@ -49,8 +49,9 @@ from benchmarks import cascade_systems, report
 from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
 from benchmarks.spread import interval
-from penstock.planner_service.files import gpu_of_catalogue, read_quality, read_trace
-from penstock.planner_service.files.hardware import model_spec
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_spec
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade

@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from benchmarks import report
-from penstock.planner_service.files import read_quality, read_site
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 
 EXAMPLES = Path("examples")
 MODELS, CLUSTER = EXAMPLES / "deepseek-cascade.yaml", EXAMPLES / "cluster-4x8-h100.yaml"

@@ -26,7 +26,9 @@ import numpy as np
 from benchmarks import cascade_systems, report
 from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
-from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.live.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.planning.cascade_plan import CascadePlan

@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks import report
 from benchmarks.spread import median_and_range
 from benchmarks.stepwise import replay
-from penstock.planner_service.files import read_site, read_trace
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
 from penstock.services.domain.hardware import ReplicaShape
 

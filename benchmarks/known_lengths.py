@@ -34,7 +34,7 @@ from benchmarks.slo_scenarios import replica as published_replica
 from benchmarks.slo_systems import GPUS, slo_replicas
 from benchmarks.spread import interval
 from benchmarks.stages import GPU, MODEL, scene
-from penstock.planner_service.files import read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.judged import Judged, Promises
 from penstock.planner_service.simulator.loop import serve_on

@@ -20,7 +20,9 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.spread import median_and_range
-from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.horizon import plan_over_horizon
 from penstock.planner_service.planning.plan_cascade import plan_cascade

@@ -13,7 +13,8 @@ from benchmarks import report
 from benchmarks.mooncake import from_mooncake
 from benchmarks.public_data import public
 from benchmarks.spread import median_and_range
-from penstock.planner_service.files import read_quality, read_site
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.plan_cascade import plan_cascade
 from penstock.planner_service.question.demand import demand_of

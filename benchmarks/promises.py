@@ -21,7 +21,7 @@ from benchmarks.public_data import public
 from benchmarks.rivals.families import Family, measured
 from benchmarks.spread import interval
 from penstock.planner_service.api.plans import Planned, plan_for
-from penstock.planner_service.files import read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.replay.cascade_simulation import run_cascade

@@ -27,7 +27,7 @@ from benchmarks.priced_simulation import PricedRouting, simulate_priced
 from benchmarks.public_data import public
 from benchmarks.rivals.families import Family, family
 from benchmarks.spread import interval
-from penstock.planner_service.files import read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.question.demand import stretch_of
 from penstock.planner_service.question.score_predictor import train
 from penstock.planner_service.question.site import Demand, replica_kinds

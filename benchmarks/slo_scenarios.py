@@ -17,7 +17,8 @@ from scipy.stats import gamma
 
 from benchmarks.public_data import public
 from benchmarks.published_tables import Wanted, import_distserve, import_vidur
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue, read_trace
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.judged import NEVER_LATER, Promises
 from penstock.planner_service.simulator.workload import Floats, Ints

@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.slo_baselines import BatchPolicy, Deployment, Disaggregated, PlainReplicas
 from benchmarks.slo_scenarios import replica as replica_of
 from benchmarks.speculation_simulated import DRAFT_RUNTIME, DRAFTERS
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.simulator import Replica
 from penstock.planner_service.simulator.judged import SloReplicas
 from penstock.planner_service.simulator.speculation import SimulatedDrafter

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.drafted_batches import BatchSpeculation, last_paying_batch, simulated
 from benchmarks.slo_scenarios import replica
-from penstock.planner_service.files import gpu_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue
 from penstock.planner_service.simulator.speculation import SimulatedDrafter
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, ReplicaShape, Runtime, roofline
 from penstock.services.domain.latency import StepLatencyModel

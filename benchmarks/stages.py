@@ -35,8 +35,9 @@ from benchmarks import report
 from benchmarks.cluster_policies import MemoryAware, RoundRobin
 from benchmarks.public_data import public
 from penstock.cli.stages import MEASURED_BANDWIDTH_GB_PER_S
-from penstock.planner_service.files import StageReplica, read_replica, read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.files.profiles import qoe_errors
+from penstock.planner_service.files.stage_replica import StageReplica, read_replica
 from penstock.planner_service.simulator import Workload
 from penstock.planner_service.simulator.cluster import Cluster, Moves
 from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster

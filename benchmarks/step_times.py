@@ -30,7 +30,8 @@ from scipy.special import stdtrit
 from benchmarks import report
 from benchmarks.public_data import DATA, DataMissing, public
 from benchmarks.published_tables import Wanted, import_distserve, import_vidur
-from penstock.planner_service.files import catalogue, engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.catalogue import catalogue
+from penstock.planner_service.files.hardware import engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload, serve
 from penstock.planner_service.simulator.workload import Floats
 from penstock.question_files.errors import FileError

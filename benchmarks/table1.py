@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.public_data import public
 from benchmarks.published_tables import Wanted, import_vidur
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime, roofline
 from penstock.services.domain.latency_fit import mean_error

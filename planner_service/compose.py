@@ -96,7 +96,7 @@ def _observe(meter: Meter, publisher: PlanPublisher, scaler: LoadScaler) -> None
 
 def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, solvers: SolverPool) -> Replanner:
     """SettingsError for a question that cannot be used, or whose tiers are not the mesh's."""
-    from penstock.planner_service.files import site_of  # brings numpy and numba
+    from penstock.planner_service.files.site import site_of  # brings numpy and numba
     from penstock.planner_service.question.exclusions import names_of_files
     from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Options
 

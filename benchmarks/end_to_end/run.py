@@ -23,7 +23,8 @@ from penstock.cli.held_out import Question, read_questions
 from penstock.cli.replay import replay
 from penstock.client.judging import Answered
 from penstock.client.types import Options
-from penstock.planner_service.files import read_quality, read_trace
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.demand import demand_of, draw_demand, stretch_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.simulator import Workload

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from benchmarks.end_to_end.systems import System
-from penstock.planner_service.files import read_site, read_trace
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.simulator import Workload
 from penstock.services.gguf import gguf_file, read_metadata

@@ -18,9 +18,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from benchmarks.public_data import DATA, DataMissing, public
-from penstock.planner_service.files import read_trace
 from penstock.planner_service.files.catalogue import catalogue
 from penstock.planner_service.files.hardware import model_of_catalogue
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.routing.quality import JudgedSample

@@ -7,7 +7,7 @@ from benchmarks.public_data import public
 from benchmarks.rivals.families import TRACE, Family, Prompts
 from benchmarks.rivals.systems import Cascade, System, Tuned
 from penstock.planner_service.api.plans import plan_for
-from penstock.planner_service.files import read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.planning.cascade_choice import form_words
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.question.planning_options import Options

@@ -106,8 +106,8 @@ def planner_error_handling(*, json: bool = False) -> Iterator[None]:
 
     json: then also say on standard output which target binds, and the nearest that can be had.
     """
-    from penstock.planner_service.files import FileError
     from penstock.planner_service.routing.solution import Unreachable
+    from penstock.question_files.errors import FileError
     from penstock.services.domain.errors import InvalidRequest
 
     try:

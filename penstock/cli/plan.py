@@ -160,7 +160,7 @@ def _computed(
     question_file: "QuestionFile", slo: Sequence[str], out: Path | None, *, plot: bool, quiet: bool
 ) -> "PlanFile":
     """Compute, write and show a plan."""
-    from penstock.planner_service import api
+    from penstock.planner_service.api import plans
     from penstock.planner_service.codecs.plan_file import PlanFile, plan_inputs
 
     classes = slo_attainment.read_classes(slo)
@@ -170,7 +170,7 @@ def _computed(
         def say(text: str) -> None:
             progress.update(bar, description=text)
 
-        planned = api.plan(
+        planned = plans.plan(
             question_file.question, lambda n: say(f"planning: {n} routings tried"), for_slos=bool(classes)
         )
         say("planning for more quality or without the guarantee, for comparison")
@@ -209,11 +209,11 @@ def _check_form(form: str) -> None:
 
 def _rendered(plan: Path) -> list[Path]:
     """Write the mesh file and the compose file of a plan next to it; return their paths."""
-    from penstock.planner_service import api
+    from penstock.planner_service.api.deployments import manifests
     from penstock.planner_service.codecs.plan_file import read_plan
 
     with planner_error_handling():
-        texts = api.manifests(read_plan(plan), plan.with_suffix(".mesh.yaml").name)
+        texts = manifests(read_plan(plan), plan.with_suffix(".mesh.yaml").name)
     for suffix, text in texts.items():
         plan.with_suffix(suffix).write_text(text)
     return [plan.with_suffix(suffix) for suffix in texts]

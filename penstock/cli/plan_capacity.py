@@ -25,7 +25,7 @@ def capacity(
     json: targets.Json = False,
 ) -> None:
     """Compute the fewest GPUs with which a trace attains its SLOs, for one tier, and the rate that they sustain."""
-    from penstock.planner_service import api
+    from penstock.planner_service.api import slos
     from penstock.question_files.questions import load_cluster, load_models
     from penstock.question_files.tables import load_trace
     from penstock.services.domain.hardware import replica_words
@@ -33,7 +33,7 @@ def capacity(
     with planner_error_handling():
         classes = slo_attainment.read_classes(slo)
         given = load_cluster(cluster), load_models(models), load_trace(trace), classes
-        result = api.capacity(*given, attainment=attainment, tier=tier, requests=requests, rate=rate, seed=seed)
+        result = slos.capacity(*given, attainment=attainment, tier=tier, requests=requests, rate=rate, seed=seed)
     if json:
         print_json(result)
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(text: str, question: "PlanningQuestion", *, out: Path | None, plot: bool, json: bool) -> None:
     """Compute and show the plans of `--sweep TEXT`."""
-    from penstock.planner_service import api
+    from penstock.planner_service.api import plans
     from penstock.planner_service.planning.sweep import Axis
 
     axis_name, _, listed = text.partition("=")
@@ -33,7 +33,7 @@ def run(text: str, question: "PlanningQuestion", *, out: Path | None, plot: bool
     to_stdout = out == options.STDOUT
     with spinner(quiet=json or to_stdout) as progress:
         bar = progress.add_task("planning", total=None)
-        swept = api.sweep(
+        swept = plans.sweep(
             question,
             Axis(axis_name),
             values,

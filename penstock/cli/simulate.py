@@ -40,7 +40,7 @@ def simulate(
     json: targets.Json = False,
 ) -> None:
     """Replay a trace under a plan in virtual time, with the batch scheduler of the workers."""
-    from penstock.planner_service import api
+    from penstock.planner_service.api.simulations import simulate_plan
     from penstock.planner_service.codecs.plan_file import read_plan
     from penstock.question_files.tables import load_trace
 
@@ -52,7 +52,7 @@ def simulate(
         drawn = PlanOptions(
             requests=requests, seed=seed, lengths=lengths, rate=rate, ignore_cached=whole, dispatch=used
         )
-        result = api.simulate_plan(file, load_trace(trace), drawn, classes=classes)
+        result = simulate_plan(file, load_trace(trace), drawn, classes=classes)
     if json:
         print_json(result)
         return

@@ -61,8 +61,9 @@ def stages(
     json: targets.Json = False,
 ) -> None:
     """Split instances into stages by sequence length (CascadeInfer), if that helps: layouts are replayed on the trace."""
-    from penstock.planner_service import api
-    from penstock.planner_service.files import read_replica, read_trace
+    from penstock.planner_service.api.stages import at_rate, staged
+    from penstock.planner_service.files.measured import read_trace
+    from penstock.planner_service.files.stage_replica import read_replica
     from penstock.planner_service.stages.partition import MoveCost
 
     if apply is not None and not replay:
@@ -73,13 +74,13 @@ def stages(
     if plot:
         options.require_out("--plot", out)
     with planner_error_handling():
-        work = api.at_rate(read_trace(trace), rate)
+        work = at_rate(read_trace(trace), rate)
         max_length = max_tokens if max_tokens is not None else work.longest_tokens + 1
         if max_length <= work.longest_tokens:
             fail(f"--max-tokens must exceed the trace's longest request, {work.longest_tokens} tokens", 2)
         measured = read_replica(profile, model, gpu, work)
         move, replayer = MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9), (work, measured.replica)
-        result = api.stages(instances, max_length, move, qoe=measured.qoe, trace=replayer, replayed=replay)
+        result = staged(instances, max_length, move, qoe=measured.qoe, trace=replayer, replayed=replay)
         planned, sample, verdict, took_s = result.plan, result.sample, result.verdict, result.took_s
         figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}
         written = []

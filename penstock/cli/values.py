@@ -41,8 +41,8 @@ def values(
 
 @needs_extra("values --plan", "planner")
 def _planned(plan: Path, mesh: Path | None) -> dict[str, object]:
-    from penstock.planner_service import api
+    from penstock.planner_service.api.deployments import planned_values
     from penstock.planner_service.codecs.plan_file import read_plan
 
     with planner_error_handling():
-        return api.planned_values(read_plan(plan), mesh)
+        return planned_values(read_plan(plan), mesh)

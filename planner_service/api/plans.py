@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.planner_service.api.slos import attainments
-from penstock.planner_service.files import judged_for, site_of, workload_of
+from penstock.planner_service.files.measured import workload_of
+from penstock.planner_service.files.quality import judged_for
+from penstock.planner_service.files.site import site_of
 from penstock.planner_service.manifests.node_layout import NodeLayout, node_layout
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.frontiers import Points, frontiers

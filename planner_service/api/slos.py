@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import site_of, workload_of
+from penstock.planner_service.files.measured import workload_of
+from penstock.planner_service.files.site import site_of
 from penstock.planner_service.question.demand import stretch_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.slo_classes import WorkloadClass, check_classes

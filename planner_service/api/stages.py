@@ -37,7 +37,7 @@ def at_rate(work: Workload, rate: float | None) -> Workload:
     return dataclasses.replace(work, arrival_s=work.arrival_s * work.rate_per_s / rate)
 
 
-def stages(
+def staged(
     instances: int,
     max_tokens: int,
     move: MoveCost,

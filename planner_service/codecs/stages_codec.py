@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.mapper import from_message, to_message
 from penstock.planner_service.codecs.proto_codec import stages_from_proto
-from penstock.planner_service.files import replica_of, workload_of
+from penstock.planner_service.files.measured import replica_of, workload_of
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.stages.choice import check_bounds
 from penstock.planner_service.stages.replay import ReplayVerdict

@@ -1,8 +1,11 @@
 """Measured replicas and traces of a question, as the simulator has them, and back."""
 
+from pathlib import Path
+
 import numpy as np
 
 from penstock.planner_service.simulator import Replica, Workload
+from penstock.question_files.tables import load_trace
 from penstock.services.domain.errors import InvalidRequest, check, invalid
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
@@ -66,6 +69,11 @@ def workload_of(trace: Trace, at: str = "trace") -> Workload:
         raise invalid(f"{at}.cached_tokens[{first}]", problem)
     order = np.argsort(arrival_s, kind="stable")
     return Workload(arrival_s[order], inputs[order], outputs[order], cached_tokens=cached[order])
+
+
+def read_trace(path: Path) -> Workload:
+    """The trace of a file; see load_trace for the columns."""
+    return workload_of(load_trace(path))
 
 
 def trace_of(work: Workload) -> Trace:

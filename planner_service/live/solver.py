@@ -16,10 +16,13 @@ from typing import Any, BinaryIO, TypeVar
 
 from penstock.field_mapping import MappingError
 from penstock.mapper import from_message, to_message
-from penstock.planner_service import api
+from penstock.planner_service.api import plans, simulations
+from penstock.planner_service.api.stages import staged
 from penstock.planner_service.codecs import stages_codec
 from penstock.planner_service.codecs.proto_codec import qoe_from_proto
-from penstock.planner_service.files import judged_for, measured_of, site_of, trace_of, workload_of
+from penstock.planner_service.files.measured import measured_of, trace_of, workload_of
+from penstock.planner_service.files.quality import judged_for
+from penstock.planner_service.files.site import site_of
 from penstock.planner_service.live.replan_job import ReplanJob
 from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.question.planning_options import Options
@@ -56,7 +59,7 @@ def plan(payload: bytes, emit: Emit) -> None:
 
     progress(0)
     try:
-        _tell(emit, api.plan(question, progress).report())
+        _tell(emit, plans.plan(question, progress).report())
     except Unreachable as error:
         _tell(emit, types.Unreachable(str(error), error.best, error.binds.value))
 
@@ -64,7 +67,7 @@ def plan(payload: bytes, emit: Emit) -> None:
 def simulate(payload: bytes, emit: Emit) -> None:
     request = pb.SimulateDeploymentRequest.FromString(payload)
     question = _read(request.question, PlanningQuestion, "question")
-    simulation = api.simulate(question, _read(request.deployment, Deployment, "deployment"))
+    simulation = simulations.simulate(question, _read(request.deployment, Deployment, "deployment"))
     emit(pb.SimulateDeploymentResponse(simulation=to_message(simulation, pb.Simulation)))
 
 
@@ -105,9 +108,9 @@ def replan(payload: bytes, emit: Emit) -> None:
     staged = list[pb.PlanStagesRequest]()
     try:
         try:
-            planned = api.plan_for(site, trace, judged, options, under=rules)
+            planned = plans.plan_for(site, trace, judged, options, under=rules)
         except Unreachable:  # an overloaded mesh is better off with the plan that is overloaded least
-            planned = api.plan_for(site, trace, judged, replace(options, allow_overload=True), under=rules)
+            planned = plans.plan_for(site, trace, judged, replace(options, allow_overload=True), under=rules)
         staged += _staged(planned, job.staged)
         _tell(emit, planned.report())
     except Unreachable as error:
@@ -116,7 +119,7 @@ def replan(payload: bytes, emit: Emit) -> None:
         emit(request)
 
 
-def _staged(planned: api.Planned, tiers: Sequence[str]) -> Iterator[pb.PlanStagesRequest]:
+def _staged(planned: plans.Planned, tiers: Sequence[str]) -> Iterator[pb.PlanStagesRequest]:
     """Of the named tiers, those with requests and replicas of one kind: others cannot be replayed."""
     plan, site = planned.plan, planned.site
     strategies = plan.solution.deployment.strategies
@@ -132,7 +135,7 @@ def stages(payload: bytes, emit: Emit) -> None:
     request = pb.PlanStagesRequest.FromString(payload)
     began = time.monotonic()
     traced = stages_codec.traced_from_proto(request) if request.HasField("trace") else None
-    planned = api.stages(
+    planned = staged(
         request.instance_count,
         request.max_tokens,
         MoveCost(request.kv_bytes_per_token, request.bandwidth_bytes_per_second),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.planner_service.files import FileError
 from penstock.planner_service.simulator import Workload
+from penstock.question_files.errors import FileError
 
 EVENLY = "arrivals are known to {width} only; those of the same {width} are spread evenly over it"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.planner_service.files import FileError
 from penstock.planner_service.simulator.workload import MAX_TOKENS
 from penstock.question_files.csv_files import whole_number
+from penstock.question_files.errors import FileError
 from penstock.types.ranges import Within
 
 TOKENS = Within(0, MAX_TOKENS)

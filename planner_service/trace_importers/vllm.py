@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock.planner_service.files import FileError
 from penstock.planner_service.trace_importers.imported import EVENLY, ImportedTrace, evenly, trace_of
 from penstock.planner_service.trace_importers.log_files import numbered, opened
+from penstock.question_files.errors import FileError
 
 LEAP_YEAR = 2000  # in place of the year, which vLLM does not log
 

@@ -16,8 +16,9 @@ from benchmarks.published_tables import (
     import_distserve,
     import_vidur,
 )
-from penstock.planner_service.files import FileError, gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.simulator import EngineLimits
+from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape, Runtime
 from penstock.services.domain.latency import StepLoad
 from tests.conftest import ROOT

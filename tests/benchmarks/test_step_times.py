@@ -18,7 +18,7 @@ from benchmarks.step_times import (
     rows_of,
     workload,
 )
-from penstock.planner_service.files import engine_of_catalogue
+from penstock.planner_service.files.hardware import engine_of_catalogue
 from penstock.services.domain.hardware import EngineSpec
 
 HEADER = "gpu,tp,model,engine,num_prompts_all_at_once,prompt_set,output_tokens_per_s,inter_token_latency_ms\n"

@@ -12,7 +12,6 @@ import yaml
 from penstock.mapper import from_message
 from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import FileError
 from penstock.planner_service.live import solver
 from penstock.planner_service.live.replan_job import ReplanJob
 from penstock.planner_service.live.replanner import under_plan
@@ -27,6 +26,7 @@ from penstock.planner_service.routing.quality import JudgedSample, all_qualities
 from penstock.planner_service.routing.solution import Binds, Proof, Unreachable
 from penstock.planner_service.rules.rule_ranking import RuleRanking
 from penstock.planner_service.simulator import Dispatch
+from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.workload import RequestRecord, TierVisit
 from penstock.types.planned import PlanEvent

@@ -15,7 +15,8 @@ import yaml
 
 from benchmarks.brute_force import exhaustive_latency, kinds
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue, read_site
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning import cascade_choice
 from penstock.planner_service.planning.cascade_choice import cascades_of
 from penstock.planner_service.planning.cascade_plan import CascadePlan, LeftOut

@@ -6,14 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.planner_service import api
-from penstock.planner_service.files import (
-    catalogue,
-    engine_of_catalogue,
-    gpu_of_catalogue,
-    model_of_catalogue,
-    site_of,
-)
+from penstock.planner_service.api import plans
+from penstock.planner_service.files.catalogue import catalogue
+from penstock.planner_service.files.hardware import engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.site import site_of
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.latency_band import latency_band, over_band
 from penstock.planner_service.question.planning_options import Options
@@ -100,7 +96,7 @@ def test_a_plan_says_the_band_of_its_estimates() -> None:
     asked = dataclasses.replace(
         question(rate=0.05), objective=Objective.END_TO_END, min_quality=70.0, goal=Goal.LATENCY
     )
-    planned = api.plan(asked)
+    planned = plans.plan(asked)
     plan = planned.report()
     used = [tier for tier in plan.tiers if tier.used]
     assert {str(tier.step_times) for tier in used} == {
@@ -115,9 +111,9 @@ def test_a_plan_says_the_band_of_its_estimates() -> None:
     assert latency_band(measured, planned.plan, planned.offered) is None
 
 
-def cheapest() -> api.Planned:
+def cheapest() -> plans.Planned:
     asked = dataclasses.replace(question(rate=2.0), objective=Objective.END_TO_END, min_quality=70.0, goal=Goal.COST)
-    return api.plan(asked)
+    return plans.plan(asked)
 
 
 @pytest.mark.slow
@@ -171,7 +167,7 @@ def test_a_stated_target_is_looked_at_at_the_slow_end() -> None:
     asked = dataclasses.replace(
         question(rate=2.0), objective=Objective.END_TO_END, min_quality=70.0, max_latency_s=limit_s
     )
-    tight = api.plan(asked)
+    tight = plans.plan(asked)
     band = present(tight.band)
     assert tight.plan.felt_s <= limit_s
     assert band.slow_s <= limit_s or present(band.kept_for).gpus > tight.plan.gpus

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.brute_force import instance, wanted_quality
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.deployer import Deployer

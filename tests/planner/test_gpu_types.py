@@ -14,8 +14,8 @@ from benchmarks.brute_force import instance, kinds, wanted_quality
 from penstock.planner_service.deployment import mixed
 from penstock.planner_service.deployment.mixed import GpuTypes
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import FileError, read_site
-from penstock.planner_service.files import site_of as question_site
+from penstock.planner_service.files.site import read_site
+from penstock.planner_service.files.site import site_of as question_site
 from penstock.planner_service.question.planning_options import GpuBudget
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
 from penstock.planner_service.routing.goals import cheapest, least_latency
@@ -24,6 +24,7 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.tier import serve
+from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.planning import Cascade, CascadeTier, Cluster, Gpu, GpuType, Model, Objective

@@ -30,7 +30,7 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica
 from penstock.planner_service.simulator.tier import alone_latency, assign, serve
-from penstock.question_files import FileError
+from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel

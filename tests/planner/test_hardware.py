@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner_service.files import catalogue, gpu_of_catalogue, model_of_catalogue
-from penstock.planner_service.files.hardware import gpu_spec, model_spec
+from penstock.planner_service.files.catalogue import catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, gpu_spec, model_of_catalogue, model_spec
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.question.step_times import step_times
 from penstock.planner_service.simulator import Replica

@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 from penstock.planner_service.codecs.plan_file import read_plan
-from penstock.planner_service.files import FileError, read_quality
+from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Proof
 from penstock.planner_service.simulator import Dispatch
+from penstock.question_files.errors import FileError
 from penstock.services.acceptance.long_answers import LongAnswersAccepted
 from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules, LongAnswers

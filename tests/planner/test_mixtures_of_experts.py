@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.planner_service.deployment.search import LatencyTable
-from penstock.planner_service.files import catalogue, gpu_of_catalogue, model_of_catalogue
-from penstock.planner_service.files.hardware import model_spec
+from penstock.planner_service.files.catalogue import catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue, model_spec
 from penstock.planner_service.files.profiles import Profile, read_profile, write_profile
 from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, serve

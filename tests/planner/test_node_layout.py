@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.plan_plots import MOST_ROWS, plot_nodes
-from penstock.planner_service.files import gpu_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue
 from penstock.planner_service.manifests.node_layout import node_layout
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
 from penstock.types.deployments import ReplicaGroup

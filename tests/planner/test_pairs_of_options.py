@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.planner_service import api
+from penstock.planner_service.api import plans
 from penstock.planner_service.planning.sweep import Axis
 from penstock.planner_service.question.exclusions import (
     AT_ONCE,
@@ -127,11 +127,11 @@ class Option:
 
     name: str
     change: Change
-    honoured: Callable[[api.Planned], Any] = lambda _: True
+    honoured: Callable[[plans.Planned], Any] = lambda _: True
     needs: Change = field(default_factory=dict)
 
 
-def _ruled(name: str, honoured: Callable[[api.Planned], Any] = lambda _: True, **values: Any) -> Option:
+def _ruled(name: str, honoured: Callable[[plans.Planned], Any] = lambda _: True, **values: Any) -> Option:
     return Option(name, {f"rules.{rule}": value for rule, value in values.items()}, honoured)
 
 
@@ -143,7 +143,7 @@ def _meant(objective: Objective) -> Option:
     return Option(f"objective: {objective}", {"objective": objective}, lambda p: p.plan.objective is objective)
 
 
-def is_unjudged(planned: api.Planned) -> bool:
+def is_unjudged(planned: plans.Planned) -> bool:
     """Whether one model or a predictor decides."""
     return len(planned.plan.tiers) == 1 or planned.plan.is_routed
 
@@ -214,12 +214,12 @@ def asked(change: Change) -> tuple[PlanningQuestion, Files]:
     )
 
 
-def planned(change: Change) -> api.Planned | str:
+def planned(change: Change) -> plans.Planned | str:
     """The plan; or the field for which the table refuses the question, before anything is tried."""
     question, files = asked(change)
     tried = list[int]()
     try:
-        return api.plan(question, tried.append, for_slos=files.slos)
+        return plans.plan(question, tried.append, for_slos=files.slos)
     except InvalidRequest as error:
         (problem,) = error.problems
         assert not tried, f"refused in the search: {problem}"
@@ -234,7 +234,7 @@ def said(row: Exclusion, problem: str) -> bool:
     return problem.startswith(before) and problem.endswith(after)
 
 
-def is_sound(result: api.Planned) -> bool:
+def is_sound(result: plans.Planned) -> bool:
     """Whether a plan has the quality and the latency that were asked for and that a simulation of it has, and no rules that
     were not asked for, but for those by which prompts are routed."""
     options, plan = result.options, result.plan
@@ -281,7 +281,7 @@ def test_names_of_the_table_are_those_of_questions() -> None:
 )
 def test_a_sweep_is_refused_by_the_table(axis: Axis, change: Change, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        api.sweep(asked(change)[0], axis, [50.0], lambda *_: pytest.fail("it has begun to plan"))
+        plans.sweep(asked(change)[0], axis, [50.0], lambda *_: pytest.fail("it has begun to plan"))
     assert [problem.field for problem in caught.value.problems] == [field]
 
 

@@ -10,14 +10,17 @@ import pytest
 import yaml
 
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import FileError, read_quality, read_site, read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.files.profiles import Profile, write_profile
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, Replica
+from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ReplicaShape, fit, roofline
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from tests.conftest import ROOT

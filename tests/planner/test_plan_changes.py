@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.planner_service import api
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.api import plans
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.planning.sweep import Axis, SweepPoint, check_sweep, sweep_values
 from penstock.planner_service.planning.verdict import next_step, verdict
 from penstock.planner_service.question.site import Demand, Site
@@ -39,7 +39,7 @@ def test_a_sweep_has_a_plan_or_a_reason_for_every_value() -> None:
     asked = question(min_quality=80, allow_overload=False)
 
     def points(axis: Axis, *values: float) -> Sequence[SweepPoint]:
-        return api.sweep(asked, axis, values, lambda *_: None).points
+        return plans.sweep(asked, axis, values, lambda *_: None).points
 
     rates = points(Axis.RATE, 2.5, 5.0, 5000.0)
     assert [point.plan is None for point in rates] == [False, False, True]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock.planner_service.api import planned_site
+from penstock.planner_service.api.simulations import planned_site
 from penstock.planner_service.codecs.plan_file import read_plan
-from penstock.planner_service.files import site_of
+from penstock.planner_service.files.site import site_of
 from penstock.planner_service.simulator.speculation import known_models
 from penstock.question_files.questions import load_cluster, load_models
 from penstock.services.domain.errors import InvalidRequest

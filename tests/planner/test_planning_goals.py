@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from penstock.planner_service.files import read_quality, read_site, read_trace
+from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.files.quality import read_quality
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.horizon import ENOUGH_LATENCIES, plan_over_horizon
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.demand import continued, demand_of, draw_demand

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from benchmarks.brute_force import exhaustive_latency, kinds
 from penstock.planner_service.deployment.saturation import saturated_per_s
 from penstock.planner_service.deployment.search import LatencyTable
-from penstock.planner_service.files import FileError, read_trace, trace_of, workload_of
+from penstock.planner_service.files.measured import read_trace, trace_of, workload_of
 from penstock.planner_service.question.demand import demand_of, draw_demand, workload_digest
 from penstock.planner_service.question.site import Demand
 from penstock.planner_service.replay.slo_simulation import fewest_gpus, simulate_slos
 from penstock.planner_service.routing.grading import Arrivals, Grading, tier_load
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload
+from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel

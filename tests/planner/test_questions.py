@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock import AsyncPlannerClient, CascadePlan, FileError, PlanningQuestion, load_question
 from penstock.cli.main import app
 from penstock.mapper import from_message, to_message
-from penstock.planner_service import api
+from penstock.planner_service.api import plans
 from penstock.planner_service.codecs.plan_file import plan_from_json, plan_to_json
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
@@ -174,7 +174,7 @@ def test_what_a_file_cannot_say_is_named_with_the_file(tmp_path: Path, fields: d
 def test_every_unsound_field_is_named_as_the_question_has_it(path: str, value: Any, field: str) -> None:
     """By whoever is asked: all call this."""
     with pytest.raises(InvalidRequest) as caught:
-        api.plan(_with(question(min_quality=80), path.replace("[", ".").replace("]", "").split("."), value))
+        plans.plan(_with(question(min_quality=80), path.replace("[", ".").replace("]", "").split("."), value))
     assert field in [problem.field for problem in caught.value.problems]
 
 
@@ -198,7 +198,7 @@ def test_a_range_is_what_it_says(most: float, above: bool, below: bool, value: f
 
 def test_plan_files_come_back_as_they_went() -> None:
     """Of a plan with all that it may have, but for the comparison; of an earlier version, without what it did not say."""
-    plan = api.plan(question(min_quality=75, max_tiers=2, allow_overload=False)).report()
+    plan = plans.plan(question(min_quality=75, max_tiers=2, allow_overload=False)).report()
     content = json.loads(json.dumps(plan_to_json(plan)))
     sent = to_message(plan, pb.CascadePlan)
     assert to_message(plan_from_json(content, "plan"), pb.CascadePlan) == sent

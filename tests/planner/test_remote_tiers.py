@@ -15,7 +15,7 @@ from benchmarks.brute_force import wanted_quality
 from penstock.cli.main import app
 from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files import FileError, read_site
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.manifests.render import mesh_file, planned_tiers
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.planning_options import GpuBudget
@@ -30,6 +30,7 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Workload
 from penstock.planner_service.simulator.remote import RemoteTier
+from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.planner.test_gpu_types import Priced, brute_force, typed_instance

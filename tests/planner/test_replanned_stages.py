@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.mapper import from_message, to_message
-from penstock.planner_service.files import measured_of, workload_of
+from penstock.planner_service.files.measured import measured_of, workload_of
 from penstock.planner_service.live import solver
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.planner_service.live.replan_job import ReplanJob

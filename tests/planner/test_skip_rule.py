@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.skip_rule import cheapest_rule, mean_cost
 from penstock.planner_service.codecs.plan_file import read_plan
-from penstock.planner_service.files import read_quality
+from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS, calibration_error, train
 from penstock.planner_service.routing.quality import route
 from penstock.services.domain.errors import InvalidRequest

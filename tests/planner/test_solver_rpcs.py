@@ -17,7 +17,8 @@ from grpc import aio
 from penstock import AsyncPlannerClient, CascadePlan, DeployedTier, Deployment, PlanProgress, Unreachable
 from penstock.client import errors
 from penstock.mapper import to_message
-from penstock.planner_service import api
+from penstock.planner_service.api import plans
+from penstock.planner_service.api.simulations import deployment_of
 from penstock.planner_service.live.solver import METHODS
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.proto.planner.v1 import planner_pb2_grpc
@@ -91,13 +92,13 @@ async def test_the_service_plans_what_the_library_plans_and_the_simulation_agree
 ) -> None:
     """Every figure of the plan is the same; its deployment has the plan's latency when it is simulated."""
     plan = await planned(planner, asked)
-    library = api.plan(asked)
+    library = plans.plan(asked)
     sent = to_message(but_for_time(library.report()), pb.CascadePlan)
     assert to_message(but_for_time(plan), pb.CascadePlan) == sent
     if plan.candidates is not None:
         assert (plan.candidates.tiers, plan.candidates.cascades) == (TIERS, 6)
         return
-    deployment = api.deployment_of(plan)
+    deployment = deployment_of(plan)
     replayed = await planner.simulate_deployment(asked, deployment)
     assert replayed.end_to_end_s.p95 == plan.end_to_end_p95_s
     assert replayed.user_latency_s == plan.user_latency_s

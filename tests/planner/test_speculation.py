@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from benchmarks.drafted_batches import last_paying_batch, simulated
-from penstock.planner_service.files import FileError, read_site
 from penstock.planner_service.files.profiles import Profile, write_profile
+from penstock.planner_service.files.site import read_site
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.speculation import SimulatedDrafter, known_models, speculating_latency
 from penstock.planner_service.simulator.tier import serve
 from penstock.planner_service.simulator.workload import Workload
+from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from penstock.services.domain.latency import StepLoad

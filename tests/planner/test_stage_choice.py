@@ -9,7 +9,7 @@ import penstock.planner_service.stages.replay as stage_replay
 from penstock.mapper import to_message
 from penstock.planner_service.codecs import proto_codec
 from penstock.planner_service.codecs.proto_codec import completed
-from penstock.planner_service.files import measured_of, trace_of
+from penstock.planner_service.files.measured import measured_of, trace_of
 from penstock.planner_service.live import solver
 from penstock.planner_service.live.replanner import with_verdict
 from penstock.planner_service.live.solver_pool import SolverPool, SolverTimedOut

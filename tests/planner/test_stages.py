@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.planner_service.files import read_replica
 from penstock.planner_service.files.profiles import (
     IDENTIFIED,
     Profile,
@@ -21,6 +20,7 @@ from penstock.planner_service.files.profiles import (
     read_profile,
     write_profile,
 )
+from penstock.planner_service.files.stage_replica import read_replica
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.simulator.loop import serve_cluster

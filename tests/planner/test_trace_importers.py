@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.planner_service.files import FileError, read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.trace_importers import ImportedTrace, from_litellm, from_openai, from_vllm
+from penstock.question_files.errors import FileError
 
 HEAD = "(APIServer pid=1) INFO {} [logger.py:49] "
 TRAP = (

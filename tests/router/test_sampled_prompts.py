@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 import penstock
-from penstock.planner_service.files import read_quality
+from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.telemetry.recorders import HELD_PROMPTS, PromptSampler

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
-from penstock.planner_service.files import read_trace
+from penstock.planner_service.files.measured import read_trace
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.telemetry.recorders import HELD_REQUESTS, RequestRecorder
 from penstock.router_service.telemetry.sampling import WindowSampler

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock.planner_service.files import judged_for, site_of, workload_of
+from penstock.planner_service.files.measured import workload_of
+from penstock.planner_service.files.quality import judged_for
+from penstock.planner_service.files.site import site_of
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.types.planning import (

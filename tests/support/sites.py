@@ -1,6 +1,6 @@
 """Clusters with a cascade on them."""
 
-from penstock.planner_service.files import gpu_of_catalogue, model_of_catalogue
+from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.question.site import Site
 from penstock.services.domain.hardware import ClusterSpec
 
