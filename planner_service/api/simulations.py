@@ -64,7 +64,7 @@ def simulate_on(
         judged_for(quality, site),
         requests=min(REPLAYED, len(arrivals)) if drawn.requests is None else drawn.requests,
         seed=drawn.seed,
-        lengths=drawn.lengths.value,
+        lengths=drawn.lengths,
         rate=drawn.rate,
     )
     rules = _rules(deployment, demand, drawn)

@@ -88,10 +88,11 @@ def _shape_problems(model: Model, at: str) -> Iterator[FieldProblem]:
         yield FieldProblem(
             f"{at}.bytes_per_parameter", f"is needed with arithmetic {model.arithmetic}: what weights take"
         )
-    given = {name: getattr(model, name) for name in ("experts", "experts_per_token", "expert_parameters")}
-    missing = [name for name, value in given.items() if value is None]
-    if missing and len(missing) < len(given):
-        yield FieldProblem(f"{at}.{missing[0]}", f"is needed with {' and '.join(n for n in given if n not in missing)}")
+    of_experts = ("experts", "experts_per_token", "expert_parameters")
+    given = [name for name in of_experts if getattr(model, name) is not None]
+    if 0 < len(given) < len(of_experts):
+        missing = next(name for name in of_experts if name not in given)
+        yield FieldProblem(f"{at}.{missing}", f"is needed with {' and '.join(given)}")
         return
     if model.experts and model.experts_per_token and model.experts_per_token > model.experts:
         yield FieldProblem(

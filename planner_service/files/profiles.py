@@ -8,6 +8,7 @@ the `samples` it was fitted to, each [tokens, context_tokens, pairs, longest_gap
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,10 +29,6 @@ from penstock.types.plans import QoeModel
 NORMAL_95 = 1.96  # standard errors on either side of a 95 % interval
 IDENTIFIED = 0.1
 """D4 is identified where its uncertainty is at most this share of the cost; else its value is not to be relied on."""
-
-
-class ProfileError(Exception):
-    """A profile file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ def context_uncertainty(model: QoeModel, samples: Sequence[tuple[BatchLoad, floa
     others, tokens = table[:, :4] / np.maximum(np.abs(table[:, :4]).max(axis=0), 1e-300), table[:, 4]
     own = tokens - others @ np.linalg.lstsq(others, tokens, rcond=None)[0]
     if len(samples) <= table.shape[1] or np.linalg.norm(own) <= 1e-9 * np.linalg.norm(tokens):
-        return float("inf")
+        return math.inf
     noise = float(np.sum(qoe_errors(model, samples) ** 2)) / (len(samples) - table.shape[1])
     return float(NORMAL_95 * np.sqrt(noise) / np.linalg.norm(own) * tokens.mean())
 
@@ -132,28 +129,21 @@ def _qoe_fields(qoe: QoeModel, profile: Profile) -> dict[str, Any]:
 
 
 def read_profile(path: Path) -> Profile:
-    """ProfileError says what is wrong with the file."""
+    """FileError says what is wrong with the file."""
     try:
         replica = replica_of(load_replica(path), str(path))
         content = json.loads(path.read_text())
         samples = tuple((StepLoad(int(t), int(c), float(p), int(g)), float(s)) for t, c, p, g, s in content["samples"])
         about = (content["model"], content["engine"], content["machine"])
         profile = Profile(*about, replica, samples, float(content["mean_error"]), content.get("held_out_error"))
-        kv_bytes, batches = float(content.get("kv_bytes_per_token", 0.0)), content.get("qoe")
-        if batches is None:
-            return replace(profile, kv_bytes_per_token=kv_bytes)
+        profile = replace(profile, kv_bytes_per_token=float(content.get("kv_bytes_per_token", 0.0)))
+        if (batches := content.get("qoe")) is None:
+            return profile
         qoe = QoeModel(*(float(batches[name]) for name in QoeModel.__slots__))
-        uncertainty = None
-        if "context_uncertainty" in batches:
-            uncertainty = float("inf" if batches["context_uncertainty"] is None else batches["context_uncertainty"])
-        return replace(
-            profile,
-            qoe=qoe,
-            qoe_error=float(batches["mean_error"]),
-            kv_bytes_per_token=kv_bytes,
-            context_uncertainty=uncertainty,
-        )
-    except FileError as error:
-        raise ProfileError(str(error)) from None
+        profile = replace(profile, qoe=qoe, qoe_error=float(batches["mean_error"]))
+        if "context_uncertainty" not in batches:
+            return profile
+        uncertainty = batches["context_uncertainty"]
+        return replace(profile, context_uncertainty=math.inf if uncertainty is None else float(uncertainty))
     except (KeyError, TypeError, ValueError, AttributeError, InvalidRequest) as error:
-        raise ProfileError(f"{path}: not a profile: {error!r}") from None
+        raise FileError(f"{path}: not a profile: {error!r}") from None

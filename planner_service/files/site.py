@@ -1,6 +1,7 @@
 """The site of a question, checked: what fields of cluster and cascade mean together."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from penstock.types.ranges import range_problems
 
 MAX_DRAFTERS = 4  # of one tier: every subset of them is a chain to compare
 MAX_NAME = 40  # of a type of GPU
-NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-.")
+NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 OF_JUDGE_MODELS = ("replicas", "pass_s", "token_s", "max_batch", "max_batch_tokens")
+OF_REMOTE_TIERS = ("dollars_per_million_input_tokens", "dollars_per_million_output_tokens", "first_token_s", "token_s")
 OF_GRADING_TIERS = ("question_tokens", "reply_tokens")
 
 
@@ -78,7 +80,7 @@ def cluster_types(cluster: Cluster) -> tuple[ClusterSpec, ...]:
         raise invalid(at, "missing: at least one type of GPU is needed")
     names = [one.name or one.gpu.name for one in types]
     for i, (one, name) in enumerate(zip(types, names, strict=True)):
-        if one.name and not _is_name(one.name):
+        if one.name and not (len(one.name) <= MAX_NAME and NAME.fullmatch(one.name)):
             raise invalid(f"{at}[{i}].name", f"must be 1 to {MAX_NAME} characters of a-z, 0-9, - and .")
         if len(types) > 1 and not name:
             raise invalid(f"{at}[{i}].name", "is needed for a GPU that has no name")
@@ -91,10 +93,6 @@ def cluster_types(cluster: Cluster) -> tuple[ClusterSpec, ...]:
         called = name if len(types) > 1 else ""
         specs.append(ClusterSpec(gpu, one.nodes, one.gpus_per_node, link, one.dollars_per_gpu_hour, called))
     return tuple(specs)
-
-
-def _is_name(name: str) -> bool:
-    return len(name) <= MAX_NAME and NAME_CHARACTERS.issuperset(name) and name[0].isalnum() and name[-1].isalnum()
 
 
 def _cascade_problems(cascade: Cascade, types: Sequence[ClusterSpec]) -> Iterator[tuple[str, str]]:
@@ -125,12 +123,7 @@ def _tier_problems(tier: CascadeTier, types: Sequence[ClusterSpec], at: str) -> 
             yield f"{at}.model", "must be a name for a remote tier"
         if any(each.dollars_per_gpu_hour is None for each in types):
             yield f"{at}.remote", "the cluster needs dollars_per_gpu_hour, which prices of tokens are added to"
-        for name in (
-            "dollars_per_million_input_tokens",
-            "dollars_per_million_output_tokens",
-            "first_token_s",
-            "token_s",
-        ):
+        for name in OF_REMOTE_TIERS:
             if getattr(tier.remote, name) is None:
                 yield f"{at}.remote.{name}", "missing"
     if len(drafters) > MAX_DRAFTERS:
@@ -195,18 +188,15 @@ def _speculation(tier: CascadeTier, at: str) -> TierSpeculation:
 
 def _measured(replicas: Sequence[MeasuredReplica], types: Sequence[ClusterSpec], at: str) -> tuple[Replica, ...]:
     """Replicas on the types of GPU that they were measured on. InvalidRequest where that is none of the cluster's."""
-    on_types = []
+    if len(types) == 1:
+        return tuple(replica_of(measured, f"{at}[{j}]") for j, measured in enumerate(replicas))
+    names = {kind.gpu.name: kind.name for kind in reversed(types)}  # of types with the same GPU the first
     for j, measured in enumerate(replicas):
-        if len(types) == 1:
-            on_types.append(replica_of(measured, f"{at}[{j}]"))
-            continue
-        kind = next((each for each in types if each.gpu.name == measured.gpu), None)
-        if kind is None:
+        if measured.gpu not in names:
             gpus = ", ".join(each.gpu.name for each in types)
             problem = f"measured on '{measured.gpu}', which is none of the cluster's GPUs: {gpus}"
             raise invalid(f"{at}[{j}].gpu", problem)
-        on_types.append(replica_of(measured, f"{at}[{j}]", kind.name))
-    return tuple(on_types)
+    return tuple(replica_of(each, f"{at}[{j}]", names[each.gpu]) for j, each in enumerate(replicas))
 
 
 def _grading(judge: CascadeJudge, tiers: Sequence[str]) -> Grading:

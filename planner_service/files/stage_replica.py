@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.planner_service.files.catalogue import catalogue
 from penstock.planner_service.files.hardware import engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
-from penstock.planner_service.files.profiles import IDENTIFIED, ProfileError, fit_qoe, read_profile
+from penstock.planner_service.files.profiles import IDENTIFIED, fit_qoe, read_profile
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.stages.profile import batches_of
 from penstock.question_files.errors import FileError
@@ -30,10 +30,7 @@ def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> 
     Where batches were not measured, the QoE model is fitted to those that the step times make of the trace's requests.
     """
     if profile is not None:
-        try:
-            result = read_profile(profile)
-        except ProfileError as error:
-            raise FileError(str(error)) from None
+        result = read_profile(profile)
         qoe = result.qoe or fit_qoe(batches_of(result.replica, work))
         source = f"{result.model} as measured on {result.machine}"
         if result.context_uncertainty is not None and result.context_uncertainty > IDENTIFIED:

@@ -47,8 +47,9 @@ def plan_over_horizon(
 
     def drawn(count: int, nth: int) -> Demand:
         source = trace if options.requests is not None else continued(trace, count)
-        lengths, rate = options.lengths.value, options.rate
-        return demand_of(source, judged, requests=count, seed=options.seed + nth, lengths=lengths, rate=rate)
+        return demand_of(
+            source, judged, requests=count, seed=options.seed + nth, lengths=options.lengths, rate=options.rate
+        )
 
     def planned(count: int) -> tuple[CascadePlan, Demand]:
         demand = drawn(count, 0)

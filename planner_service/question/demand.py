@@ -32,19 +32,11 @@ def demand_of(
     demand = draw_demand(judged, arrival_s, seed)
     if lengths == "quality":
         return Demand(judged, with_cached_share(demand.requests, part), arrival_s)
-    if lengths != "trace":
-        raise invalid("lengths", f"must be quality or trace, not {lengths}")
-    outputs = np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1)
-    drawn = JudgedSample(
-        judged.tiers,
-        part.input_tokens,
-        outputs,
-        demand.requests.scores,
-        demand.requests.predicted,
-        known_quality=demand.requests.known_quality,
-        refused=demand.requests.refused,
+    drawn = replace(
+        demand.requests,
+        input_tokens=part.input_tokens,
+        output_tokens=np.repeat(part.output_tokens[:, None], len(judged.tiers), axis=1),
         cached_tokens=part.cached_tokens if part.cached_tokens.any() else None,
-        drafts=judged.drafts,
     )
     return Demand(judged, drawn, arrival_s)
 
@@ -83,27 +75,21 @@ def continued(trace: Workload, requests: int) -> Workload:
     laps = -(-requests // len(trace)) + 1
     gap_s = 1 / trace.rate_per_s if trace.rate_per_s > 0 else 0.0
     lap_s = float(trace.arrival_s[-1] - trace.arrival_s[0]) + gap_s
-    rows = np.tile(np.arange(len(trace)), laps)
-    arrival_s = trace.arrival_s[rows] + np.repeat(lap_s * np.arange(laps), len(trace))
-    return Workload(
-        arrival_s, trace.input_tokens[rows], trace.output_tokens[rows], trace.priority[rows], trace.cached_tokens[rows]
-    )
+    laid = trace.subset(np.tile(np.arange(len(trace)), laps))
+    return replace(laid, arrival_s=laid.arrival_s + np.repeat(lap_s * np.arange(laps), len(trace)))
 
 
 def workload_digest(demand: Demand) -> str:
     """Of what was planned for: equal digests, equal judged prompts, requests and arrivals."""
     digest = hashlib.sha256()
-    for sample in (demand.judged, demand.requests):
-        for values in (
-            sample.input_tokens,
-            sample.output_tokens,
-            sample.scores,
-            sample.known_quality,
-            sample.cached_tokens,
-        ):
-            if values is not None:
-                digest.update(np.ascontiguousarray(values).tobytes())
-    digest.update(np.ascontiguousarray(demand.arrival_s).tobytes())
+    columns = [
+        getattr(sample, name)
+        for sample in (demand.judged, demand.requests)
+        for name in ("input_tokens", "output_tokens", "scores", "known_quality", "cached_tokens")
+    ]
+    for values in (*columns, demand.arrival_s):
+        if values is not None:
+            digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -30,19 +30,14 @@ def planned_speculation(site: Site, tier: int, replicas: Sequence[tuple[Replica,
             max_running=site.limits.max_running,
             max_window=speculation.max_window,
         )
-        choices = tuple(
-            DraftChoice(choice.replies, (), 0)
-            if choice.candidate is None
-            else DraftChoice(
-                choice.replies, tuple(models[m].model for m in choice.candidate.chain), choice.candidate.window
-            )
-            for choice in chosen
-        )
-        memory = sum(
-            spec.weight_bytes + replica.kv_tokens * spec.kv_bytes_per_token for spec, _ in speculation.drafters
-        )
-        shape = replica.shape
-        drafts.append(ReplicaDrafts(shape.tp, shape.pp, memory / 1e9, choices, shape.gpu, shape.ep, shape.attn_dp))
+        choices = []
+        for choice in chosen:
+            chain, window = ((), 0) if choice.candidate is None else (choice.candidate.chain, choice.candidate.window)
+            choices.append(DraftChoice(choice.replies, tuple(models[m].model for m in chain), window))
+        specs, shape = [spec for spec, _ in speculation.drafters], replica.shape
+        memory_gb = sum(spec.weight_bytes + replica.kv_tokens * spec.kv_bytes_per_token for spec in specs) / 1e9
+        of_shape = (shape.gpu, shape.ep, shape.attn_dp)
+        drafts.append(ReplicaDrafts(shape.tp, shape.pp, memory_gb, tuple(choices), *of_shape))
     return PlannedSpeculation(speculation.max_window, models, tuple(drafts))
 
 
@@ -62,12 +57,8 @@ def with_planned_drafters(site: Site, planned: Sequence[PlannedSpeculation | Non
         for j, name in enumerate(names):
             if name not in known:
                 there = ", ".join(known) or "none"
-                field = f"tiers[{i}].speculation.drafters[{j}].model"
-                problems.append(
-                    FieldProblem(
-                        field, f"'{name}' does not draft for tier '{site.tiers[i]}': in the models file, {there}"
-                    )
-                )
+                problem = f"'{name}' does not draft for tier '{site.tiers[i]}': in the models file, {there}"
+                problems.append(FieldProblem(f"tiers[{i}].speculation.drafters[{j}].model", problem))
         chosen = tuple(known[name] for name in names if name in known)
         speculation.append(replace(site.speculation_of(i), drafters=chosen, max_window=max_window))
     check(problems)

@@ -114,9 +114,6 @@ class Options(PlanOptions):
         least = 1 if self.min_tiers is None else self.min_tiers
         if not 1 <= least <= self.max_tiers:
             raise invalid("min_tiers", f"must be from 1 to max_tiers, {self.max_tiers}, not {least}")
-        cascades = 0
-        for count in range(least, self.max_tiers + 1):
-            cascades += math.comb(tiers, count)
-            if cascades > MOST_CASCADES:
-                sizes = f"{least} to {self.max_tiers} of {tiers} candidates"
-                raise invalid("max_tiers", f"{sizes} are more than {MOST_CASCADES} cascades: give fewer of either")
+        if sum(math.comb(tiers, count) for count in range(least, self.max_tiers + 1)) > MOST_CASCADES:
+            sizes = f"{least} to {self.max_tiers} of {tiers} candidates"
+            raise invalid("max_tiers", f"{sizes} are more than {MOST_CASCADES} cascades: give fewer of either")

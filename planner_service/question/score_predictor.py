@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, sparse
+from scipy import optimize, sparse, stats
 
 from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.services.domain.errors import invalid
@@ -109,7 +109,7 @@ def _held_out_logits(
     matrix: sparse.csr_matrix, labels: Floats, fold: Ints, penalties: Sequence[float]
 ) -> tuple[Floats, float]:
     """(logits of each prompt by the model of the other folds, the penalty with the least loss)."""
-    best: tuple[float, float, Floats] | None = None
+    fits = list[tuple[float, float, Floats]]()
     parts = [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(FOLDS)]
     matrices = [(matrix[others], matrix[own]) for others, own in parts]
     begins: list[Floats | None] = [None] * FOLDS
@@ -119,10 +119,9 @@ def _held_out_logits(
             fitted = _fit(matrices[number][0], labels[others], penalty, begins[number])
             begins[number], logits[own] = fitted, matrices[number][1] @ fitted
         loss = float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
-        if best is None or loss < best[0]:
-            best = loss, penalty, logits
-    assert best is not None
-    return best[2], best[1]
+        fits.append((loss, penalty, logits))
+    _, penalty, logits = min(fits, key=lambda fit: fit[0])  # of equals the first
+    return logits, penalty
 
 
 def _fit(matrix: sparse.csr_matrix, labels: Floats, penalty: float, begin: Floats | None = None) -> Floats:
@@ -171,18 +170,15 @@ def _log_loss(share: Floats, labels: Floats) -> float:
 
 def _auc(logits: Floats, labels: Floats) -> float:
     """The probability that of two prompts with different scores the one with the higher score has the higher logit."""
-    order = np.argsort(logits, kind="stable")
-    sorted_labels = labels[order]
+    ranks = stats.rankdata(logits)
     right = pairs = 0.0
-    ahead = np.sort(labels)
+    distinct = np.unique(labels)
     # over a grid of cuts of the labels, each an ordinary AUC, weighted by its pairs
-    for cut in np.unique(ahead)[1:] if len(np.unique(ahead)) <= 20 else np.quantile(ahead, np.linspace(0.05, 0.95, 19)):
-        good = sorted_labels >= cut
+    for cut in distinct[1:] if len(distinct) <= 20 else np.quantile(labels, np.linspace(0.05, 0.95, 19)):
+        good = labels >= cut
         positive, negative = int(good.sum()), int((~good).sum())
         if not positive or not negative:
             continue
-        _, inverse, counts = np.unique(logits[order], return_inverse=True, return_counts=True)
-        ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
         right += float(ranks[good].sum()) - positive * (positive + 1) / 2
         pairs += positive * negative
     return right / pairs if pairs else 0.5

@@ -1,5 +1,6 @@
 """What a cascade is planned for: where it is to run, and what it is to serve. No I/O."""
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -109,12 +110,9 @@ class Site:
             measured = next((r for r in self.measured[tier] if r.shape == shape), None)
             if measured is None:
                 return None, f"{self.tiers[tier]} has no profile for {shape}"
-            room = measured.request_tokens
-            if room < longest_tokens:
-                return (
-                    None,
-                    f"{self.tiers[tier]} was measured with KV for {room} tokens, a request has {longest_tokens}",
-                )
+            if (room := measured.request_tokens) < longest_tokens:
+                reason = f"{self.tiers[tier]} was measured with KV for {room} tokens, a request has {longest_tokens}"
+                return None, reason
             return measured, ""
         model, kind = self.models[tier], self.type_of(shape)
         if kind is None:
@@ -155,7 +153,7 @@ class Site:
             measured=_at(self.measured, tiers),
             speculation=speculation if any(one.drafters for one in speculation) else (),
             grading=grading,
-            remotes=remotes if any(one is not None for one in remotes) else (),
+            remotes=remotes if any(remotes) else (),
             draft_acceptance=_at(self.draft_acceptance, tiers),
         )
 
@@ -258,13 +256,9 @@ def with_drafts(judged: JudgedSample, site: Site) -> JudgedSample:
         return judged
     drafts = []
     for tier, acceptance in enumerate(site.draft_acceptance):
-        tokens = (judged.input_tokens + judged.output_tokens[:, tier]).max()
-        means = (
-            float(judged.input_tokens.mean()),
-            float(judged.output_tokens[:, tier].mean()),
-            float(judged.cached.mean()),
-        )
-        kinds = replica_kinds(site, tier, site.gpus, int(tokens))[0] if tier and acceptance else []
+        inputs, outputs = judged.input_tokens, judged.output_tokens[:, tier]
+        means = [float(tokens.mean()) for tokens in (inputs, outputs, judged.cached)]
+        kinds = replica_kinds(site, tier, site.gpus, int((inputs + outputs).max()))[0] if tier and acceptance else []
         served = {
             window: max(kind.capacity_per_s(*means, window, acceptance) / kind.shape.gpus for kind in kinds)
             for window in range(MOST_VERIFIED + 1 if kinds else 0)
@@ -277,20 +271,18 @@ def replica_kinds(site: Site, tier: int, gpus: int, longest_tokens: int) -> tupl
     """(the replicas that a tier can have on so many GPUs, why the last shape that failed did not fit)."""
     kinds, reason = [], ""
     for cluster in site.types:
-        tp = 1
-        while tp <= cluster.gpus_per_node:
-            for pp in PIPELINES:
-                plain = ReplicaShape(tp, pp, cluster.name)
-                if plain.gpus > min(gpus, cluster.gpus):
-                    continue
-                shapes = (plain, *_variants(site, tier, plain))
-                for shape in (each for each in shapes if has_one_batch(each) or not site.one_batch):
-                    replica, why = site.replica(tier, shape, longest_tokens)
-                    if replica is not None:
-                        kinds.append(replica)
-                    elif shape == plain:
-                        reason = why
-            tp *= 2
+        widths = (1 << power for power in range(cluster.gpus_per_node.bit_length()))
+        for tp, pp in itertools.product(widths, PIPELINES):
+            plain = ReplicaShape(tp, pp, cluster.name)
+            if plain.gpus > min(gpus, cluster.gpus):
+                continue
+            shapes = (plain, *_variants(site, tier, plain))
+            for shape in (each for each in shapes if has_one_batch(each) or not site.one_batch):
+                replica, why = site.replica(tier, shape, longest_tokens)
+                if replica is not None:
+                    kinds.append(replica)
+                elif shape == plain:
+                    reason = why
     return kinds, reason
 
 

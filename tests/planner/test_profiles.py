@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.planner_service.files.profiles import (
     IDENTIFIED,
-    ProfileError,
     context_uncertainty,
     fit_qoe,
     read_profile,
     write_profile,
 )
+from penstock.question_files import FileError
 from penstock.services.clock import SystemClock
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
@@ -144,9 +144,9 @@ def test_a_profile_from_the_command_line_and_back(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["profile", str(tmp_path)]).exit_code == 2
     for text, said in (("{}", "format"), ("[]", "not a profile"), ("{", "not a profile")):
         again.write_text(text)
-        with pytest.raises(ProfileError, match=said):
+        with pytest.raises(FileError, match=said):
             read_profile(again)
-    with pytest.raises(ProfileError, match="No such file"):
+    with pytest.raises(FileError, match="No such file"):
         read_profile(tmp_path / "no.json")
 
 
