@@ -54,23 +54,17 @@ class Planned:
     took_s: float
     band: types.LatencyBand | None = None
 
-    def report(self) -> types.CascadePlan:
-        """The plan as it is reported."""
-        return plan_report(self.plan, self.site, self.demand, self.options, self.took_s, band=self.band)
+    def report(self, step: types.NextStep | None = None) -> types.CascadePlan:
+        """The plan as it is reported. step: where it was computed."""
+        return plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step, self.band)
 
     def compared(self, classes: Sequence[WorkloadClass] = ()) -> types.CascadePlan:
         """The report with what more quality takes. classes: of requests, whose SLO attainment is reported."""
-        step = next_step(
-            self.plan,
-            self.offered,
-            self.options,
-            lambda demand, options: plan_cascade(self.candidates, demand, options),
-        )
-        report = plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step, band=self.band)
+        step = next_step(self.plan, self.offered, self.options, partial(plan_cascade, self.candidates))
         strategies = [tier.strategy for tier in self.plan.tiers]
         demand, seed = self.demand.under(self.plan.rules), self.options.seed
         slo = attainments(self.site, demand, self.plan.thresholds, strategies, classes, seed)
-        return dataclasses.replace(report, slo=slo)
+        return dataclasses.replace(self.report(step), slo=slo)
 
     def frontiers(self) -> tuple[Points, Points]:
         """See `planning.frontiers`."""
@@ -153,10 +147,7 @@ def plan_for(
         result, offered = plan_over_horizon(plan, site, trace, judged, options)
         return result, offered.under(under)
 
-    def band_of(plan: CascadePlan, demand: Demand) -> types.LatencyBand | None:
-        return latency_band(site, plan, demand)
-
-    (result, offered), band = over_band(planned(options), options, planned, band_of)
+    (result, offered), band = over_band(planned(options), options, planned, partial(latency_band, site))
     took_s = time.monotonic() - began
     if result.largest_alone is not None:
         options = dataclasses.replace(options, goal=Goal.COST, max_latency_s=result.largest_alone.limit_s)

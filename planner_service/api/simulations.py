@@ -84,11 +84,7 @@ def simulate_on(
 
 
 def simulate_plan(
-    file: PlanFile,
-    trace: Trace,
-    drawn: PlanOptions,
-    *,
-    classes: Sequence[WorkloadClass] = (),
+    file: PlanFile, trace: Trace, drawn: PlanOptions, *, classes: Sequence[WorkloadClass] = ()
 ) -> Simulation:
     """The plan of a file, on its own site, for a trace. drawn: how requests are, and distributed.
 
@@ -99,14 +95,7 @@ def simulate_plan(
     site = planned_site(file)
     quality = load_quality(file.inputs.quality, site.tiers)
     deployment = dataclasses.replace(deployment_of(file.plan), dispatch=drawn.dispatch)
-    return simulate_on(
-        site,
-        trace,
-        quality,
-        drawn,
-        deployment,
-        classes=classes,
-    )
+    return simulate_on(site, trace, quality, drawn, deployment, classes=classes)
 
 
 def planned_site(file: PlanFile) -> Site:

@@ -6,7 +6,7 @@ The fields are those of CascadePlan, but for the rules of tiers: those are lists
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,7 @@ class PlanFile:
     unsaid: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
-        return plan_to_json(self.plan) | {
-            "inputs": {one.name: getattr(self.inputs, one.name) for one in fields(PlanInputs)}
-        }
+        return plan_to_json(self.plan) | {"inputs": asdict(self.inputs)}
 
 
 def plan_inputs(file: QuestionFile, plan: CascadePlan) -> PlanInputs:
@@ -99,9 +97,8 @@ def plan_from_json(content: Any, where: str) -> CascadePlan:
             raise FileError(f"{where}: not a plan file: {name}: must be of {len(tiers) - 1} tiers, not {len(values)}")
         for tier, value in zip(tiers, (*values, None), strict=True):
             tier[field] = value
-    plan = value_from(
-        content | {"tiers": tiers}, pb.CascadePlan, CascadePlan, f"{where}: not a plan file", ignore_unknown=True
-    )
+    content["tiers"] = tiers
+    plan = value_from(content, pb.CascadePlan, CascadePlan, f"{where}: not a plan file", ignore_unknown=True)
     if problems := "; ".join(f"{problem.field}: {problem.problem}" for problem in _rule_problems(plan)):
         raise FileError(f"{where}: not a plan file: {problems}")
     return plan

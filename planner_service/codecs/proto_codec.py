@@ -72,29 +72,26 @@ def completed(request: pb.PlanStagesRequest, tier: TierPlan, workers: Sequence[I
             raise invalid("max_tokens", f"missing, and tier {tier.name} has no instance to tell its context")
         created.max_tokens = min(contexts) + 1
     if request.kv_bytes_per_token == 0:
-        created.kv_bytes_per_token = max(
-            (w.model.kv_bytes_per_token for w in workers if w.model is not None), default=0.0
-        )
+        held_bytes = (w.model.kv_bytes_per_token for w in workers if w.model is not None)
+        created.kv_bytes_per_token = max(held_bytes, default=0.0)
     if request.bandwidth_bytes_per_second == 0:
         measured = [w.load.kv_bytes_per_s for w in workers if w.load is not None and w.load.kv_bytes_per_s > 0]
         if not measured:
-            problem = (
-                f"missing, and no instance of tier {tier.name} has measured it: that takes two that can move requests"
-            )
-            raise invalid("bandwidth_bytes_per_second", problem)
+            why = f"no instance of tier {tier.name} has measured it: that takes two that can move requests"
+            raise invalid("bandwidth_bytes_per_second", f"missing, and {why}")
         created.bandwidth_bytes_per_second = statistics.median(measured)
     return created
 
 
 def _check_replay(request: pb.PlanStagesRequest) -> None:
     """InvalidRequest where fields do not go together."""
-    replayed = request.HasField("trace")
-    if replayed and not request.HasField("replica"):
-        raise invalid("replica", "missing: a trace is replayed on it")
-    if not replayed and request.HasField("replica"):
+    if request.HasField("trace"):
+        if not request.HasField("replica"):
+            raise invalid("replica", "missing: a trace is replayed on it")
+    elif request.HasField("replica"):
         raise invalid("trace", "missing: there is nothing to replay on the replica")
-    if not replayed and request.against:
+    elif request.against:
         raise invalid("trace", "missing: without a replay nothing is held against a layout")
-    if not replayed and request.publish:
+    elif request.publish:
         raise invalid("trace", "missing: only a layout that a replay favours is published")
     at_most(request.against, MAX_STAGES, "against", "stages")

@@ -10,11 +10,7 @@ from penstock.services.domain.errors import invalid
 
 
 def deployer_for(
-    site: Site,
-    demand: Demand,
-    *,
-    gpus: int | None,
-    **how: Unpack[DeployerOptions],
+    site: Site, demand: Demand, *, gpus: int | None, **how: Unpack[DeployerOptions]
 ) -> tuple[Deployer, dict[str, str]]:
     """(the deployment solver, tiers that fit nowhere with the reason)."""
     gpus = site.gpus if gpus is None else gpus

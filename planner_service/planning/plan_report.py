@@ -18,8 +18,7 @@ def plan_report(
     demand: Demand,
     options: Options,
     took_s: float,
-    step: types.NextStep | None = None,
-    *,
+    step: types.NextStep | None,
     band: types.LatencyBand | None,
 ) -> types.CascadePlan:
     """site, demand: of the tiers that the plan has. step: where it was computed. band: of estimated step times."""

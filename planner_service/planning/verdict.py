@@ -1,7 +1,8 @@
 """A plan in a sentence: what it takes of the cluster, what breaks first, what more quality would cost. No I/O."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 
 from penstock.planner_service.planning.cascade_choice import form_words
 from penstock.planner_service.planning.cascade_plan import CascadePlan
@@ -33,36 +34,34 @@ def next_step(plan: CascadePlan, demand: Demand, options: Options, planned: Plan
         more = planned(demand, requested)
     except Unreachable as error:
         return NextStep(quality, reason=str(error))
-    rates = more.rate_per_s, plan.rate_per_s
-    dollars = more.dollars_per_hour, plan.dollars_per_hour
-    return NextStep(
-        quality,
-        more.gpus - plan.gpus,
-        None if dollars[0] is None or dollars[1] is None else dollars[0] - dollars[1],
-        more.felt_s - plan.felt_s,
-        None if rates[0] is None or rates[1] is None else rates[0] - rates[1],
-    )
+    dollars = _difference(more.dollars_per_hour, plan.dollars_per_hour)
+    rate_per_s = _difference(more.rate_per_s, plan.rate_per_s)
+    return NextStep(quality, more.gpus - plan.gpus, dollars, more.felt_s - plan.felt_s, rate_per_s)
+
+
+def _difference(value: float | None, before: float | None) -> float | None:
+    return None if value is None or before is None else value - before
 
 
 def verdict(site: Site, plan: CascadePlan, step: NextStep | None = None) -> str:
     """`31 of 32 GPUs; medium breaks first, at 1.2x the rate; one point more quality costs 4 GPUs`."""
-    parts = [*_chosen(plan), _taken(site, plan), *_saved(plan), *_runner_up(plan), *_gap(plan)]
-    return "; ".join([*parts, *_breaks(plan), *_more(plan, step), *_assumed(plan)])
+    parts = (_chosen(plan), _taken(site, plan), _saved(plan), _runner_up(plan), _gap(plan))
+    return "; ".join(filter(None, (*parts, _breaks(plan), _more(plan, step), _assumed(plan))))
 
 
-def _chosen(plan: CascadePlan) -> Sequence[str]:
+def _chosen(plan: CascadePlan) -> str:
     """`small + large of 4 candidates`, `small or large by a predictor of 4 candidates`: the form, where it was chosen."""
     if plan.choice is None:
-        return []
+        return ""
     names = form_words([tier.name for tier in plan.tiers if tier.strategy.used], routed=plan.is_routed)
-    return [f"{names}{',' if plan.is_routed else ''} of {len(plan.choice.tiers)} candidates"]
+    return f"{names}{',' if plan.is_routed else ''} of {len(plan.choice.tiers)} candidates"
 
 
 def _taken(site: Site, plan: CascadePlan) -> str:
-    used: dict[str, int] = {}
+    used = Counter[str]()
     for tier in plan.tiers:
         for replica, count in tier.strategy.replicas:
-            used[replica.shape.gpu] = used.get(replica.shape.gpu, 0) + replica.shape.gpus * count
+            used[replica.shape.gpu] += replica.shape.gpus * count
     if site.more:
         taken = ", ".join(f"{used[each.name]} of {each.gpus} {each.name}" for each in site.types if each.name in used)
     else:
@@ -74,19 +73,19 @@ def _taken(site: Site, plan: CascadePlan) -> str:
     return taken if plan.dollars_per_hour is None else f"{taken} for {plan.dollars_per_hour:,.2f} dollars per hour"
 
 
-def _runner_up(plan: CascadePlan) -> Sequence[str]:
+def _runner_up(plan: CascadePlan) -> str:
     """`the runner-up, small + medium + large, takes 14 GPUs and 56.00 dollars per hour`."""
     if plan.choice is None or plan.goal is not Goal.COST or (other := plan.choice.runner_up) is None:
-        return []
-    return [f"the runner-up, {form_words(other.tiers, routed=other.routed)}, takes {_cost_words(other.cost)}"]
+        return ""
+    return f"the runner-up, {form_words(other.tiers, routed=other.routed)}, takes {_cost_words(other.cost)}"
 
 
-def _gap(plan: CascadePlan) -> Sequence[str]:
+def _gap(plan: CascadePlan) -> str:
     """`no plan costs less`, `no plan costs over 4.3 % less`."""
     gap = plan.solution.gap
     if plan.choice is None or plan.goal is not Goal.COST or gap is None or gap > MOST_GAP:
-        return []
-    return ["no plan costs less" if gap == 0 else f"no plan costs over {100 * gap:.2g} % less"]
+        return ""
+    return "no plan costs less" if gap == 0 else f"no plan costs over {100 * gap:.2g} % less"
 
 
 def _cost_words(cost: Cost) -> str:
@@ -94,48 +93,47 @@ def _cost_words(cost: Cost) -> str:
     return gpus if cost.dollars_per_hour is None else f"{gpus} and {cost.dollars_per_hour:,.2f} dollars per hour"
 
 
-def _saved(plan: CascadePlan) -> Sequence[str]:
+def _saved(plan: CascadePlan) -> str:
     """`5 GPUs fewer and 12.50 dollars per hour less than large alone, which takes 16 GPUs and 40.00 dollars per hour`."""
     if (alone := plan.largest_alone) is None:
-        return []
+        return ""
     if [tier.name for tier in plan.tiers if tier.strategy.used] == [alone.tier]:
-        return ["no cascade costs less than this model alone"]
+        return "no cascade costs less than this model alone"
     gpus = alone.cost.gpus - plan.gpus
     saved = [f"{abs(gpus)} GPU{'' if abs(gpus) == 1 else 's'} {'fewer' if gpus >= 0 else 'more'}"]
     if plan.dollars_per_hour is not None and alone.cost.dollars_per_hour is not None:
         dollars = alone.cost.dollars_per_hour - plan.dollars_per_hour
         saved.append(f"{abs(dollars):,.2f} dollars per hour {'less' if dollars >= 0 else 'more'}")
     assumed = ", more than there are" if alone.assumed else ""
-    return [f"{' and '.join(saved)} than {alone.tier} alone, which takes {_cost_words(alone.cost)}{assumed}"]
+    return f"{' and '.join(saved)} than {alone.tier} alone, which takes {_cost_words(alone.cost)}{assumed}"
 
 
-def _breaks(plan: CascadePlan) -> Sequence[str]:
-    if plan.load is None:
-        return []
-    if plan.load.offered_per_s < LEAST_LOAD * plan.load.sustained_per_s:
-        share = plan.load.offered_per_s / plan.load.sustained_per_s
-        return [f"warning: the rate is {share:.0%} of what these GPUs sustain, too little to choose by"]
-    if plan.load.overloaded:
-        return [
-            f"overloaded: {plan.load.tier} keeps up with {plan.load.sustained_per_s / plan.load.offered_per_s:.2f}x the rate"
-        ]
-    return [f"{plan.load.tier} breaks first, at {plan.load.sustained_per_s / plan.load.offered_per_s:.2g}x the rate"]
+def _breaks(plan: CascadePlan) -> str:
+    if (load := plan.load) is None:
+        return ""
+    if load.offered_per_s < LEAST_LOAD * load.sustained_per_s:
+        share = load.offered_per_s / load.sustained_per_s
+        return f"warning: the rate is {share:.0%} of what these GPUs sustain, too little to choose by"
+    times = load.sustained_per_s / load.offered_per_s
+    if load.overloaded:
+        return f"overloaded: {load.tier} keeps up with {times:.2f}x the rate"
+    return f"{load.tier} breaks first, at {times:.2g}x the rate"
 
 
-def _assumed(plan: CascadePlan) -> Sequence[str]:
-    return [f"{plan.cached_share:.0%} of the prompt tokens count as cached"] if plan.cached_share > 0 else []
+def _assumed(plan: CascadePlan) -> str:
+    return f"{plan.cached_share:.0%} of the prompt tokens count as cached" if plan.cached_share > 0 else ""
 
 
-def _more(plan: CascadePlan, step: NextStep | None) -> Sequence[str]:
+def _more(plan: CascadePlan, step: NextStep | None) -> str:
     if step is None:
-        return []
+        return ""
     if step.reason:
-        return [f"no plan has a quality of {step.min_quality:.1f}"]
+        return f"no plan has a quality of {step.min_quality:.1f}"
     what = f"{QUALITY_STEP:g} point more quality"
     if plan.goal is Goal.RATE and step.rate_per_s is not None:
-        return [f"{what} takes {-step.rate_per_s:.2g} requests/s off the rate"]
+        return f"{what} takes {-step.rate_per_s:.2g} requests/s off the rate"
     if plan.goal is Goal.COST:
         gpus = f"{abs(step.gpus)} {'more' if step.gpus >= 0 else 'fewer'} GPU{'' if abs(step.gpus) == 1 else 's'}"
         dollars = "" if step.dollars_per_hour is None else f" and {step.dollars_per_hour:,.2f} dollars per hour more"
-        return [f"{what} costs {gpus}{dollars}"]
-    return [f"{what} costs {max(0.0, step.latency_s):.2g} s of latency"]
+        return f"{what} costs {gpus}{dollars}"
+    return f"{what} costs {max(0.0, step.latency_s):.2g} s of latency"

@@ -51,12 +51,7 @@ def distinct_prompts(texts: Sequence[str]) -> Sequence[str]:
 
 
 def train(
-    texts: Sequence[str],
-    tiers: Sequence[str],
-    scores: Floats,
-    *,
-    seed: int = 1,
-    penalties: Sequence[float] = PENALTIES,
+    texts: Sequence[str], tiers: Sequence[str], scores: Floats, *, seed: int = 1, penalties: Sequence[float] = PENALTIES
 ) -> Trained:
     """Train on N prompts. scores (N, C), from 0 to 100: of each tier's answer. Equal texts are held out together.
 

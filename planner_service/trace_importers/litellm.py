@@ -1,13 +1,13 @@
 """The spend logs of LiteLLM."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from penstock.planner_service.trace_importers.imported import ImportedTrace, Row, trace_of
-from penstock.planner_service.trace_importers.log_files import is_csv, list_of, read_json, token_count
+from penstock.planner_service.trace_importers.log_files import Entry, is_csv, list_of, objects, read_json, token_count
 from penstock.question_files.csv_files import csv_rows
 from penstock.question_files.errors import FileError
 
@@ -55,18 +55,14 @@ def _cached_tokens(at: str, entry: Mapping[str, Any]) -> int:
     return 0
 
 
-def _entries(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(place, fields) of each row of a CSV file, or of each object of a JSON list."""
+def _entries(path: Path, names: tuple[str, ...]) -> Iterable[Entry]:
+    """Of a CSV file, or of a JSON list."""
     if is_csv(path):
-        yield from csv_rows(path, names)
-        return
+        return csv_rows(path, names)
     content = read_json(path)
-    wrapped = isinstance(content, dict)
-    for i, entry in enumerate(list_of(f"{path}: data", content, "data") if wrapped else content):
-        place = f"{path}: {'data' if wrapped else ''}[{i}]"
-        if not isinstance(entry, dict):
-            raise FileError(f"{place}: must be an object")
-        yield place, entry
+    if isinstance(content, dict):
+        return objects(f"{path}: data", list_of(f"{path}: data", content, "data"))
+    return objects(f"{path}: ", content)
 
 
 def _time(at: str, entry: Mapping[str, Any], name: str) -> float:

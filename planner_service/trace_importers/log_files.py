@@ -14,6 +14,9 @@ from penstock.types.ranges import Within
 TOKENS = Within(0, MAX_TOKENS)
 TOO_MANY_DIGITS = "a whole number has too many digits"
 
+Entry = tuple[str, Mapping[str, Any]]
+"""What a log has of a request: the place, and the fields."""
+
 
 def is_csv(path: Path) -> bool:
     """Whether the file is CSV by its name."""
@@ -59,6 +62,14 @@ def list_of(place: str, owner: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise FileError(f"{place}: {'is missing' if value is None else 'must be a list'}")
     return value
+
+
+def objects(place: str, values: list[Any]) -> Iterator[Entry]:
+    """Of a JSON list."""
+    for i, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise FileError(f"{place}[{i}]: must be an object")
+        yield f"{place}[{i}]", value
 
 
 def token_count(at: str, entry: Mapping[str, Any], name: str) -> int:

@@ -1,12 +1,11 @@
 """OpenAI's usage of completions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from penstock.planner_service.simulator.workload import MAX_TOKENS
 from penstock.planner_service.trace_importers.imported import EVENLY, ImportedTrace, Row, evenly, trace_of
-from penstock.planner_service.trace_importers.log_files import is_csv, list_of, read_json
+from penstock.planner_service.trace_importers.log_files import Entry, is_csv, list_of, objects, read_json
 from penstock.question_files.csv_files import csv_rows, number_of, whole_number
 from penstock.question_files.errors import FileError
 from penstock.types.ranges import Within
@@ -49,8 +48,8 @@ def from_openai(path: Path) -> ImportedTrace:
     return trace_of(path, rows, left_out, spread)
 
 
-def _buckets(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(place, fields) of each result of a usage export, with the times of its bucket. Empty buckets are left out."""
+def _buckets(path: Path) -> Iterator[Entry]:
+    """The results of a usage export, with the times of their buckets. Empty buckets are left out."""
     if is_csv(path):
         names = ("num_model_requests", "input_tokens", "output_tokens")
         for place, row in csv_rows(path, ("start_time", "end_time", *names)):
@@ -62,8 +61,6 @@ def _buckets(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for i, page in enumerate(pages):
         at = f"{path}: [{i}].data" if isinstance(content, list) else f"{path}: data"
         for j, bucket in enumerate(list_of(at, page, "data")):
-            for k, result in enumerate(list_of(f"{at}[{j}].results", bucket, "results")):
-                place = f"{at}[{j}].results[{k}]"
-                if not isinstance(result, dict):
-                    raise FileError(f"{place}: must be an object")
+            results = f"{at}[{j}].results"
+            for place, result in objects(results, list_of(results, bucket, "results")):
                 yield place, {**result, **{name: bucket.get(name) for name in ("start_time", "end_time")}}

@@ -1,6 +1,7 @@
 """The request log of vLLM."""
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +11,6 @@ from penstock.planner_service.trace_importers.log_files import numbered, opened
 from penstock.question_files.errors import FileError
 
 LEAP_YEAR = 2000  # in place of the year, which vLLM does not log
-
-Moment = tuple[int, ...]
-"""Month, day, hour, minute and second of a line in vLLM's log."""
 
 # vllm/logger.py: "%(levelname)s %(asctime)s [%(fileinfo)s:%(lineno)d] %(message)s", with "%m-%d %H:%M:%S" as asctime. A
 # prefix such as "(APIServer pid=1) " may precede it.
@@ -40,7 +38,7 @@ def from_vllm(path: Path) -> ImportedTrace:
     Raises:
         FileError: It has no such lines, or the token ids are missing from them.
     """
-    received = dict[str, tuple[int, Moment]]()
+    received = dict[str, tuple[int, datetime]]()
     prompt_tokens, output_tokens = dict[str, int](), dict[str, int]()
     answered = False
     with opened(path) as file:
@@ -62,16 +60,15 @@ def from_vllm(path: Path) -> ImportedTrace:
         raise FileError(f"{path}: no line 'Received request': start vLLM with --enable-log-requests")
     if not answered:
         raise FileError(f"{path}: no line 'Generated response': start vLLM with --enable-log-outputs")
-    of_second: dict[float, list[tuple[int, int]]] = {}
+    of_second = defaultdict[float, list[tuple[int, int]]](list)
     for (name, (line, _)), second in zip(received.items(), _seconds([at for _, at in received.values()]), strict=True):
         if not output_tokens.get(name):
             continue
         if name not in prompt_tokens:
-            raise FileError(
-                f"{path}: line {line}: prompt_token_ids is missing; start vLLM with VLLM_LOGGING_LEVEL=DEBUG"
-            )
+            missing = "prompt_token_ids is missing; start vLLM with VLLM_LOGGING_LEVEL=DEBUG"
+            raise FileError(f"{path}: line {line}: {missing}")
         if prompt_tokens[name]:
-            of_second.setdefault(second, []).append((prompt_tokens[name], output_tokens[name]))
+            of_second[second].append((prompt_tokens[name], output_tokens[name]))
     rows = [
         (arrival, *lengths, 0)
         for second, requests in of_second.items()
@@ -95,22 +92,22 @@ def _add_output(path: Path, line: int, rest: str, output_tokens: dict[str, int])
         output_tokens[reply[1]] = output_tokens.get(reply[1], 0) + _count(ids[1])
 
 
-def _moment(path: Path, line: int, parts: Sequence[str]) -> Moment:
+def _moment(path: Path, line: int, parts: Sequence[str]) -> datetime:
+    """Month, day, hour, minute and second of a line, in a leap year."""
     month, day, hour, minute, second = map(int, parts)
     try:
-        datetime(LEAP_YEAR, month, day, hour, minute, second, tzinfo=UTC)
+        return datetime(LEAP_YEAR, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         raise FileError(f"{path}: line {line}: {'-'.join(parts[:2])} {':'.join(parts[2:])} is no time") from None
-    return month, day, hour, minute, second
 
 
-def _seconds(moments: Sequence[Moment]) -> list[float]:
+def _seconds(moments: Sequence[datetime]) -> list[float]:
     """Seconds from one epoch for the lines of a log, in their order. A date far before the last one is of the next year."""
-    leap = any(moment[:2] == (2, 29) for moment in moments)
+    leap = any((moment.month, moment.day) == (2, 29) for moment in moments)
     year, days = (LEAP_YEAR, 366) if leap else (LEAP_YEAR + 1, 365)
     result, passed_s, before = list[float](), 0.0, 0.0
-    for month, day, hour, minute, second in moments:
-        at = datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    for moment in moments:
+        at = moment.replace(year=year).timestamp()
         if at < before - days / 2 * 86_400:
             passed_s += days * 86_400
         before = at

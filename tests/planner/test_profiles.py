@@ -18,7 +18,7 @@ from penstock.planner_service.files.profiles import (
     read_profile,
     write_profile,
 )
-from penstock.question_files import FileError
+from penstock.question_files.errors import FileError
 from penstock.services.clock import SystemClock
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
