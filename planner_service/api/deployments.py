@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from penstock.planner_service.api.simulations import Shapes, deployment_of, planned_site, shapes_of
+from penstock.planner_service.api.simulations import deployment_of, planned_site, shapes_of
 from penstock.planner_service.codecs.plan_file import PlanFile
 from penstock.planner_service.manifests.render import (
     SCORE_PREDICTOR,
@@ -15,7 +15,6 @@ from penstock.planner_service.manifests.render import (
     tier_of,
 )
 from penstock.planner_service.question.site import Site
-from penstock.planner_service.routing.quality import SKIPPED
 from penstock.services.acceptance.pipeline import OF_PLANS, predicting
 from penstock.services.chart import Replicas, chart_values, to_yaml, worker_values
 from penstock.services.domain.errors import invalid
@@ -32,7 +31,7 @@ def manifests(file: PlanFile, mesh_name: str) -> dict[str, str]:
         InvalidRequest: The plan cannot be rendered.
     """
     site, shapes = planned_site(file), shapes_of(deployment_of(file.plan))
-    mesh = _mesh(file, site, shapes, None)
+    mesh = _mesh(file, site, None)
     return {".mesh.yaml": to_yaml(mesh), ".compose.yaml": to_yaml(compose(site, shapes, mesh, f"./{mesh_name}"))}
 
 
@@ -48,7 +47,7 @@ def planned_values(file: PlanFile, base: Path | None) -> dict[str, Any]:
     """
     site, shapes = planned_site(file), shapes_of(deployment_of(file.plan))
     settings = ServiceSettings.load(**({} if base is None else {"mesh_file": base}))
-    mesh = _mesh(file, site, shapes, base)
+    mesh = _mesh(file, site, base)
     whole, placed = MeshFile.model_validate(mesh), groups(site, shapes)
     workers = []
     for i, tier in enumerate(whole.tiers):
@@ -59,11 +58,9 @@ def planned_values(file: PlanFile, base: Path | None) -> dict[str, Any]:
     return chart_values(whole, to_yaml(mesh), workers)
 
 
-def _mesh(file: PlanFile, site: Site, shapes: Shapes, base: Path | None) -> dict[str, Any]:
+def _mesh(file: PlanFile, site: Site, base: Path | None) -> dict[str, Any]:
     """The mesh file of a plan: `base` with what the plan says of it, or one that is written for the plan."""
-    lower = file.plan.tiers[:-1]
-    thresholds = [SKIPPED if tier.threshold is None else tier.threshold for tier in lower]
-    tiers = planned_tiers(thresholds, [sum(count for _, count in parts) for parts in shapes], file.plan)
+    tiers = planned_tiers(file.plan)
     if base is None:
         mesh = mesh_file(site, tiers)
     else:
@@ -74,10 +71,8 @@ def _mesh(file: PlanFile, site: Site, shapes: Shapes, base: Path | None) -> dict
         mesh["tiers"] = [tier | planned for tier, planned in zip(mesh["tiers"], tiers, strict=True)]
     if any(map(predicting, file.plan.tiers)):
         if base is not None and not mesh.get("router", {}).get("score_predictor"):
-            raise invalid(
-                "router.score_predictor",
-                f"is needed by the plan, which skips by predicted scores, and not set in {base}",
-            )
+            problem = f"is needed by the plan, which skips by predicted scores, and not set in {base}"
+            raise invalid("router.score_predictor", problem)
         mesh["router"] = {"score_predictor": SCORE_PREDICTOR} | mesh.get("router", {})
     if rules := rules_in_mesh(OF_PLANS, file.plan):
         mesh["planner"] = mesh.get("planner", {}) | rules

@@ -19,7 +19,7 @@ from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.routing.quality import SKIPPED, route
 from penstock.question_files.questions import load_cluster, load_models, load_quality
 from penstock.services.acceptance.pipeline import OF_TIERS, tier_problems
-from penstock.services.domain.errors import InvalidRequest, check, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.deployments import DeployedTier, Deployment
 from penstock.types.planned import CascadePlan
@@ -155,9 +155,6 @@ def _rules(deployment: Deployment, demand: Demand, drawn: PlanOptions) -> Accept
         raise invalid(f"deployment.tiers[{len(lower)}].threshold", "answers of the last tier are always accepted")
     check(tier_problems(deployment.tiers, demand.judged.tiers, "deployment.tiers"))
     columns: dict[str, Any] = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
-    for rule in OF_TIERS:
-        if any(value is not None for value in columns[rule.field]):
-            problem = rule.unfit(demand.judged, drawn)
-            if problem is not None:
-                raise InvalidRequest(problem)
+    given = (rule for rule in OF_TIERS if any(value is not None for value in columns[rule.field]))
+    check(problem for rule in given if (problem := rule.unfit(demand.judged, drawn)) is not None)
     return AcceptanceRules(**columns, **rules_of(deployment))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock
-from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
+from penstock.planner_service.codecs.plan_file import served_tiers
 from penstock.planner_service.question.site import ONE_GPU, Site
 from penstock.planner_service.routing.grading import REPLY_TOKENS
 from penstock.services.acceptance.pipeline import OF_TIERS
@@ -102,19 +102,12 @@ def mesh_file(site: Site, tiers: Sequence[Manifest]) -> Manifest:
     return {"name": "penstock", "tiers": entries, "judge": judge}
 
 
-def planned_tiers(
-    thresholds: Sequence[float | None], counts: Sequence[int], plan: CascadePlan | None = None
-) -> list[Manifest]:
-    """What a plan says of each tier in a mesh file. thresholds: of the tiers but the last. counts: replicas by tier.
-
-    plan: whose rules they have, but for those that were fitted to a judge.
-    """
-    entries = []
-    for i, (threshold, count) in enumerate(mesh_tiers(thresholds, counts)):
-        entry: Manifest = {"workers": count}
-        if threshold is not None:
-            entry["threshold"] = threshold
-        entries.append(entry if plan is None else entry | rules_in_mesh(OF_TIERS, plan.tiers[i]))
+def planned_tiers(plan: CascadePlan) -> list[Manifest]:
+    """What a plan says of each tier in a mesh file, but for rules that were fitted to a judge."""
+    entries = list[Manifest]()
+    for tier, (threshold, count) in zip(plan.tiers, served_tiers(plan), strict=True):
+        limit = {} if threshold is None else {"threshold": threshold}
+        entries.append({"workers": count, **limit, **rules_in_mesh(OF_TIERS, tier)})
     return entries
 
 
@@ -144,11 +137,6 @@ def _judge(site: Site, counts: Sequence[int]) -> Manifest:
     if site.grading is not None:
         scorer["thinking_tokens"] = max(0, site.grading.reply_tokens - REPLY_TOKENS)
     return {"scorers": [scorer], "default_scorer": "llm"}
-
-
-def _judges(site: Site) -> int:
-    """How many processes the judge service has."""
-    return len(site.grading.replicas) if site.grading is not None and not site.grading.by_tier else 1
 
 
 def _engine(site: Site, tier: int) -> Manifest:
@@ -209,6 +197,8 @@ def compose(
         "volumes": [f"{mesh_path}:{MESH_FILE}:ro", "${MODELS:-./models}:/models:ro"],
     }
 
+    gpu, whole, settings = 0, MeshFile.model_validate(mesh), ServiceSettings.load()
+
     def of(role: str) -> Manifest:
         return {"image": PENSTOCK_IMAGES[role], "command": [f"penstock.{role}_service"]} | penstock
 
@@ -219,19 +209,17 @@ def compose(
             "healthcheck": {"test": ["CMD", "redis-cli", "ping"], "interval": "2s", "timeout": "2s", "retries": 15},
         },
         "planner": of("planner"),
-        "judge": of("judge") | ({"deploy": {"replicas": judges}} if (judges := _judges(site)) > 1 else {}),
+        "judge": of("judge") | ({"deploy": {"replicas": judges}} if (judges := whole.judge.replicas) > 1 else {}),
         "router": of("router") | {"ports": [f"127.0.0.1:{port}:{port}" for port in (GRPC_PORT, HTTP_PORT)]},
     }
-    gpu, whole, settings = 0, MeshFile.model_validate(mesh), ServiceSettings.load()
     for group in groups(site, shapes):
         tier = tier_of(mesh, site, group)
         server = engine_of(whole, tier).server(tier, settings, "0.0.0.0", SERVER_PORT)
         for i in range(group.count):
-            devices = [
-                {"driver": "nvidia", "device_ids": [str(gpu + k) for k in range(group.gpus)], "capabilities": ["gpu"]}
-            ]
+            ids = [str(gpu + k) for k in range(group.gpus)]
             gpu += group.gpus
-            deploy = {"resources": {"reservations": {"devices": devices}}}
+            device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
+            deploy = {"resources": {"reservations": {"devices": [device]}}}
             environment = penstock["environment"] | {"PENSTOCK_TIER": tier.name}
             worker = of("worker") | {"environment": environment}
             services[f"worker-{group.name}-{i}"] = worker

@@ -203,14 +203,13 @@ class FormChoice:
         grid = Grid(judged)
         most = float(grid.qualities.max())
         few = grid.qualities.size <= ENUMERATE_UP_TO
-        points = grid.at_least(target)
+        points, quality = grid.at_least(target), most
         if not points:
             self.bounds[form] = _Bounds(most, most, 0.0, least_cost, few)
             self.left_out[form] = LeftOut.MIN_QUALITY
             return
         requests, alone_s = demand.requests, self._alone_s(tiers)
         limit_s = math.inf if options.max_latency_s is None else options.max_latency_s
-        quality = most
         if options.latency is not Objective.LARGEST_TIER:
             how = (self.site.judge_s, options.percentile, options.latency)
             fastest = least_felt_s(grid, points, requests, alone_s, *how) or 0.0

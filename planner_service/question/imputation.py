@@ -35,11 +35,9 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     if not usable:
         raise invalid("records", f"none of {len(records)} visited {', '.join(profile.tiers)}")
     inputs, outputs, scores = _columns(usable, place)
-    features = np.hstack(
-        [_log(profile.input_tokens)[:, None], _log(profile.output_tokens), profile.scores]
-    )  # (N, 1+2C)
+    features = _features(profile.input_tokens, profile.output_tokens, profile.scores)  # (N, 1+2C)
     scale = np.maximum(features.std(axis=0), 1e-9)
-    seen = np.hstack([_log(inputs)[:, None], _log(outputs), scores])  # (R, 1+2C), NaN where the tier did not see it
+    seen = _features(inputs, outputs, scores)  # (R, 1+2C), NaN where the tier did not see it
     rng = np.random.default_rng(seed)
     weight = np.array([r.weight for r in usable])
     # systematic sampling: each record as often as its weight says, but for one
@@ -55,9 +53,8 @@ def imputed(profile: JudgedSample, records: Sequence[RequestRecord], prompts: in
     lent = profile.output_tokens[donor].astype(float)
     with np.errstate(invalid="ignore"):
         ratio = np.log(known_out / lent)
-        stretch = np.exp(np.where(np.isnan(ratio), 0.0, ratio).sum(1) / np.maximum(1, (~np.isnan(ratio)).sum(1)))[
-            :, None
-        ]
+    known = np.maximum(1, (~np.isnan(ratio)).sum(axis=1, keepdims=True))
+    stretch = np.exp(np.nansum(ratio, axis=1, keepdims=True) / known)
     lent = np.maximum(1, np.round(lent * np.clip(stretch, 1 / MOST_STRETCHED, MOST_STRETCHED)))
     # routers do not sample reasons: of an answer that they sampled, a score of 0 counts as a refusal
     lent_refused = np.zeros(known_score.shape, np.bool_) if profile.refused is None else profile.refused[donor]
@@ -101,5 +98,6 @@ def _predicted(profile: JudgedSample, records: Sequence[RequestRecord], drawn: I
     return np.where(np.isnan(known[drawn]), borrowed, known[drawn])
 
 
-def _log(values: Floats | Ints) -> Floats:
-    return np.asarray(np.log(np.maximum(values, 1.0)), np.float64)
+def _features(inputs: Floats | Ints, outputs: Floats | Ints, scores: Floats) -> Floats:
+    """What prompts are alike in: lengths, by their logarithms, and scores."""
+    return np.hstack([np.log(np.maximum(inputs, 1.0))[:, None], np.log(np.maximum(outputs, 1.0)), scores])

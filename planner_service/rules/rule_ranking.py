@@ -115,13 +115,9 @@ class RuleRanking:
         def best(quality: float) -> tuple[float, Thresholds]:
             return min(((value(at), at) for at in lowest_thresholds(judged, quality)), default=(math.inf, ()))
 
-        least = 0.0 if options.min_quality is None else options.min_quality
-        if options.aim is not Goal.QUALITY:
-            seconds, at = best(least)
-            return RankedRules(seconds, at, rules)
-        # the most quality within the limit, between one that is within it and one that is not; else what is nearest to it
-        seconds, at = best(least)
-        if seconds > limit_s:
+        # for the most quality within the limit, between one that is within it and one that is not; else what is nearest to it
+        seconds, at = best(options.min_quality or 0.0)
+        if options.aim is not Goal.QUALITY or seconds > limit_s:
             return RankedRules(seconds, at, rules)
         most, reached = judged.most, route(judged, at).quality
         for _ in range(QUALITY_STEPS):
@@ -263,7 +259,7 @@ def _searched(
     judged: JudgedSample, options: Options, value: Callable[[Thresholds], float], limit_s: float, begin: Thresholds
 ) -> tuple[float, Thresholds]:
     """(value, thresholds), the best that one search finds: beyond three tiers."""
-    least = 0.0 if options.min_quality is None else options.min_quality
+    least = options.min_quality or 0.0
 
     def score(thresholds: Sequence[float]) -> float:
         quality = route(judged, thresholds).quality

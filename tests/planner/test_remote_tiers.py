@@ -226,7 +226,7 @@ def test_what_does_not_go_with_an_api_is_refused(tmp_path: Path) -> None:
         simulate_slos(site, demand, (101.0,), strategies, [WorkloadClass("chat", 2.0, 0.1, 1.0)], 1)
     assert replica_kinds(site, 1, 8, 100) == ([], "large is remote: it takes no GPUs")
     with pytest.raises(InvalidRequest, match="render: large is remote"):
-        mesh_file(site, planned_tiers([80.0], [1, 1]))
+        mesh_file(site, [{"workers": 1}, {"workers": 1}])
     at_once = Demand(demand.judged, demand.requests, np.zeros(40))
     with pytest.raises(InvalidRequest, match="trace: the arrivals come all at once"):
         plan_cascade(site, at_once, min_quality=76.0)
@@ -246,7 +246,10 @@ def test_plans_show_apis(tmp_path: Path) -> None:
     assert small["remote"] is None
     assert large["remote"]["dollars_per_hour"] > 0
     assert (large["gpus"], large["replicas"]) == (0, [])
-    first, last = read_plan(out).plan.tiers
+    plan = read_plan(out).plan
+    first, last = plan.tiers
+    assert present(first.threshold) > 0.0
+    assert planned_tiers(plan) == [{"workers": first.instances, "threshold": first.threshold}, {"workers": 1}]
     assert (first.instances, last.instances) == (sum(group["count"] for group in small["replicas"]), 1)
     assert written["cost"]["dollars_per_hour"] == pytest.approx(
         3.0 * small["gpus"] + large["remote"]["dollars_per_hour"]
