@@ -18,7 +18,6 @@ from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.quality import route
 from penstock.planner_service.routing.solution import Solution
 from penstock.planner_service.simulator import Dispatch, Percentiles
-from penstock.planner_service.simulator.felt import latency_words
 from penstock.services.acceptance.pipeline import NO_RULES
 from penstock.services.acceptance.threshold import SKIPPED, accepts_all
 from penstock.types.planned import CascadeChoice, Judging, LargestAlone, QualityPromise
@@ -164,11 +163,6 @@ class CascadePlan:
         """How long requests stay, by which a stretch of the trace is short or long: p95 of the slowest tier, if that is the
         objective, else end to end."""
         return self.latency_p95_s if self.objective is Objective.LARGEST_TIER else self.end_to_end_p95_s
-
-    @property
-    def latency_words(self) -> str:
-        """The latency that the objective means."""
-        return latency_words(self.objective, self.percentile)
 
 
 def outcome(site: Site, demand: Demand, solution: Solution, deployer: Deployer, reasons: dict[str, str]) -> CascadePlan:

@@ -7,6 +7,8 @@ from penstock.planner_service.question.planned_drafts import planned_speculation
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.question.step_times import step_times
+from penstock.planner_service.routing.solution import Proof
+from penstock.planner_service.simulator.felt import latency_words
 from penstock.services.acceptance.pipeline import of_tier
 from penstock.types import planned as types
 from penstock.types.rules import rules_of
@@ -22,7 +24,7 @@ def plan_report(
     band: types.LatencyBand | None,
 ) -> types.CascadePlan:
     """site, demand: of the tiers that the plan has. step: where it was computed. band: of estimated step times."""
-    load, solution = plan.load, plan.solution
+    load, solution, words = plan.load, plan.solution, latency_words(plan.objective, plan.percentile)
     return types.CascadePlan(
         tuple(_tier(plan, site, i) for i in range(len(plan.tiers))),
         plan.quality,
@@ -34,9 +36,7 @@ def plan_report(
         plan.budget,
         target_words(options),
         workload_digest(demand),
-        types.PlannedLatency(
-            plan.objective, plan.percentile, plan.felt_s, plan.latency_words, plan.felt_interval, band
-        ),
+        types.PlannedLatency(plan.objective, plan.percentile, plan.felt_s, words, plan.felt_interval, band),
         plan.felt,
         plan.latency_interval,
         plan.end_to_end_interval,
@@ -44,7 +44,7 @@ def plan_report(
         types.Cost(plan.gpus, plan.dollars_per_hour),
         plan.promise,
         types.Optimality(
-            solution.proof.value != "searched", _over(plan), solution.proof.value, solution.gap, plan.gpu_step
+            solution.proof is not Proof.SEARCHED, _over(plan), solution.proof.value, solution.gap, plan.gpu_step
         ),
         None if load is None else types.PlanLoad(load.offered_per_s, load.sustained_per_s, load.overloaded, load.tier),
         plan.grading,
