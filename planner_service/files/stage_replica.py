@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.planner_service.files.catalogue import catalogue
 from penstock.planner_service.files.hardware import engine_of_catalogue, gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.files.profiles import IDENTIFIED, fit_qoe, read_profile
 from penstock.planner_service.simulator import EngineLimits, Replica, Workload
@@ -25,9 +24,13 @@ class StageReplica:
 
 
 def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> StageReplica:
-    """From a profile file, or by a roofline from the catalogue; FileError says what is wrong with either.
+    """From a profile file, or by a roofline from the catalogue.
 
     Where batches were not measured, the QoE model is fitted to those that the step times make of the trace's requests.
+
+    Raises:
+        FileError: The profile cannot be used, or the model does not fit the GPU.
+        InvalidRequest: The catalogue has no such model or GPU.
     """
     if profile is not None:
         result = read_profile(profile)
@@ -36,9 +39,6 @@ def read_replica(profile: Path | None, model: str, gpu: str, work: Workload) -> 
         if result.context_uncertainty is not None and result.context_uncertainty > IDENTIFIED:
             source += ", D4 not identified"
         return StageReplica(result.replica, qoe, result.kv_bytes_per_token, source)
-    for kind, name in (("models", model), ("gpus", gpu)):
-        if name not in (known := catalogue(kind)):
-            raise FileError(f"no '{name}' among the catalogue's {kind}: {', '.join(sorted(known))}")
     spec, cluster = model_of_catalogue(model), ClusterSpec(gpu_of_catalogue(gpu), 1, 1, 1.0)
     shape, runtime = ReplicaShape(1, 1), Runtime(engine=engine_of_catalogue(EngineRuntime().engine))
     room = fit(spec, shape, cluster, runtime, work.longest_tokens)

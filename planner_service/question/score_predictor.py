@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, sparse, stats
+from scipy import optimize, sparse
 
 from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.services.domain.errors import invalid
@@ -165,15 +165,18 @@ def _log_loss(share: Floats, labels: Floats) -> float:
 
 def _auc(logits: Floats, labels: Floats) -> float:
     """The probability that of two prompts with different scores the one with the higher score has the higher logit."""
-    ranks = stats.rankdata(logits)
+    order = np.argsort(logits, kind="stable")
+    sorted_labels = labels[order]
     right = pairs = 0.0
-    distinct = np.unique(labels)
+    ahead = np.sort(labels)
     # over a grid of cuts of the labels, each an ordinary AUC, weighted by its pairs
-    for cut in distinct[1:] if len(distinct) <= 20 else np.quantile(labels, np.linspace(0.05, 0.95, 19)):
-        good = labels >= cut
+    for cut in np.unique(ahead)[1:] if len(np.unique(ahead)) <= 20 else np.quantile(ahead, np.linspace(0.05, 0.95, 19)):
+        good = sorted_labels >= cut
         positive, negative = int(good.sum()), int((~good).sum())
         if not positive or not negative:
             continue
+        _, inverse, counts = np.unique(logits[order], return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
         right += float(ranks[good].sum()) - positive * (positive + 1) / 2
         pairs += positive * negative
     return right / pairs if pairs else 0.5

@@ -238,7 +238,7 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
     assert not list((tmp_path / "empty").iterdir())
     assert CliRunner().invoke(app, [*command[:-2], "--plot"]).exit_code == 2
     for more, fault in (
-        (["--gpu", "abacus"], "no 'abacus' among the catalogue's gpus"),
+        (["--gpu", "abacus"], "gpu: no 'abacus' in the catalogue"),
         (["--method", "guess"], "--method"),
         (["--max-tokens", "10"], "--max-tokens must exceed"),
         (["--profile", str(trace)], "not a profile"),
