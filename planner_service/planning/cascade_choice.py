@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock.planner_service.planning.cascade_plan import CascadePlan, LeftOut
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
@@ -29,8 +27,6 @@ from penstock.planner_service.routing.end_to_end import least_felt_s
 from penstock.planner_service.routing.goals import rounded_down
 from penstock.planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid, Point, lowest
 from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
-from penstock.planner_service.simulator.felt import measured_at
-from penstock.planner_service.simulator.workload import Floats
 from penstock.services.acceptance.pipeline import asked_of_plans
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.planned import CascadeChoice, Cost, RunnerUp
@@ -208,7 +204,7 @@ class FormChoice:
             self.bounds[form] = _Bounds(most, most, 0.0, least_cost, few)
             self.left_out[form] = LeftOut.MIN_QUALITY
             return
-        requests, alone_s = demand.requests, self._alone_s(tiers)
+        requests, alone_s = demand.requests, self.alone.alone_s(tiers)
         limit_s = math.inf if options.max_latency_s is None else options.max_latency_s
         if options.latency is not Objective.LARGEST_TIER:
             how = (self.site.judge_s, options.percentile, options.latency)
@@ -222,11 +218,6 @@ class FormChoice:
         self.bounds[form] = _Bounds(quality, most, fastest, least_cost, few)
         if fastest > limit_s + EPSILON:
             self.left_out[form] = LeftOut.MAX_LATENCY
-
-    def _alone_s(self, tiers: Tiers) -> Floats:
-        """(C, N) seconds of each request alone at each tier of a cascade, of what the tier is measured by there."""
-        measured = measured_at(self.options.latency, streamed=True)
-        return np.array([self.alone.tier_alone_s(tier, measured) for tier in tiers])
 
     def _least_cost(self, tier: int) -> float:
         """Of a tier that serves at all, in the unit of CascadePlan.cost."""

@@ -123,7 +123,7 @@ class _Planner:
             site, grading=None, drafts_on_many=True
         )  # as the first tier of a form has none
         alone, unfit = deployer_for(
-            everything, demand, gpus=options.gpus, dispatch=options.dispatch, percentile=options.percentile
+            everything, demand, gpus=options.gpus, dispatch=options.dispatch, objective=options.latency
         )
         evaluations = 0
 

@@ -167,7 +167,7 @@ class Deployer:
     def cost_at_least(self, thresholds: Sequence[float]) -> float:
         """What no deployment of this routing that sustains the rate costs less than, however slow it is; see `cost`."""
         processed = route(self.sample, thresholds).processed
-        loads = [self._load(tier, processed) for tier in range(len(processed))]
+        loads = [self._traffic.of_tier(tier, processed) for tier in range(len(processed))]
         return sum(self._new_table(tier, load, Measured.LATENCY).least_cost for tier, load in enumerate(loads))
 
     def cost(self, deployment: Deployment) -> float:
@@ -276,7 +276,7 @@ class Deployer:
         _, tables = self._routed(thresholds)
         latencies, written_s = np.zeros(processed.shape), np.zeros(processed.shape)
         for tier, (table, strategy) in enumerate(zip(tables, strategies, strict=True)):
-            load = self._load(tier, processed)
+            load = self._traffic.of_tier(tier, processed)
             tiers, times = np.where(load.graded == OWN, tier, load.graded), table.times(strategy)
             np.add.at(latencies, (tiers, load.row), times.finish_s)
             written_s[tier, load.row[load.own]] = times.written_s[load.own]
@@ -293,13 +293,15 @@ class Deployer:
         _, tables = self._routed(thresholds)
         return [table.latency_percentile_s(one, percentile) for table, one in zip(tables, strategies, strict=True)]
 
-    def alone_s(self) -> Floats:
-        """(C, N) seconds of each request alone on the fastest replica of each tier, of what the tier is measured by.
+    def alone_s(self, tiers: Sequence[int] | None = None) -> Floats:
+        """(C, N) seconds of each request alone on the fastest replica of each of the tiers, of what these are measured by.
 
+        tiers: by number; None for all.
         Infinite where no replica fits. Answers count as streamed, which is less where they are held.
         """
         measured = measured_at(self.objective, streamed=True)
-        return np.array([self.tier_alone_s(tier, measured) for tier in range(len(self.sample.tiers))])
+        of = range(len(self.sample.tiers)) if tiers is None else tiers
+        return np.array([self.tier_alone_s(tier, measured) for tier in of])
 
     def tier_alone_s(self, tier: int, measured: Measured) -> Floats:
         """(N) seconds of each request alone on the fastest replica of a tier, with or without drafts, whichever is less.
@@ -351,11 +353,6 @@ class Deployer:
             self._keeps_up[key] = not len(work) or needed <= grading.sustained_per_s(work)
         return self._keeps_up[key]
 
-    def _load(self, tier: int, processed: Bools) -> TierLoad:
-        """What a tier is sent where these requests reach each tier, (C, N)."""
-        answers, drafts = self._traffic.answers(tier, processed), self.sample.draft_tokens(tier, processed)
-        return self._traffic.load(tier, processed[tier], answers, drafts)
-
     def _table(
         self, tier: int, chosen: Bools, answers: Bools, measured: Measured, drafts: Ints | None = None
     ) -> LatencyTable:
@@ -387,7 +384,7 @@ class Deployer:
         """What simulation says of arithmetic capacities, over all requests: an estimate for those that reach the tier."""
         if tier not in self._saturation:
             everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
-            self._saturation[tier] = self._saturations(tier, self._load(tier, everyone).work)
+            self._saturation[tier] = self._saturations(tier, self._traffic.of_tier(tier, everyone).work)
         return self._saturation[tier]
 
     def _saturations(self, tier: int, work: Workload) -> Mapping[Replica, float]:

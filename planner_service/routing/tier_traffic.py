@@ -35,6 +35,11 @@ class TierTraffic:
         graded = [(of, self._arrivals(these)) for of, these in enumerate(answers)]
         return tier_load(self._sample, tier, self._arrivals(chosen, drafts), self._grading, graded)
 
+    def of_tier(self, tier: int, processed: Bools) -> TierLoad:
+        """What a tier is sent where these requests reach each tier, (C, N)."""
+        answers, drafts = self.answers(tier, processed), self._sample.draft_tokens(tier, processed)
+        return self.load(tier, processed[tier], answers, drafts)
+
     def of_judge(self, grading: Grading, processed: Bools) -> TierLoad:
         """What the replicas of a judge model are sent."""
         return self.load(grading.tier, np.zeros(len(self._sample), np.bool_), self._sample.judged_answers(processed))
