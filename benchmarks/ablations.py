@@ -26,8 +26,6 @@ from benchmarks.public_data import public
 from penstock.planner_service.deployment.search import LatencyTable, Parts
 from penstock.planner_service.files.hardware import model_of_catalogue
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
@@ -37,6 +35,7 @@ from penstock.planner_service.routing.goals import least_latency
 from penstock.planner_service.routing.quality import SKIPPED, route
 from penstock.planner_service.routing.solution import Deployment, Solution, Unreachable
 from penstock.planner_service.simulator import Dispatch
+from tests.support.inputs import read_quality, read_site
 
 EXAMPLES = Path("examples")
 TIERS = ("small", "medium", "large")

@@ -23,10 +23,10 @@ from benchmarks.cascade import FAMILIES, SHARES, TIERS, Family, site_of
 from benchmarks.cascade_systems import gpu_s
 from benchmarks.public_data import public
 from benchmarks.spread import interval
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.simulator import Replica
 from penstock.types.rules import AcceptanceRules
+from tests.support.inputs import read_quality
 
 SPLITS = range(1, 11)
 ERRORS = (0.0, 5.0, 10.0, 20.0)

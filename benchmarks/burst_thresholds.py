@@ -14,8 +14,6 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.priced_simulation import PricedRouting, simulate_priced
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import replica_kinds
 from penstock.planner_service.routing.quality import JudgedSample
@@ -24,6 +22,7 @@ from penstock.planner_service.simulator.workload import Floats
 from penstock.services.acceptance.wait_price import Price
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.plans import TierPlan
+from tests.support.inputs import read_quality, read_site
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TIERS = ((0, ReplicaShape(1, 1), 6), (2, ReplicaShape(8, 1), 1))  # (of the cascade, shape, replicas)

@@ -51,7 +51,6 @@ from benchmarks.public_data import public
 from benchmarks.spread import interval
 from penstock.planner_service.files.hardware import gpu_of_catalogue, model_spec
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
@@ -62,6 +61,7 @@ from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec
 from penstock.types.planning import Model
 from penstock.types.simulated import SimulatedTier
+from tests.support.inputs import read_quality
 
 TIERS = ("small", "medium", "large")
 SHARES = (0.5, 0.75, 0.95)  # of the way from the smallest model's quality to the largest's

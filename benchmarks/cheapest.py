@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from benchmarks import report
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
+from tests.support.inputs import read_quality, read_site
 
 EXAMPLES = Path("examples")
 MODELS, CLUSTER = EXAMPLES / "deepseek-cascade.yaml", EXAMPLES / "cluster-4x8-h100.yaml"

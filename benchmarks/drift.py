@@ -27,8 +27,6 @@ from benchmarks import cascade_systems, report
 from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.live.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.planning.cascade_plan import CascadePlan
@@ -44,6 +42,7 @@ from penstock.planner_service.simulator import Dispatch, Workload
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints
 from penstock.services.domain.workload import PARTS, RequestRecord, TierVisit, Window
 from penstock.types.planning import Objective
+from tests.support.inputs import read_quality, read_site
 
 TIERS = ("small", "medium", "large")
 MIN_QUALITY = 62.0

@@ -17,9 +17,9 @@ from benchmarks import report
 from benchmarks.spread import median_and_range
 from benchmarks.stepwise import replay
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.simulator import Dispatch, Replica, Workload, serve
 from penstock.services.domain.hardware import ReplicaShape
+from tests.support.inputs import read_site
 
 EXAMPLES = Path("examples")
 TIER, SHAPE, REPLICAS = 1, ReplicaShape(4, 1), 4  # Llama 70B on 16 H100

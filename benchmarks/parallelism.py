@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks import report
 from benchmarks.public_data import public
 from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.simulator import Workload, serve
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
+from tests.support.inputs import read_quality
 
 Config = tuple[int, int, int]  # DP, TP, PP
 CASES: tuple[tuple[str, int, tuple[Config, ...]], ...] = (

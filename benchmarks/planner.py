@@ -21,8 +21,6 @@ from typing import Any
 from benchmarks import report
 from benchmarks.spread import median_and_range
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.horizon import plan_over_horizon
 from penstock.planner_service.planning.plan_cascade import plan_cascade
@@ -30,6 +28,7 @@ from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.types.planning import Objective
+from tests.support.inputs import read_quality, read_site
 
 EXAMPLES = Path("examples")
 LIMITS_S = {16: 10.0, 32: 10.0, 80: 30.0, 256: 60.0, 1024: 90.0}  # by GPUs, after which a plan is ended

@@ -13,14 +13,13 @@ from benchmarks import report
 from benchmarks.mooncake import from_mooncake
 from benchmarks.public_data import public
 from benchmarks.spread import median_and_range
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.plan_cascade import plan_cascade
 from penstock.planner_service.question.demand import demand_of
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.simulator import Workload
 from penstock.types.planning import Objective
+from tests.support.inputs import read_quality, read_site
 
 EXAMPLES = Path("examples")
 TRACE = "traces/mooncake_conversation.csv.gz"

@@ -24,8 +24,6 @@ from benchmarks import report
 from benchmarks.public_data import public
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.deployer import Deployer
@@ -33,6 +31,7 @@ from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator import Dispatch, serve
 from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.hardware import ReplicaShape
+from tests.support.inputs import read_quality, read_site
 
 EXAMPLES = Path("examples")
 REQUESTS, SEED, BUSY = 3000, 3, 0.8

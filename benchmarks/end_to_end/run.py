@@ -24,12 +24,12 @@ from penstock.cli.replay import replay
 from penstock.client.judging import Answered
 from penstock.client.types import Options
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.demand import demand_of, draw_demand, stretch_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.simulator import Workload
 from penstock.services.mesh_file import load_mesh_file, read_mesh_data
 from penstock.services.mesh_schema import MeshFile
+from tests.support.inputs import read_quality
 
 TRACE = "traces/azure2023_conv.csv.gz"
 SLO_TIMES = 5.0  # the SLO: so many times what the largest model takes for a request without others

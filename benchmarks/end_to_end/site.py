@@ -18,11 +18,11 @@ import yaml
 
 from benchmarks.end_to_end.systems import System
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.simulator import Workload
 from penstock.services.gguf import gguf_file, read_metadata
 from penstock.services.mesh_schema import MeshTier
+from tests.support.inputs import read_site
 
 KV_TOKENS_EACH, MAX_STEP_TOKENS = 1024, 512  # of each worker (for each of its requests), the same for profile and mesh
 JUDGED = "judged.csv"

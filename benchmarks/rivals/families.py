@@ -21,12 +21,12 @@ from benchmarks.public_data import DATA, DataMissing, public
 from penstock.planner_service.files.catalogue import catalogue
 from penstock.planner_service.files.hardware import model_of_catalogue
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.site import Site, replica_kinds
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator import Replica
 from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.services.domain.hardware import ModelSpec
+from tests.support.inputs import read_site
 
 T = TypeVar("T")
 

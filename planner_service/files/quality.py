@@ -1,22 +1,15 @@
 """Judged prompts of a question, as routing has them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from penstock.planner_service.question.site import Site, with_drafts
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.simulator.workload import Floats
-from penstock.question_files.tables import load_judged
 from penstock.services.domain.errors import check, invalid
 from penstock.types.planning import JudgedPrompt, JudgedPrompts
 from penstock.types.ranges import range_problems
-
-
-def read_quality(path: Path, tiers: tuple[str, ...]) -> JudgedSample:
-    """See load_judged for the columns."""
-    return judged_of(load_judged(path, tiers), tiers)
 
 
 def judged_of(judged: JudgedPrompts, tiers: tuple[str, ...]) -> JudgedSample:

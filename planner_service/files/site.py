@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from penstock.planner_service.files.hardware import engine_spec, gpu_spec, model_spec
 from penstock.planner_service.files.measured import replica_of
@@ -11,9 +10,7 @@ from penstock.planner_service.question.site import Site, TierSpeculation
 from penstock.planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKENS, Grading
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.remote import RemoteTier
-from penstock.question_files.errors import FileError
-from penstock.question_files.questions import load_cluster, load_models
-from penstock.services.domain.errors import InvalidRequest, check, invalid
+from penstock.services.domain.errors import check, invalid
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, Runtime
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.mesh_schema import MeshJudge
@@ -27,16 +24,6 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 OF_JUDGE_MODELS = ("replicas", "pass_s", "token_s", "max_batch", "max_batch_tokens")
 OF_REMOTE_TIERS = ("dollars_per_million_input_tokens", "dollars_per_million_output_tokens", "first_token_s", "token_s")
 OF_GRADING_TIERS = ("question_tokens", "reply_tokens")
-
-
-def read_site(cluster: Path, models: Path) -> Site:
-    """FileError names the file and every field at fault."""
-    where, cascade = load_cluster(cluster), load_models(models)
-    try:
-        return site_of(where, cascade)
-    except InvalidRequest as error:
-        file = cluster if error.problems[0].field.startswith("cluster") else models
-        raise FileError(f"{file}: {error}") from None
 
 
 def site_of(cluster: Cluster, cascade: Cascade) -> Site:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.planning_options import LEAST_REQUESTS
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from tests.conftest import ROOT
 from tests.support.cli import penstock
+from tests.support.inputs import read_quality, read_site
 from tests.support.plain_plans import plan_cascade
 from tests.support.questions import asked
 

@@ -16,7 +16,6 @@ import yaml
 from benchmarks.brute_force import exhaustive_latency, kinds
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning import cascade_choice
 from penstock.planner_service.planning.cascade_choice import cascades_of
 from penstock.planner_service.planning.cascade_plan import CascadePlan, LeftOut
@@ -34,6 +33,7 @@ from penstock.services.domain.hardware import ClusterSpec
 from penstock.types.planning import Objective
 from tests.conftest import ROOT
 from tests.support.cli import penstock
+from tests.support.inputs import read_site
 from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked

@@ -14,7 +14,6 @@ from benchmarks.brute_force import instance, kinds, wanted_quality
 from penstock.planner_service.deployment import mixed
 from penstock.planner_service.deployment.mixed import GpuTypes
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.files.site import site_of as question_site
 from penstock.planner_service.question.planning_options import GpuBudget
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
@@ -28,6 +27,7 @@ from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.planning import Cascade, CascadeTier, Cluster, Gpu, GpuType, Model, Objective
+from tests.support.inputs import read_site
 from tests.support.plain_plans import plan_cascade
 
 TYPES = ("fast", "spot")

@@ -16,7 +16,6 @@ from penstock.cli.main import app
 from penstock.judge_service.scorers.llm.grading import grade_question
 from penstock.judge_service.scoring.questions import REPLY_TOKENS as JUDGES_REPLY_TOKENS
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.deployers import deployer_for
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
@@ -37,6 +36,7 @@ from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.prompts import TextPrompt
 from penstock.types.rules import AcceptanceRules
 from tests.support.hard_prompts import TIERS, demand_at, plan_arguments
+from tests.support.inputs import read_site
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.demand import demand_of, draw_demand, workload_digest
 from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.routing.quality import JudgedSample, route
@@ -13,6 +12,7 @@ from penstock.planner_service.simulator import Workload
 from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.workload import RequestRecord, TierVisit
+from tests.support.inputs import read_quality
 from tests.support.judged_samples import judged_sample
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present

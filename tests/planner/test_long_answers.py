@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from penstock.planner_service.codecs.plan_file import read_plan
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
@@ -23,6 +22,7 @@ from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules, LongAnswers
 from tests.conftest import ROOT
 from tests.support.cli import penstock
+from tests.support.inputs import read_quality
 from tests.support.judged_samples import judged_sample
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present

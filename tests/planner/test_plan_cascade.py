@@ -12,8 +12,6 @@ import yaml
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.files.profiles import Profile, write_profile
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Site, replica_kinds
@@ -25,6 +23,7 @@ from penstock.services.domain.hardware import ReplicaShape, fit, roofline
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from tests.conftest import ROOT
 from tests.support.cli import penstock as run
+from tests.support.inputs import read_quality, read_site
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.files.quality import read_quality
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.planning.horizon import ENOUGH_LATENCIES, plan_over_horizon
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.demand import continued, demand_of, draw_demand
@@ -20,6 +18,7 @@ from penstock.planner_service.simulator import Workload
 from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.conftest import ROOT
+from tests.support.inputs import read_quality, read_site
 from tests.support.plain_plans import plain_options, plan_cascade
 from tests.support.present import present
 

@@ -15,7 +15,6 @@ from benchmarks.brute_force import wanted_quality
 from penstock.cli.main import app
 from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.manifests.render import mesh_file, planned_tiers
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.planning_options import GpuBudget
@@ -35,6 +34,7 @@ from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.planner.test_gpu_types import Priced, brute_force, typed_instance
 from tests.support.hard_prompts import demand_at, plan_arguments
+from tests.support.inputs import read_site
 from tests.support.plain_plans import plan_cascade
 from tests.support.present import present
 from tests.support.questions import asked

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.skip_rule import cheapest_rule, mean_cost
 from penstock.planner_service.codecs.plan_file import read_plan
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS, calibration_error, train
 from penstock.planner_service.routing.quality import route
 from penstock.services.domain.errors import InvalidRequest
@@ -18,6 +17,7 @@ from penstock.services.score_predictor_file import read_score_predictor
 from penstock.types.rules import AcceptanceRules
 from tests.conftest import ROOT
 from tests.support.cli import penstock as run
+from tests.support.inputs import read_quality
 from tests.support.judged_samples import TIERS, judged_sample
 from tests.support.present import present
 from tests.support.questions import asked

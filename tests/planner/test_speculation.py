@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.drafted_batches import last_paying_batch, simulated
 from penstock.planner_service.files.profiles import Profile, write_profile
-from penstock.planner_service.files.site import read_site
 from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.speculation import SimulatedDrafter, known_models, speculating_latency
 from penstock.planner_service.simulator.tier import serve
@@ -17,6 +16,7 @@ from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from penstock.services.domain.latency import StepLoad
+from tests.support.inputs import read_site
 
 A100 = ClusterSpec(GpuSpec("A100 80 GB", 80e9, 2.039e12, 312e12, 300e9), 1, 8, 25e9)
 LARGE = ModelSpec("Llama 2 7B", 32, 4096, 32, 32, 128, 6.74e9, 6.74e9, 2, 524_288)

@@ -13,7 +13,6 @@ import yaml
 from pydantic import ValidationError
 
 import penstock
-from penstock.planner_service.files.quality import read_quality
 from penstock.planner_service.question.score_predictor import LEAST_PROMPTS
 from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.telemetry.recorders import HELD_PROMPTS, PromptSampler
@@ -33,6 +32,7 @@ from penstock.types.structured import StructuredOutput
 from penstock.types.tools import Tool, ToolUse
 from tests.conftest import MeshFileMaker, MeshRunner
 from tests.support.cli import penstock as cli
+from tests.support.inputs import read_quality
 from tests.support.mesh import TestMesh, running_mesh
 from tests.support.services import RedisProcess
 from tests.support.waiting import until_answered

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.judge_service.calibrate import read_samples
-from penstock.planner_service.files.quality import read_quality
 from tests.conftest import FAMILY, MeshRunner
+from tests.support.inputs import read_quality
 from tests.support.present import present
 
 PROMPTS = [
