@@ -111,10 +111,9 @@ def _with_drafters(
     def without(off: Sequence[int]) -> Planned:
         return plan_for(site.without_drafters(off), trace, judged, options, on_evaluation=on_evaluation)
 
-    drafted = [tier for tier in range(len(site.tiers)) if site.speculation_of(tier).drafters]
-    offs = [drafted, *([tier] for tier in drafted), []]  # of equal plans, that with the fewest
-    different = [off for at, off in enumerate(offs) if off not in offs[:at]]
-    return best_of((partial(without, off) for off in different), lambda planned: planned.plan.rank(options.aim))
+    drafted = tuple(tier for tier in range(len(site.tiers)) if site.speculation_of(tier).drafters)
+    offs = dict.fromkeys((drafted, *((tier,) for tier in drafted), ()))  # of equal plans, that with the fewest
+    return best_of((partial(without, off) for off in offs), lambda planned: planned.plan.rank(options.aim))
 
 
 def _options(question: PlanningQuestion, site: Site, trace: Workload, judged: JudgedSample, *names: str) -> Options:

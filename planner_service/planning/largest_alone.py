@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from penstock.planner_service.planning.cascade_plan import CascadePlan, outcome, with_runs
-from penstock.planner_service.planning.deployers import deployer_for
+from penstock.planner_service.planning.one_plan import PlanSearch
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.goals import cheapest
@@ -44,16 +44,9 @@ def largest_alone(site: Site, demand: Demand, options: Options, runs: Sequence[D
 
 def _alone(site: Site, demand: Demand, options: Options, runs: Sequence[Demand]) -> CascadePlan:
     """The cheapest plan of a site of one tier that sustains the rate."""
+    bounded = dataclasses.replace(options, gpus=None, allow_overload=False)
     for _ in range(DOUBLINGS):
-        deployer, unfit = deployer_for(
-            site,
-            demand,
-            gpus=None,
-            dispatch=options.dispatch,
-            objective=options.latency,
-            percentile=options.percentile,
-            max_utilisation=options.max_utilisation,
-        )
+        deployer, unfit = PlanSearch(site, bounded).deployer(demand)
         try:
             if not unfit:
                 solution = cheapest(deployer, 0.0, ANY_S)

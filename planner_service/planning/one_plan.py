@@ -50,7 +50,7 @@ class PlanSearch:
     search begins, as of plans for lower rates, the last one first.
     """
 
-    def __init__(self, site: Site, options: Options, on_evaluation: Callable[[int], None]) -> None:
+    def __init__(self, site: Site, options: Options, on_evaluation: Callable[[int], None] = lambda _: None) -> None:
         self.site, self.options, self._on_evaluation = site, options, on_evaluation
         self._evaluations = 0
         self.simulations, self.most_simulations = 0, math.inf
@@ -234,7 +234,7 @@ class PlanSearch:
         if options.allow_overload or demand.rate_per_s is None:
             return None
         try:
-            unbounded = PlanSearch(site, dataclasses.replace(options, allow_overload=True), lambda _: None)
+            unbounded = PlanSearch(site, dataclasses.replace(options, allow_overload=True))
             plan = unbounded.checked_plan(demand, runs)
         except Unreachable:
             return None

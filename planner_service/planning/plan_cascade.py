@@ -154,7 +154,7 @@ class _Planner:
 
         def deployer(form: Form, within: Options) -> Deployer:
             part, own = form.of(site, demand)
-            return PlanSearch(part, within, lambda _: None).deployer(own)[0]
+            return PlanSearch(part, within).deployer(own)[0]
 
         choice = FormChoice(site, demand, options, alone, unfit, searched, reaches, deployer, repeated=bool(self.runs))
         return choice.best()
@@ -190,7 +190,7 @@ class _Planner:
             deployment=deployment,
         )
         demand, runs = demand.under(rules), [run.under(rules) for run in runs]
-        deployer, unfit = PlanSearch(site, options, lambda _: None).deployer(demand)
+        deployer, unfit = PlanSearch(site, options).deployer(demand)
         whole = with_runs(site, outcome(site, demand, solution, deployer, unfit), runs)
         return dataclasses.replace(whole, goal=plan.goal, choice=plan.choice, simulations=plan.simulations, rules=rules)
 

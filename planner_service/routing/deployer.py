@@ -49,6 +49,7 @@ class Deployer:
     """
 
     table = LatencyTable  # how l(f) is found
+    tolerance = 0.0  # the share by which the latency of `deploy` may be over the least
 
     def __init__(
         self,
@@ -146,11 +147,6 @@ class Deployer:
     def most_cost(self) -> float:
         """What all GPUs cost."""
         return float(self.gpus)
-
-    @property
-    def tolerance(self) -> float:
-        """The share by which the latency of `deploy` may be over the least."""
-        return 0.0
 
     def gpu_s(self, thresholds: Sequence[float]) -> float:
         """GPU seconds that all requests take, of each tier on the kind that takes the fewest: of equal costs the less is the

@@ -33,6 +33,8 @@ class MixedDeployer(Deployer):
     dollars per hour: then prices of GPUs must be, too.
     """
 
+    tolerance = TOLERANCE
+
     def __init__(
         self,
         sample: JudgedSample,
@@ -67,10 +69,6 @@ class MixedDeployer(Deployer):
         ]
         tokens = sum(table.strategy.remote_dollars_per_hour for table in tables if isinstance(table, RemoteTable))
         return self.types.price(self.types.gpus) + tokens
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE
 
     def cost(self, deployment: Deployment) -> float:
         strategies = deployment.strategies
