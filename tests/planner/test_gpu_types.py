@@ -222,7 +222,7 @@ def test_a_cluster_file_has_types_with_prices(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_a_cluster_file_name_the_field(tmp_path: Path, before: str, after: str, message: str) -> None:
-    with pytest.raises(FileError, match=re.escape(message)):
+    with pytest.raises((FileError, InvalidRequest), match=re.escape(message)):
         typed_site(tmp_path, CLUSTER.replace(before, after))
 
 

@@ -268,13 +268,13 @@ def test_the_usual_tokens_are_those_of_the_judge() -> None:
     ],
 )
 def test_bad_judges_are_refused(tmp_path: Path, judge: dict[str, Any], problem: str) -> None:
-    with pytest.raises(FileError, match="judge") as caught:
+    with pytest.raises((FileError, InvalidRequest), match="judge") as caught:
         site_of(tmp_path, judge)
     assert problem in str(caught.value)
 
 
 def test_a_single_tier_is_not_judged(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="judge: the answers of a single tier are not judged"):
+    with pytest.raises(InvalidRequest, match="judge: the answers of a single tier are not judged"):
         site_of(tmp_path, BY_LARGE, tiers=[{"name": "large", "model": "qwen2.5-72b"}])
 
 

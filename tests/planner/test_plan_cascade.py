@@ -19,6 +19,7 @@ from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, Replica
 from penstock.question_files.errors import FileError
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape, fit, roofline
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from tests.conftest import ROOT
@@ -249,13 +250,13 @@ def test_bad_scores_and_files_are_named(tmp_path: Path) -> None:
         ("gpu: [", "no YAML"),
     ):
         bad.write_text(text)
-        with pytest.raises(FileError, match=said):
+        with pytest.raises((FileError, InvalidRequest), match=said):
             read_site(bad, MODELS)
     bad.write_text("tiers:\n- {name: a, model: gpt-5}\n")
-    with pytest.raises(FileError, match="no 'gpt-5' in the catalogue"):
+    with pytest.raises(InvalidRequest, match="no 'gpt-5' in the catalogue"):
         read_site(CLUSTER, bad)
     bad.write_text("tiers:\n- {name: a, model: qwen3-4b}\n- {name: a, model: qwen3-8b}\n")
-    with pytest.raises(FileError, match="names are distinct"):
+    with pytest.raises(InvalidRequest, match="names are distinct"):
         read_site(CLUSTER, bad)
     assert run("simulate", "--plan", tmp_path / "q.csv", "--trace", path).returncode == 2
 

@@ -29,7 +29,6 @@ from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Workload
 from penstock.planner_service.simulator.remote import RemoteTier
-from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.types.planning import Objective
 from tests.planner.test_gpu_types import Priced, brute_force, typed_instance
@@ -207,13 +206,13 @@ def test_a_remote_tier_in_virtual_time() -> None:
     ],
 )
 def test_bad_remote_tiers_are_refused(tmp_path: Path, api: dict[str, Any], tier: dict[str, Any], problem: str) -> None:
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         site_of(tmp_path, api, **tier)
     assert problem in str(caught.value)
 
 
 def test_tokens_need_prices_of_gpus(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="remote: the cluster needs dollars_per_gpu_hour"):
+    with pytest.raises(InvalidRequest, match="remote: the cluster needs dollars_per_gpu_hour"):
         site_of(tmp_path, price=None)
 
 

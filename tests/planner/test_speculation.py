@@ -12,7 +12,6 @@ from penstock.planner_service.simulator import EngineLimits, Replica
 from penstock.planner_service.simulator.speculation import SimulatedDrafter, known_models, speculating_latency
 from penstock.planner_service.simulator.tier import serve
 from penstock.planner_service.simulator.workload import Workload
-from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec, GpuSpec, ModelSpec, ReplicaShape, Runtime, fit, roofline
 from penstock.services.domain.latency import StepLoad
@@ -117,5 +116,5 @@ def test_a_models_file_names_what_drafts(tmp_path: Path) -> None:
     assert with_drafts.latency.base_s(1) < 0.6 * without.latency.base_s(1)
     write_profile(tmp_path / "x.json", Profile("large", "torch", "here", without, ((StepLoad(1, 1), 0.1),), 0.0))
     models.write_text(plain % f", profiles: [x.json], speculation: {{drafters: [{{model: {small}, acceptance: 0.8}}]}}")
-    with pytest.raises(FileError, match="speculation: not with profiles"):
+    with pytest.raises(InvalidRequest, match="speculation: not with profiles"):
         read_site(cluster, models)
