@@ -26,7 +26,7 @@ from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.end_to_end import least_felt_s
 from penstock.planner_service.routing.goals import rounded_down
 from penstock.planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid, Point, lowest
-from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
+from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable, too_poor
 from penstock.services.acceptance.pipeline import asked_of_plans
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.types.planned import CascadeChoice, Cost, RunnerUp
@@ -332,11 +332,9 @@ class FormChoice:
             of = f"{self._words(form)}, the best of {len(self.all)} cascades"
             return Unreachable(f"{known} ({of})", known.best, known.binds)
         best, unfit = self.bounds[form].reached, "; ".join(self.unfit.values())
-        return Unreachable(
-            f"min quality binds: no cascade of the candidates reaches quality {self.options.min_quality:g}: the best, "
-            f"{self._words(form)}, has {rounded_down(best)}{f' ({unfit})' if unfit else ''}",
-            best,
-            Binds.MIN_QUALITY,
+        why = f"no cascade of the candidates reaches quality {self.options.min_quality:g}"
+        return too_poor(
+            f"{why}: the best, {self._words(form)}, has {rounded_down(best)}{f' ({unfit})' if unfit else ''}", best
         )
 
     def _words(self, form: Form) -> str:

@@ -27,7 +27,7 @@ from penstock.planner_service.routing.goals import (
 )
 from penstock.planner_service.routing.grid import EPSILON
 from penstock.planner_service.routing.quality import JudgedSample, route
-from penstock.planner_service.routing.solution import Binds, Solution, Unreachable
+from penstock.planner_service.routing.solution import Binds, Solution, Unreachable, too_poor, too_slow
 from penstock.types.planning import Objective
 
 TIGHTENED = 8  # times that a limit is lowered because a plan missed it on the other stretches
@@ -100,12 +100,9 @@ class PlanSearch:
                 return plan
             least_s = min(least_s, interval.mean)
             limit_s *= MARGIN * options.max_latency_s / interval.mean
-        raise Unreachable(
-            f"max latency binds: no plan was found whose {options.latency_words} is {options.max_latency_s:g} s on "
-            f"{len(runs)} other stretches of the trace: the least was {rounded_up(least_s)} s",
-            least_s,
-            Binds.MAX_LATENCY,
-        )
+        why = f"no plan was found whose {options.latency_words} is {options.max_latency_s:g} s"
+        on = f"on {len(runs)} other stretches of the trace"
+        raise too_slow(f"{why} {on}: the least was {rounded_up(least_s)} s", least_s)
 
     def deployer(self, demand: Demand) -> tuple[Deployer, dict[str, str]]:
         """(the deployment solver for a demand, tiers that fit nowhere with the reason)."""
@@ -140,12 +137,8 @@ class PlanSearch:
             solution = sustaining(deployer, lambda: _spread(deployer, solution))
         plan = outcome(self.site, demand, solution, deployer, reasons)
         if options.min_quality is not None and plan.quality < options.min_quality - EPSILON:
-            raise Unreachable(
-                f"min quality binds: too few requests for the tier that reaches quality {options.min_quality:g}: the best "
-                f"without it has {rounded_down(plan.quality)}",
-                plan.quality,
-                Binds.MIN_QUALITY,
-            )
+            why = f"too few requests for the tier that reaches quality {options.min_quality:g}"
+            raise too_poor(f"{why}: the best without it has {rounded_down(plan.quality)}", plan.quality)
         return dataclasses.replace(plan, budget=options.budget, goal=self.options.aim)
 
     def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> Solution:
@@ -261,9 +254,5 @@ def _spread(deployer: Deployer, solution: Solution) -> Solution:
 def _latency_binds(least_s: float, options: Options, min_quality: float, quality: float | None = None) -> Unreachable:
     limit_s = options.max_latency_s
     within = "" if quality is None else f"; within {limit_s:g} s the most quality is {rounded_down(quality)}"
-    return Unreachable(
-        f"max latency binds: at quality {min_quality:g} the least {options.latency_words} is {rounded_up(least_s)} s, "
-        f"not {limit_s:g} s{within}",
-        least_s,
-        Binds.MAX_LATENCY,
-    )
+    why = f"at quality {min_quality:g} the least {options.latency_words} is {rounded_up(least_s)} s, not {limit_s:g} s"
+    return too_slow(f"{why}{within}", least_s)

@@ -25,7 +25,7 @@ from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.goals import no_deployment, sustaining
 from penstock.planner_service.routing.grid import INFEASIBLE, Grid, Point, lowest
 from penstock.planner_service.routing.quality import JudgedSample, replies, route
-from penstock.planner_service.routing.solution import Binds, Deployment, Proof, Solution, Unreachable
+from penstock.planner_service.routing.solution import Deployment, Proof, Solution, too_slow
 from penstock.planner_service.simulator.felt import felt_s, percentile_s
 from penstock.planner_service.simulator.workload import Floats
 from penstock.types.planning import Objective
@@ -143,12 +143,9 @@ class EndToEnd:
         solution = self._sustaining(lambda: self._nearest(tried, able, start, max_latency_s, is_lean=is_lean))
         least_s = self._seconds_whole(solution.thresholds, solution.deployment)
         if least_s > max_latency_s:
-            raise Unreachable(
-                f"max latency binds: no plan was found whose {self._deployer.latency_words} is at most {max_latency_s:g} s: "
-                f"the least is {least_s:.4g} s",
-                least_s,
-                Binds.MAX_LATENCY,
-            )
+            words = self._deployer.latency_words
+            why = f"no plan was found whose {words} is at most {max_latency_s:g} s: the least is {least_s:.4g} s"
+            raise too_slow(why, least_s)
         return solution
 
     def _nearest(

@@ -29,7 +29,7 @@ from penstock.planner_service.routing.grid import (
 )
 from penstock.planner_service.routing.pattern_search import pattern_search
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev, route
-from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable
+from penstock.planner_service.routing.solution import Proof, Solution, Unreachable, too_poor, too_slow
 from penstock.planner_service.simulator.workload import Floats
 
 MOST_TRIED = 100  # routings that a search for the highest rate tries at each
@@ -181,12 +181,8 @@ def begin_within(
 
     point = first_within(grid, able, fits, [p for p in map(grid.nearest, begin) if p in able], MOST_TRIED)
     if point is None:
-        raise Unreachable(
-            f"max latency binds: no routing of quality {min_quality:g} was found whose {deployer.latency_words} is at most "
-            f"{max_latency_s:g} s on {deployer.gpus} GPUs",
-            INFEASIBLE,
-            Binds.MAX_LATENCY,
-        )
+        within = f"{deployer.latency_words} is at most {max_latency_s:g} s on {deployer.gpus} GPUs"
+        raise too_slow(f"no routing of quality {min_quality:g} was found whose {within}", INFEASIBLE)
     return _solution(deployer, grid, Searched(point, 0.0, Proof.SEARCHED, 1.0), gap=None)
 
 
@@ -241,8 +237,7 @@ def _able(judged: JudgedSample, min_quality: float) -> tuple[Grid, list[Point]]:
     points = grid.at_least(min_quality)
     if not points:
         best = float(grid.qualities.max())
-        reason = f"no thresholds reach quality {min_quality:g}: the best is {rounded_down(best)}"
-        raise Unreachable(f"min quality binds: {reason}", best, Binds.MIN_QUALITY)
+        raise too_poor(f"no thresholds reach quality {min_quality:g}: the best is {rounded_down(best)}", best)
     return grid, points
 
 
@@ -263,12 +258,9 @@ def no_deployment(deployer: Deployer, what: str, best: float) -> Unreachable:
 def _too_slow(deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample) -> Unreachable:
     """That no routing of the quality is so fast; Unreachable is raised where none fits the GPUs at all."""
     least_s = least_latency(deployer, min_quality, judged).deployment.latency_s
-    return Unreachable(
-        f"max latency binds: no routing of quality {min_quality:g} has a {deployer.latency_words} of {max_latency_s:g} s on "
-        f"{deployer.gpus} GPUs: the least is {rounded_up(least_s)} s",
-        least_s,
-        Binds.MAX_LATENCY,
-    )
+    within = f"a {deployer.latency_words} of {max_latency_s:g} s on {deployer.gpus} GPUs"
+    why = f"no routing of quality {min_quality:g} has {within}: the least is {rounded_up(least_s)} s"
+    return too_slow(why, least_s)
 
 
 def _fastest_within(deployer: Deployer, max_latency_s: float, judged: JudgedSample) -> Solution:
@@ -281,8 +273,8 @@ def _fastest_within(deployer: Deployer, max_latency_s: float, judged: JudgedSamp
     least_s = fastest.deployment.latency_s
     if least_s <= max_latency_s:
         return fastest
-    reason = f"no routing has a {deployer.latency_words} of {max_latency_s:g} s: the least is {rounded_up(least_s)} s"
-    raise Unreachable(f"max latency binds: {reason}", least_s, Binds.MAX_LATENCY)
+    why = f"no routing has a {deployer.latency_words} of {max_latency_s:g} s: the least is {rounded_up(least_s)} s"
+    raise too_slow(why, least_s)
 
 
 def rounded_up(value: float) -> str:
@@ -366,5 +358,4 @@ def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSa
 def _check_alone(judged: JudgedSample, min_quality: float) -> None:
     best = max(judged.most, float(judged.quality.mean(axis=0).max()))
     if best < min_quality:
-        reason = f"no tier alone reaches quality {min_quality:g}: the best has {rounded_down(best)}"
-        raise Unreachable(f"min quality binds: {reason}", best, Binds.MIN_QUALITY)
+        raise too_poor(f"no tier alone reaches quality {min_quality:g}: the best has {rounded_down(best)}", best)

@@ -83,6 +83,16 @@ class Unreachable(Exception):
         return 3, -self.best
 
 
+def too_slow(why: str, least_s: float) -> Unreachable:
+    """That a latency binds. least_s: what can be had."""
+    return Unreachable(f"max latency binds: {why}", least_s, Binds.MAX_LATENCY)
+
+
+def too_poor(why: str, best: float) -> Unreachable:
+    """That a quality binds. best: what can be had."""
+    return Unreachable(f"min quality binds: {why}", best, Binds.MIN_QUALITY)
+
+
 def best_of(attempts: Iterable[Callable[[], _Plan]], rank: Callable[[_Plan], tuple[float, float]]) -> _Plan:
     """The plan of the lowest rank that the attempts give; of equals the first.
 
