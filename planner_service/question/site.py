@@ -257,7 +257,7 @@ def with_drafts(judged: JudgedSample, site: Site) -> JudgedSample:
     drafts = []
     for tier, acceptance in enumerate(site.draft_acceptance):
         inputs, outputs = judged.input_tokens, judged.output_tokens[:, tier]
-        means = [float(tokens.mean()) for tokens in (inputs, outputs, judged.cached)]
+        means = float(inputs.mean()), float(outputs.mean()), float(judged.cached.mean())
         kinds = replica_kinds(site, tier, site.gpus, int((inputs + outputs).max()))[0] if tier and acceptance else []
         served = {
             window: max(kind.capacity_per_s(*means, window, acceptance) / kind.shape.gpus for kind in kinds)

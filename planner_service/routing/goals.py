@@ -59,7 +59,7 @@ def sustained(
     """The search, whose solution sustains the rate; see `sustaining`."""
 
     @functools.wraps(search)
-    def searched(deployer: Deployer, *args: _Args.args, **kwargs: _Args.kwargs) -> Solution:
+    def searched(deployer: Deployer, /, *args: _Args.args, **kwargs: _Args.kwargs) -> Solution:
         return sustaining(deployer, lambda: search(deployer, *args, **kwargs))
 
     return searched

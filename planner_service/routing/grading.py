@@ -129,5 +129,5 @@ def tier_load(
     row, arrival_s, inputs, outputs, cached, graded = (np.concatenate(column) for column in zip(*parts, strict=True))
     priority = np.where(graded == OWN, 0, GRADES_FIRST).astype(np.int64)
     order = np.argsort(arrival_s, kind="stable")
-    work = Workload(*(column[order] for column in (arrival_s, inputs, outputs, priority, cached)))
+    work = Workload(arrival_s[order], inputs[order], outputs[order], priority[order], cached[order])
     return TierLoad(work, row[order], graded[order])
