@@ -58,9 +58,8 @@ class RuleSearch:
         else:
             self._search.most_simulations = AT_MOST * max(before or self._last, LEAST_SIMULATIONS / AT_MOST) - before
         for choice in self._ranked(best)[: self._most] if len(self._site.tiers) > 1 else ():
-            if (
-                self._search.simulations + self._last > self._search.most_simulations
-            ):  # if it takes as many as the last one
+            # no plan is begun that is over the limit if it takes as many as the last one
+            if self._search.simulations + self._last > self._search.most_simulations:
                 break
             try:
                 tried = self._under(choice.rules, choice.thresholds, 0.0 if best is None else best.rate_per_s or 0.0)
