@@ -42,7 +42,7 @@ from penstock.planner_service.simulator import Workload
 from penstock.planner_service.simulator.cluster import Cluster, Moves
 from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
 from penstock.planner_service.simulator.policies import LeastWork, Policy
-from penstock.planner_service.simulator.staged import Refinement, Staged
+from penstock.planner_service.simulator.staged import Staged
 from penstock.planner_service.stages.partition import MoveCost, Problem, exponential_cuts
 from penstock.planner_service.stages.profile import batches_of
 from penstock.planner_service.stages.proposals import propose
@@ -145,7 +145,7 @@ def by_class(work: Workload, served: ClusterServed) -> list[dict[str, float]]:
 
 def staged(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
     def policy(cluster: Cluster) -> Policy:
-        return Staged(cluster, layout, qoe, Refinement.QUALITY)
+        return Staged(cluster, layout, qoe)
 
     return policy
 

@@ -1,6 +1,5 @@
 """Length stages in a simulated cluster, decided by the code that serves: `services.domain.stages` and `dispatch`. No I/O."""
 
-import enum
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,19 +13,10 @@ from penstock.services.domain.stages.layout import StageLayout
 from penstock.services.domain.stages.overload import excess_tokens, to_hand_over
 from penstock.services.domain.stages.places import by_preference, outgrown_to, peers, successors
 from penstock.services.domain.stages.qoe import BatchLoad, InFlight
-from penstock.services.domain.stages.refinement import RefineBy, averaged, refine
+from penstock.services.domain.stages.refinement import averaged, refine
 from penstock.services.domain.stages.worth import worth_moving
 from penstock.types.mesh_status import StagePlace
 from penstock.types.plans import QoeModel
-
-
-class Refinement(enum.Enum):
-    """What moves an instance's boundary."""
-
-    NONE = "none"
-    QUALITY = "quality"
-    QUANTITY = "quantity"
-    MEMORY = "memory"
 
 
 class Staged(Policy):
@@ -37,13 +27,11 @@ class Staged(Policy):
         cluster: Cluster,
         layout: StageLayout,
         qoe: QoeModel,
-        refinement: Refinement = Refinement.QUALITY,
-        within_stages: bool = True,
     ) -> None:
         super().__init__(cluster)
         if layout.instances != cluster.instances:
             raise invalid("layout", f"holds {layout.instances} instances, the cluster {cluster.instances}")
-        self._layout, self._qoe, self._refinement, self._within = layout, qoe, refinement, within_stages
+        self._layout, self._qoe = layout, qoe
         self._names = [f"{i:04}" for i in range(cluster.instances)]
         self._number = {name: i for i, name in enumerate(self._names)}
         self._places: dict[str, StagePlace | None] = {}
@@ -75,7 +63,7 @@ class Staged(Policy):
         held = [cluster.held(i) for i in range(cluster.instances)]
         self._load = [sum(s.tokens for s in one) for one in held]
         self._batch = [BatchLoad.of(one) for one in held]
-        if self._refinement is not Refinement.NONE and cluster.now_s - self._refined_s >= cluster.moves.refine_s:
+        if cluster.now_s - self._refined_s >= cluster.moves.refine_s:
             self._refined_s = cluster.now_s
             self._refine(held)
 
@@ -116,7 +104,6 @@ class Staged(Policy):
                 self._qoe,
                 least=place.from_tokens + 1,
                 most=stages[place.stage + 1].to_tokens - 1,
-                by=RefineBy(self._refinement.value),
             ).boundary
         self._boundary = boundary
         for i, name in enumerate(self._names):
@@ -137,7 +124,7 @@ class Staged(Policy):
             able = outgrown_to(self._others[source], place.stage, tokens) if tokens >= place.to_tokens else []
             if able and self._worth(r, source, able):
                 self._ask(r, source, able)
-        if not self._within or not movable:
+        if not movable:
             return
         beside = self._beside[source]
         excess = excess_tokens(self._load[source] - sender.tokens, [self._load[self._number[n]] for n in beside])

@@ -137,10 +137,6 @@ class Receiver:
         return request_id in self._won
 
     @property
-    def request_ids(self) -> tuple[str, ...]:
-        return tuple(self._won)
-
-    @property
     def buffered_tokens(self) -> int:
         """Total length of the requests won and not yet received."""
         return sum(w.ask.tokens for w in self._won.values())

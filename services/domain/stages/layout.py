@@ -1,6 +1,5 @@
 """Length stages: the ranges of sequence lengths that instances of a tier serve. No I/O."""
 
-import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -54,10 +53,6 @@ class StageLayout:
     def cuts(self) -> tuple[int, ...]:
         """The first length of every stage but the first, where sequences move to the next stage."""
         return tuple(stage.from_tokens for stage in self.stages[1:])
-
-    def stage_of(self, tokens: int) -> int:
-        """The index of the stage for this length; the last one for longer sequences."""
-        return bisect.bisect_right(self.cuts, tokens)
 
     def stage_of_instance(self, instance: int) -> int:
         """The stage of the instance with this index (from 0); the last one for indices beyond the layout."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 OVERLOAD_MARGIN = 0.25  # demand above the stage's average, relative to it
 
 
-def excess_tokens(own_tokens: float, peers_tokens: Seq[float], margin: float = OVERLOAD_MARGIN) -> float:
+def excess_tokens(own_tokens: float, peers_tokens: Seq[float]) -> float:
     """Demand of this instance above its stage's average; 0 if it is not overloaded.
 
     own_tokens: demand of this instance without requests already offered to others. peers_tokens: of the other instances.
@@ -17,7 +17,7 @@ def excess_tokens(own_tokens: float, peers_tokens: Seq[float], margin: float = O
     if not peers_tokens:
         return 0.0
     average = (own_tokens + sum(peers_tokens)) / (1 + len(peers_tokens))
-    return own_tokens - average if own_tokens > (1 + margin) * average else 0.0
+    return own_tokens - average if own_tokens > (1 + OVERLOAD_MARGIN) * average else 0.0
 
 
 def to_hand_over(running: Mapping[str, int], excess: float) -> str | None:

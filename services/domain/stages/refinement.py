@@ -15,14 +15,6 @@ LEAST_REQUESTS = 5  # with fewer sequences the boundary does not change
 SMOOTHING = 0.3  # weight of a new split; the paper smooths and gives no weight
 
 
-class RefineBy(enum.Enum):
-    """The quantity that a split minimises. The last two are baselines of the paper (section 6.5)."""
-
-    QUALITY = "quality"
-    QUANTITY = "quantity"
-    MEMORY = "memory"
-
-
 class Outcome(enum.Enum):
     """The result of a refinement."""
 
@@ -49,7 +41,7 @@ def averaged(successors: Iterable[Seq[InFlight]]) -> Seq[InFlight]:
     )
 
 
-def best_split(ordered: Seq[InFlight], qoe: QoeModel, by: RefineBy = RefineBy.QUALITY) -> int:
+def best_split(ordered: Seq[InFlight], qoe: QoeModel) -> int:
     """B = argmin over 0 <= i < N of Q(R[:i]) + Q(R[i:]), where R is `ordered` by length; the smallest of equal ones.
 
     Raises:
@@ -61,14 +53,7 @@ def best_split(ordered: Seq[InFlight], qoe: QoeModel, by: RefineBy = RefineBy.QU
     lower = BatchLoad()
     best, best_cost = 0, float("inf")
     for i, sequence in enumerate(ordered):
-        right = _minus(total, lower)
-        match by:
-            case RefineBy.QUALITY:
-                cost = batch_quality(qoe, lower) + batch_quality(qoe, right)
-            case RefineBy.QUANTITY:
-                cost = abs(lower.requests - right.requests)
-            case RefineBy.MEMORY:
-                cost = abs(lower.tokens - right.tokens)
+        cost = batch_quality(qoe, lower) + batch_quality(qoe, _minus(total, lower))
         if cost < best_cost:
             best, best_cost = i, cost
         lower = _plus(lower, sequence)
@@ -83,8 +68,6 @@ def refine(
     *,
     least: int,
     most: int,
-    by: RefineBy = RefineBy.QUALITY,
-    smoothing: float = SMOOTHING,
 ) -> Refined:
     """The next boundary.
 
@@ -96,8 +79,8 @@ def refine(
     ordered = sorted((*own, *successor))
     if len(ordered) < LEAST_REQUESTS:
         return Refined(boundary, Outcome.THIN_TRAFFIC)
-    split = ordered[best_split(ordered, qoe, by)].tokens
-    smoothed = boundary + smoothing * (split - boundary)
+    split = ordered[best_split(ordered, qoe)].tokens
+    smoothed = boundary + SMOOTHING * (split - boundary)
     return Refined(min(max(smoothed, least), most), Outcome.SPLIT)
 
 
