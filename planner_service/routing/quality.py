@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from penstock.planner_service.simulator.felt import Replies
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints
-from penstock.services.acceptance import pipeline
 from penstock.services.acceptance.judged import JudgedSample as JudgedSample
 from penstock.services.acceptance.threshold import SKIPPED as SKIPPED
 from penstock.services.domain.errors import invalid
@@ -44,7 +43,7 @@ def route(sample: JudgedSample, thresholds: Sequence[float]) -> Routed:
     tiers = len(sample.tiers)
     if len(thresholds) != tiers - 1:
         raise invalid("thresholds", f"{tiers} tiers have {tiers - 1} thresholds, not {len(thresholds)}")
-    processed = pipeline.processed(sample.comparable, thresholds, passed_over=sample.passed_over, routed=sample.routed)
+    processed = sample.processed(thresholds)
     answered = sample.delivered(processed)
     return Routed(processed, answered, float(sample.quality[np.arange(len(sample)), answered].mean()))
 

@@ -1,7 +1,7 @@
 """What is kept of a request's answers that were not accepted. No I/O."""
 
 from penstock.router_service.generation.tier_answer import TierAnswer
-from penstock.services.acceptance.pipeline import best_of
+from penstock.services.acceptance.best_answer import best_of
 from penstock.types.requests import Draft
 
 

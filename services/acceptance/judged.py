@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.services.acceptance import pipeline
 from penstock.services.acceptance.arrays import Bools, Floats, Ints
+from penstock.services.acceptance.best_answer import delivered
+from penstock.services.acceptance.pipeline import RULES
 from penstock.services.acceptance.threshold import levels
 from penstock.services.domain.errors import invalid
 from penstock.types.rules import AcceptanceRules
 
+OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
 OF_ANSWERS = ("predicted", "passed_over", "known_quality", "long_enough", "refused")
 
 
@@ -159,7 +161,11 @@ class JudgedSample:
 
     def under(self, rules: AcceptanceRules) -> "JudgedSample":
         """The same prompts under the routing of a plan."""
-        return pipeline.under(self, rules)
+        answers = self
+        for rule in RULES:
+            if value := rule.value(rules):
+                answers = rule.under(answers, value)
+        return answers
 
     @property
     def lead(self) -> Floats:
@@ -185,8 +191,25 @@ class JudgedSample:
 
     @property
     def comparable(self) -> Floats:
-        """(N, C) the scores that thresholds are compared with; see `pipeline.compared`."""
-        return pipeline.compared(self.scores, long_enough=self.long_enough, passed_over=self.passed_over)
+        """(N, C) what thresholds are compared with, so that all rules hold by that comparison alone: over all thresholds
+        where a long answer is accepted, below all of them where the tier is passed over."""
+        scores = self.scores if self.long_enough is None else np.where(self.long_enough, OVER_THRESHOLDS, self.scores)
+        return scores if self.passed_over is None else np.where(self.passed_over, -1.0, scores)
+
+    def processed(self, thresholds: Sequence[float]) -> Bools:
+        """(C, N) who reaches each tier: each prompt escalates until an answer is accepted. A tier whose threshold is above
+        100 is not asked; where prompts are `routed`, tiers whose score is not enough are not."""
+        scores, result = self.comparable, np.zeros(self.scores.T.shape, np.bool_)
+        escalating = np.ones(len(self), np.bool_)
+        for tier, threshold in enumerate(thresholds):
+            if threshold > 100:
+                continue
+            result[tier] = escalating if self.passed_over is None else escalating & ~self.passed_over[:, tier]
+            accepted = result[tier] & (scores[:, tier] >= threshold)
+            result[tier] = accepted if self.routed else result[tier]
+            escalating = escalating & ~accepted
+        result[-1] = escalating
+        return result
 
     @property
     def streams_last(self) -> bool:
@@ -200,7 +223,7 @@ class JudgedSample:
 
     def delivered(self, processed: Bools) -> Ints:
         """(N) the tier whose answer is the reply. processed (C, N): who reaches each tier."""
-        return pipeline.delivered(self.scores.T, processed, highest=self.highest_delivered)
+        return delivered(self.scores.T, processed, highest=self.highest_delivered)
 
     def held(self, processed: Bools) -> Bools:
         """(N) whether the answer of the last tier that a request reaches is judged before it is delivered, and not streamed.

@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.services.acceptance.best_answer import BestAnswer
-from penstock.services.acceptance.best_answer import best_of as best_of
-from penstock.services.acceptance.best_answer import delivered as delivered
 from penstock.services.acceptance.long_answers import LongAnswersAccepted, stands_by_length
 from penstock.services.acceptance.rule import AcceptanceRule
 from penstock.services.acceptance.skip_for import SkippingForAnother, gains_enough
@@ -23,7 +21,6 @@ from penstock.types.ranges import range_problems
 from penstock.types.rules import AcceptanceRules, PlanRules, RuleOptions, TierRules, rules_of
 
 if TYPE_CHECKING:
-    from penstock.services.acceptance.arrays import Bools, Floats
     from penstock.services.acceptance.judged import JudgedSample
 
 RULES: tuple[AcceptanceRule, ...] = (
@@ -36,18 +33,13 @@ RULES: tuple[AcceptanceRule, ...] = (
 OF_TIERS = tuple(rule for rule in RULES if rule.of_tiers)
 OF_PLANS = tuple(rule for rule in RULES if not rule.of_tiers)
 NO_RULES = AcceptanceRules()
-OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
 
 
 def rules_of_plan(plan: Plan) -> AcceptanceRules:
     """Those of a plan that is served."""
     lower = plan.tiers[:-1]
-    columns = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
-    return rules_by_name(columns | rules_of(plan))
-
-
-def rules_by_name(values: Mapping[str, Any]) -> AcceptanceRules:
-    return AcceptanceRules(**values)
+    columns: dict[str, Any] = {rule.field: tuple(rule.value(tier) for tier in lower) for rule in OF_TIERS}
+    return AcceptanceRules(**columns, **rules_of(plan))
 
 
 def joined(one: AcceptanceRules, other: AcceptanceRules) -> AcceptanceRules:
@@ -63,12 +55,11 @@ def joined(one: AcceptanceRules, other: AcceptanceRules) -> AcceptanceRules:
 
 def of_tiers(rules: AcceptanceRules, used: Sequence[bool]) -> AcceptanceRules:
     """The rules of those tiers alone."""
-
-    def masked(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(value if is_used else None for value, is_used in zip(values, used, strict=True))
-
-    columns = {rule.field: rule.value(rules) for rule in OF_TIERS}
-    changed: dict[str, Any] = {name: masked(values) for name, values in columns.items() if values}
+    changed: dict[str, Any] = {
+        rule.field: tuple(value if is_used else None for value, is_used in zip(values, used, strict=True))
+        for rule in OF_TIERS
+        if (values := rule.value(rules))
+    }
     return replace(rules, **changed)
 
 
@@ -89,14 +80,6 @@ def kinds_of(rules: AcceptanceRules) -> tuple[bool, ...]:
     return tuple(any(each is not None for each in value) if rule.of_tiers else bool(value) for rule, value in values)
 
 
-def under(answers: "JudgedSample", rules: AcceptanceRules) -> "JudgedSample":
-    """The same prompts under these rules."""
-    for rule in RULES:
-        if value := rule.value(rules):
-            answers = rule.under(answers, value)
-    return answers
-
-
 def asked(options: RuleOptions) -> list[AcceptanceRule]:
     """The rules that a question asks for, of those of which choices are tried."""
     return [rule for rule in RULES if rule.asked(options)]
@@ -104,7 +87,8 @@ def asked(options: RuleOptions) -> list[AcceptanceRule]:
 
 def asked_of_plans(options: RuleOptions) -> AcceptanceRules:
     """The rules for all tiers that a question asks for."""
-    return rules_by_name({rule.field: True for rule in OF_PLANS if rule.asked(options)})
+    chosen: dict[str, Any] = {rule.field: True for rule in OF_PLANS if rule.asked(options)}
+    return AcceptanceRules(**chosen)
 
 
 def candidates(judged: "JudgedSample", options: RuleOptions) -> list[list[AcceptanceRules]]:
@@ -113,10 +97,10 @@ def candidates(judged: "JudgedSample", options: RuleOptions) -> list[list[Accept
     for tier in range(tiers):
         for rule in asked(options):
             if rule.of_tiers:
-                columns = [
+                columns: list[Any] = [
                     tuple(choice if i == tier else None for i in range(tiers)) for choice in rule.choices(judged, tier)
                 ]
-                result.append([rules_by_name({rule.field: column}) for column in columns])
+                result.append([AcceptanceRules(**{rule.field: column}) for column in columns])
     return result
 
 
@@ -178,42 +162,3 @@ def lowest_accepted(tier: TierPlan, counted_tokens: int) -> float:
     """The score from which on an answer is accepted: the threshold, or that for long answers."""
     threshold, rule = tier.threshold or 0.0, tier.long_answers
     return threshold if rule is None or counted_tokens < rule.from_tokens else min(threshold, rule.threshold)
-
-
-def compared(scores: "Floats", *, long_enough: "Bools | None", passed_over: "Bools | None") -> "Floats":
-    """(N, C) what thresholds are compared with, so that all rules hold by that comparison alone. All arguments are (N, C);
-    None where no answer is any.
-
-    Over all thresholds where a long answer is accepted; below all of them where the tier is passed over.
-    """
-    import numpy as np
-
-    result = scores if long_enough is None else np.where(long_enough, OVER_THRESHOLDS, scores)
-    return result if passed_over is None else np.where(passed_over, -1.0, result)
-
-
-def processed(
-    scores: "Floats",
-    thresholds: Sequence[float],
-    *,
-    passed_over: "Bools | None" = None,
-    routed: bool = False,
-) -> "Bools":
-    """(C, N) who reaches each tier: each prompt escalates until an answer is accepted.
-
-    scores (N, C): see `compared`. A tier whose threshold is above 100 is not asked. passed_over (N, C): who passes it over.
-    routed: tiers whose score is not enough are not asked.
-    """
-    import numpy as np
-
-    result = np.zeros(scores.T.shape, np.bool_)
-    escalating = np.ones(len(scores), np.bool_)
-    for tier, threshold in enumerate(thresholds):
-        if threshold > 100:
-            continue
-        result[tier] = escalating if passed_over is None else escalating & ~passed_over[:, tier]
-        accepted = result[tier] & (scores[:, tier] >= threshold)
-        result[tier] = accepted if routed else result[tier]
-        escalating = escalating & ~accepted
-    result[-1] = escalating
-    return result
