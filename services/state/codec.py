@@ -5,7 +5,6 @@ take their own and the one before it, so that the services of a mesh can be repl
 """
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Annotated
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
@@ -24,30 +23,6 @@ FORMAT = 2
 """Of what instances write of themselves. Of version 1 are registrations without a format."""
 MAX_COUNT = 2**53
 """Of anything that an instance counts: greater integers are no longer exact as floating point numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The part of an instance's entry that its whole tier reads: the state of the instance without its load.
-
-    epoch, sequence, draining, place: as in `InstanceRecord`. gone: the instance has deregistered.
-    """
-
-    epoch: float
-    sequence: int
-    draining: bool = False
-    place: StagePlace | None = None
-    gone: bool = False
-
-    @property
-    def version(self) -> tuple[float, int]:
-        return self.epoch, self.sequence
-
-    def record(self, registration: InstanceRecord, load: Load | None) -> InstanceRecord:
-        """The record of the instance. load: None if it has none, or was not read."""
-        return dataclasses.replace(
-            registration, sequence=self.sequence, draining=self.draining, place=self.place, load=load
-        )
 
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
@@ -123,8 +98,11 @@ def registration_from_json(data: bytes) -> InstanceRecord:
     return InstanceRecord(sequence=0, **{name: getattr(registration, name) for name in _OF_RECORDS})
 
 
-class _Head(BaseModel):
-    """at: (epoch, sequence). place: (stage, from_tokens, to_tokens)."""
+class Head(BaseModel):
+    """The part of an instance's entry that its whole tier reads: the state of the instance without its load.
+
+    at: (epoch, sequence). gone: the instance has deregistered. place: (stage, from_tokens, to_tokens).
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -133,21 +111,22 @@ class _Head(BaseModel):
     draining: bool = False
     place: tuple[Count, Count, Count] | None = None
 
+    @property
+    def epoch(self) -> float:
+        return self.at[0]
+
+    def record(self, registration: InstanceRecord, load: Load | None) -> InstanceRecord:
+        """The record of the instance. load: None if it has none, or was not read."""
+        place = None if self.place is None else StagePlace(*self.place)
+        return dataclasses.replace(registration, sequence=self.at[1], draining=self.draining, place=place, load=load)
+
 
 def head_to_json(record: InstanceRecord, *, gone: bool = False) -> bytes:
     """An instance's head."""
     place = None if record.place is None else dataclasses.astuple(record.place)
     at = (record.epoch, record.sequence)
-    head = _Head.model_construct(at=at, gone=gone, draining=record.draining, place=place)
+    head = Head.model_construct(at=at, gone=gone, draining=record.draining, place=place)
     return head.model_dump_json(exclude_defaults=True).encode()
-
-
-def head_from_json(data: bytes) -> Head:
-    """Raises:
-    ValueError: It is not the head of an entry; names the field.
-    """
-    head = from_json(_Head, data)
-    return Head(*head.at, head.draining, None if head.place is None else StagePlace(*head.place), head.gone)
 
 
 class _Load(BaseModel):

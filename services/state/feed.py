@@ -171,7 +171,7 @@ class MeshFeed(BackgroundWork):
             known = self.view.find(entry.instance_id)
             registration = self._registrations.get(entry.instance_id)
             if head.gone:
-                if known is not None and known.version <= head.version:
+                if known is not None and known.version <= head.at:
                     self.view.forget(entry.instance_id)
                     changed = True
             elif registration is not None and registration.epoch == head.epoch:

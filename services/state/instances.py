@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from penstock.services.domain.instances import InstanceRecord, Load
+from penstock.services.field_problems import from_json
 from penstock.services.state import codec
 from penstock.services.state.connection import as_bytes, state_errors
 from penstock.services.state.keys import Keys, group_of
@@ -86,7 +87,7 @@ class Entry(NamedTuple):
         if not self.body:
             raise ValueError(f"it has no time and lease, or more than {MAX_ENTRY_BYTES} bytes")
         head, _, load = self.body.partition(b"\n")
-        return codec.head_from_json(head), codec.load_from_json(load) if load else None
+        return from_json(codec.Head, head), codec.load_from_json(load) if load else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from redis.asyncio import Redis
-from redis.exceptions import WatchError
+from redis.asyncio.client import Pipeline
 
 from penstock.services.domain.errors import NotFound, RevisionConflict
 from penstock.services.state import codec
@@ -60,27 +60,24 @@ class PlanStore:
             RevisionConflict: `expected` is not the current revision.
             NotLeading: `leader` does not lead.
         """
+
+        async def publish_next(pipe: Pipeline) -> Plan:
+            if leader is not None:
+                leads = as_bytes(await pipe.get(self._keys.plan_leader) or b"").decode(errors="replace")
+                if leads != leader:
+                    raise NotLeading(f"planner {leads or 'none'} leads, not {leader}")
+            current = int(await pipe.get(self._keys.plan_revision) or 0)
+            if expected is not None and expected != current:
+                raise RevisionConflict(expected, current)
+            published = dataclasses.replace(plan, revision=max(current, at_least) + 1)
+            pipe.multi()  # type: ignore[no-untyped-call]
+            pipe.set(self._keys.plan(published.revision), codec.plan_to_json(published))
+            pipe.set(self._keys.plan_revision, published.revision)
+            if published.revision > KEPT_REVISIONS:
+                pipe.delete(self._keys.plan(published.revision - KEPT_REVISIONS))
+            return published
+
+        watched = self._keys.plan_revision, self._keys.plan_leader
         with state_errors():
-            async with self._redis.pipeline(transaction=True) as pipe:
-                while True:
-                    try:
-                        await pipe.watch(self._keys.plan_revision, self._keys.plan_leader)
-                        if leader is not None:
-                            leads = as_bytes(await pipe.get(self._keys.plan_leader) or b"").decode(errors="replace")
-                            if leads != leader:
-                                raise NotLeading(f"planner {leads or 'none'} leads, not {leader}")
-                        stored = await pipe.get(self._keys.plan_revision)
-                        current = int(stored) if stored is not None else 0
-                        if expected is not None and expected != current:
-                            raise RevisionConflict(expected, current)
-                        published = dataclasses.replace(plan, revision=max(current, at_least) + 1)
-                        data = codec.plan_to_json(published)
-                        pipe.multi()  # type: ignore[no-untyped-call]
-                        pipe.set(self._keys.plan(published.revision), data)
-                        pipe.set(self._keys.plan_revision, published.revision)
-                        if published.revision > KEPT_REVISIONS:
-                            pipe.delete(self._keys.plan(published.revision - KEPT_REVISIONS))
-                        await pipe.execute()
-                        return published
-                    except WatchError:
-                        continue
+            published: Plan = await self._redis.transaction(publish_next, *watched, value_from_callable=True)
+        return published

@@ -12,7 +12,6 @@ from penstock.services.state.connection import as_bytes, state_errors
 from penstock.services.state.keys import Keys
 
 KEPT_DAYS = 400
-MEASURES = ("requests", "prompt_tokens", "output_tokens", "tier_seconds", "cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,8 @@ class UsageOf:
 
 
 Usage = dict[UsageOf, dict[str, float]]
-"""By measure (`MEASURES`): requests; tokens; seconds that requests spent at the tier; cost in the unit of the prices."""
+"""By measure: requests, prompt_tokens, output_tokens; tier_seconds that requests spent at the tier; cost in the unit of the
+prices."""
 
 
 class UsageStore:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from redis.asyncio import Redis
 from penstock.services.domain.errors import NotFound, RevisionConflict
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role, SloHeadroom
 from penstock.services.domain.mesh_view import MeshView
+from penstock.services.field_problems import from_json
 from penstock.services.stalls import STALL_S, TICK_S
 from penstock.services.state import codec, instances
 from penstock.services.state.connection import StateUnavailable, connect, connect_blocking
@@ -55,13 +57,13 @@ def test_records_and_plans_survive_json() -> None:
         registration = codec.registration_from_json(codec.registration_to_json(each))
         assert (registration.sequence, registration.load, registration.place) == (0, None, None)
         read = None if each.load is None else codec.load_from_json(codec.load_to_json(each.load))
-        assert codec.head_from_json(codec.head_to_json(each)).record(registration, read) == each
-    assert codec.head_from_json(codec.head_to_json(full, gone=True)).gone
+        assert from_json(codec.Head, codec.head_to_json(each)).record(registration, read) == each
+    assert from_json(codec.Head, codec.head_to_json(full, gone=True)).gone
     assert codec.plan_from_json(codec.plan_to_json(PLAN)) == PLAN
     for broken in (b"{", b"[]", b"\xff", b"[" * 100_000, b'{"instance_id": 1}', b'{"at": [1.0]}', b'{"run": 1}'):
         for decode in (
             codec.registration_from_json,
-            codec.head_from_json,
+            partial(from_json, codec.Head),
             codec.load_from_json,
             codec.plan_from_json,
         ):
