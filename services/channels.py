@@ -4,9 +4,9 @@ import json
 import time
 from contextlib import AbstractAsyncContextManager
 
-from grpc import aio
+from grpc import aio, ssl_channel_credentials
 
-from penstock.services.access.certificates import SERVER_NAME, CertificateFiles, channel_credentials
+from penstock.services.access.certificates import SERVER_NAME, CertificateFiles
 from penstock.services.domain.instances import Role
 
 RETIRED_S = 900.0
@@ -78,7 +78,7 @@ class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):
         if channel is not None:
             self._retired.append((time.monotonic(), channel))
         name = ("grpc.ssl_target_name_override", SERVER_NAME.format(role=role.value))
-        credentials = channel_credentials(certificates)
+        credentials = ssl_channel_credentials(certificates.authorities, certificates.key, certificates.chain)
         channel = self._channels[address] = aio.secure_channel(address, credentials, (*CHANNEL_OPTIONS, name))
         self._versions[address] = certificates.version
         return channel

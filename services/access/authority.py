@@ -79,23 +79,36 @@ def rotate(folder: Path, days: int, *, authority: bool = False) -> None:
 def _new_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Penstock mesh authority {serial:x}"[:64])])
-    now = datetime.datetime.now(datetime.UTC)
+    name = _name(f"Penstock mesh authority {serial:x}"[:64])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and lists
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(serial)
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + datetime.timedelta(days=AUTHORITY_DAYS))
+        _unsigned(name, name, key, serial, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
     return certificate, key
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _unsigned(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, serial: int, days: float
+) -> x509.CertificateBuilder:
+    """A certificate that is valid from now on, for so many days."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
 
 
 def _issue(
@@ -108,18 +121,11 @@ def _issue(
 ) -> None:
     """Write the certificate of a role with a new key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    now = datetime.datetime.now(datetime.UTC)
     names = [x509.DNSName(SERVER_NAME.format(role=role)), *map(_host_name, hosts)]
     identity = x509.UniformResourceIdentifier(f"{IDENTITY_PREFIX}{role}")
     purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"penstock {role}")]))
-        .issuer_name(authority.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        _unsigned(_name(f"penstock {role}"), authority.subject, key, x509.random_serial_number(), days)
         .add_extension(x509.SubjectAlternativeName([*names, identity]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(purposes, critical=False)

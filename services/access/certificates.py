@@ -49,7 +49,7 @@ class CertificateFiles:
 
     def __init__(self, identity: Path, authorities: Path | None = None, key: Path | None = None) -> None:
         """identity: certificate and, unless `key` names another file, its private key."""
-        self._identity, self._authorities, self._key = identity, authorities, key
+        self.identity, self.key_file, self._authorities = identity, key or identity, authorities
         self._state = self._read_state()
         self._current = self._read(1)
         self._looked_s = time.monotonic()
@@ -58,14 +58,6 @@ class CertificateFiles:
     def of_role(cls, folder: Path, role: str) -> "CertificateFiles":
         """The certificates of a role in the folder of a mesh."""
         return cls(folder / f"{role}.pem", folder / "ca.pem")
-
-    @property
-    def identity(self) -> Path:
-        return self._identity
-
-    @property
-    def key_file(self) -> Path:
-        return self._key or self._identity
 
     def current(self) -> Certificates:
         """The certificates, read again if a file has changed. What cannot be read changes nothing."""
@@ -78,24 +70,24 @@ class CertificateFiles:
             try:
                 self._current = self._read(self._current.version + 1)
                 self._state = state
-                _log.info("new certificates from %s", self._identity)
+                _log.info("new certificates from %s", self.identity)
             except SettingsError as error:
                 _log.error("the certificates stay as they were: %s", error)
         return self._current
 
     def _read(self, version: int) -> Certificates:
         authorities = _text(self._authorities) if self._authorities is not None else b""
-        identity, keys = _text(self._identity), _text(self._key or self._identity)
+        identity, keys = _text(self.identity), _text(self.key_file)
         chain = b"".join(match[0] for match in _PEM.finditer(identity) if match[1] == b"CERTIFICATE")
         key = b"".join(match[0] for match in _PEM.finditer(keys) if match[1].endswith(b"PRIVATE KEY"))
         if not key:
             raise SettingsError(f"tls: {self.key_file}: no private key")
         if not chain:
-            raise SettingsError(f"tls: {self._identity}: no certificate")
+            raise SettingsError(f"tls: {self.identity}: no certificate")
         return Certificates(authorities, key, chain, version)
 
     def _read_state(self) -> tuple[tuple[int, int], ...]:
-        paths = [path for path in (self._identity, self._authorities, self._key) if path is not None]
+        paths = [path for path in (self.identity, self.key_file, self._authorities) if path is not None]
         try:
             return tuple((status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in paths))
         except OSError:
@@ -122,11 +114,6 @@ def server_credentials(files: CertificateFiles, *, mutual: bool) -> grpc.ServerC
         return configuration(certificates)
 
     return grpc.dynamic_ssl_server_credentials(configuration(given), fetch, require_client_authentication=mutual)
-
-
-def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Credentials of a channel to another service."""
-    return grpc.ssl_channel_credentials(certificates.authorities, certificates.key, certificates.chain)
 
 
 class HttpCertificates:

@@ -46,12 +46,9 @@ def certified_roles(auth_context: Mapping[str, object]) -> Set[CallerRole]:
     """The role that the caller's certificate names, as a set; empty without one. TLS has verified the certificate."""
     names = auth_context.get("x509_subject_alternative_name", ())
     assert isinstance(names, list | tuple)
-    roles = {str(name, "utf-8", "replace").removeprefix(IDENTITY_PREFIX) for name in names if _is_identity(name)}
+    prefix = IDENTITY_PREFIX.encode()
+    roles = {str(name.removeprefix(prefix), "utf-8", "replace") for name in names if name.startswith(prefix)}
     return frozenset(role for role in CallerRole if role.value in roles and role is not CallerRole.CLIENT)
-
-
-def _is_identity(name: bytes) -> bool:
-    return name.startswith(IDENTITY_PREFIX.encode())
 
 
 def _named(roles: Set[CallerRole]) -> str:

@@ -12,21 +12,17 @@ _log = logging.getLogger(__name__)
 
 def restricted(settings: ServiceSettings, mesh: MeshFile, role: Role) -> ServiceSettings:
     """The settings with the addresses that this service may listen on; what changes is logged."""
-    certificates = settings.certificate_folder(mesh) is not None
-    keys = settings.key_file(mesh) is not None
-    authenticated = {"bind_host": keys if role is Role.ROUTER else certificates, "admin_host": certificates}
-    missing = {
-        "bind_host": "API keys (access.keys)" if role is Role.ROUTER else "certificates",
-        "admin_host": "certificates",
-    }
+    certificates = settings.certificate_folder(mesh) is not None, "certificates"
+    keys = settings.key_file(mesh) is not None, "API keys (access.keys)"
+    proofs = {"bind_host": keys if role is Role.ROUTER else certificates, "admin_host": certificates}
     changes = {}
-    for name, proof in authenticated.items():
+    for name, (authenticated, proof) in proofs.items():
         host: str = getattr(settings, name)
-        allowed = listening_host(host, authenticated=proof, open_access=settings.open_access)
+        allowed = listening_host(host, authenticated=authenticated, open_access=settings.open_access)
         if allowed != host:
             changes[name] = allowed
             _log.warning(
                 "%s %s: without %s this service listens on %s only; PENSTOCK_OPEN_ACCESS=true allows callers without",
-                name, host, missing[name], allowed,
+                name, host, proof, allowed,
             )  # fmt: skip
     return settings.model_copy(update=changes) if changes else settings

@@ -49,53 +49,29 @@ _TRUSTED: Mapping[Listener, Set[CallerRole]] = {
 _ROUTER = frozenset({CallerRole.ROUTER})
 _ADMIN = frozenset({CallerRole.ADMIN})
 _CLIENT = frozenset({CallerRole.CLIENT})
+_MESH, _WORKER = "penstock.router.v1.MeshService", "penstock.worker.v1.WorkerService"
 
 
-def _rpcs(service: str, **rpcs: Set[CallerRole]) -> dict[str, Set[CallerRole]]:
-    return {f"/{service}/{rpc}": roles for rpc, roles in rpcs.items()}
+def _rpcs(roles: Set[CallerRole], service: str, rpcs: str) -> dict[str, Set[CallerRole]]:
+    return {f"/{service}/{rpc}": roles for rpc in rpcs.split()}
 
 
 PERMISSIONS: Mapping[str, Set[CallerRole]] = {
-    **_rpcs("penstock.router.v1.RouterService", Generate=_CLIENT, ListModels=_CLIENT),
-    **_rpcs(
-        "penstock.router.v1.MeshService",
-        GetStatus=_ADMIN,
-        WatchStatus=_ADMIN,
-        ListTraces=_ADMIN,
-        MoveReply=_ADMIN,
-        GetUsage=_ADMIN,
-        ListServedRequests=_ADMIN,
-        ListSampledPrompts=_ADMIN,
-    ),
-    **_rpcs("penstock.router.v1.RouterProcessService", GetCounters=_ROUTER, MoveOwnReply=_ROUTER),
-    **_rpcs(
-        "penstock.worker.v1.WorkerService",
-        Generate=_ROUTER | {CallerRole.JUDGE},  # a judge whose scorer is a tier of the mesh
-        GenerateMany=_ROUTER,
-        Abort=_ROUTER | _ADMIN,
-        GetInfo=SERVICES | _ADMIN,
-        GetLoad=SERVICES | _ADMIN,
-        Drain=_ADMIN,
-        Tokenize=_ROUTER,
-        Detokenize=_ROUTER,
-        PlaceBid=_ROUTER,
-        ConfirmBid=_ROUTER,
-        MigrateOut=_ROUTER,
-        MigrateIn=frozenset({CallerRole.WORKER}),
-    ),
-    **_rpcs("penstock.judge.v1.JudgeService", Score=_ROUTER | _ADMIN, ListScorers=_ROUTER | _ADMIN),
-    **_rpcs(
-        "penstock.planner.v1.PlannerService",
-        GetPlan=_ADMIN,
-        SetPlan=_ADMIN,
-        WatchPlan=_ADMIN,
-        ListPlans=_ADMIN,
-        PlanCascade=_ADMIN,
-        SimulateDeployment=_ADMIN,
-        PlanStages=_ADMIN,
-    ),
-    **_rpcs("grpc.health.v1.Health", Check=EVERY_ROLE, Watch=EVERY_ROLE, List=EVERY_ROLE),
-    **_rpcs("grpc.reflection.v1alpha.ServerReflection", ServerReflectionInfo=_ADMIN),
+    **_rpcs(_CLIENT, "penstock.router.v1.RouterService", "Generate ListModels"),
+    **_rpcs(_ADMIN, _MESH, "GetStatus WatchStatus ListTraces MoveReply"),
+    **_rpcs(_ADMIN, _MESH, "GetUsage ListServedRequests ListSampledPrompts"),
+    **_rpcs(_ROUTER, "penstock.router.v1.RouterProcessService", "GetCounters MoveOwnReply"),
+    **_rpcs(_ROUTER | {CallerRole.JUDGE}, _WORKER, "Generate"),  # a judge whose scorer is a tier of the mesh
+    **_rpcs(_ROUTER, _WORKER, "GenerateMany Tokenize Detokenize PlaceBid ConfirmBid MigrateOut"),
+    **_rpcs(_ROUTER | _ADMIN, _WORKER, "Abort"),
+    **_rpcs(SERVICES | _ADMIN, _WORKER, "GetInfo GetLoad"),
+    **_rpcs(_ADMIN, _WORKER, "Drain"),
+    **_rpcs(frozenset({CallerRole.WORKER}), _WORKER, "MigrateIn"),
+    **_rpcs(_ROUTER | _ADMIN, "penstock.judge.v1.JudgeService", "Score ListScorers"),
+    **_rpcs(_ADMIN, "penstock.planner.v1.PlannerService", "GetPlan SetPlan WatchPlan ListPlans"),
+    **_rpcs(_ADMIN, "penstock.planner.v1.PlannerService", "PlanCascade SimulateDeployment PlanStages"),
+    **_rpcs(EVERY_ROLE, "grpc.health.v1.Health", "Check Watch List"),
+    **_rpcs(_ADMIN, "grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),
 }
 """The roles that may call each RPC (`/package.Service/Method`). An RPC that is not listed may not be called."""
 
