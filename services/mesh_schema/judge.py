@@ -36,27 +36,18 @@ def default_scorers(calibration: str = "", grader: str = "") -> tuple[MeshScorer
     grader: the tier whose model grades answers that come without log-probabilities, unless their prompts show examples;
         empty: all come with some.
     """
-    usual = (
-        MeshScorer(name="confidence", kind="confidence"),
-        MeshScorer.model_validate({"name": "examples", "kind": "code", "tests": "prompt", "sandbox": "optional"}),
-        MeshScorer.model_validate(
-            {"name": "default", "kind": "combined", "scorers": ("confidence", "examples"), "calibration": calibration}
-        ),
-    )
-    if not grader:
-        return usual
-    screened = (
-        ("examples-or-grade", ("examples", "grade"), 2),
-        (WITHOUT_LOGPROBS, ("default", "examples-or-grade"), 50),
-    )
-    return (
-        *usual,
-        MeshScorer.model_validate({"name": "grade", "kind": "llm", "tier": grader}),
-        *(
-            MeshScorer.model_validate({"name": name, "kind": "screened", "scorers": parts, "margin": margin})
-            for name, parts, margin in screened
-        ),
-    )
+    scorers: list[dict[str, Any]] = [
+        {"name": "confidence", "kind": "confidence"},
+        {"name": "examples", "kind": "code", "tests": "prompt", "sandbox": "optional"},
+        {"name": "default", "kind": "combined", "scorers": ("confidence", "examples"), "calibration": calibration},
+    ]
+    if grader:
+        scorers += [
+            {"name": "grade", "kind": "llm", "tier": grader},
+            {"name": "examples-or-grade", "kind": "screened", "scorers": ("examples", "grade"), "margin": 2},
+            {"name": WITHOUT_LOGPROBS, "kind": "screened", "scorers": ("default", "examples-or-grade"), "margin": 50},
+        ]
+    return tuple(map(MeshScorer.model_validate, scorers))
 
 
 class MeshJudge(BaseModel):

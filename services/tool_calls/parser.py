@@ -1,14 +1,16 @@
 """Reads tool calls from a reply while it comes. No I/O."""
 
+import enum
+import functools
 import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.services.tool_calls.formats import ToolFormat
-from penstock.types.prompts import ChatMessage, ChatPrompt
+from penstock.types.prompts import ChatPrompt
 from penstock.types.tools import ToolCall, ToolMode, arguments_object
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up; there is no doubt what is meant
@@ -72,6 +74,15 @@ def parse_reply(text: str, form: ToolFormat, request_id: str, prompt: ChatPrompt
     return ParsedReply(content, calls)
 
 
+class _State(enum.Enum):
+    START = "before a call without a mark"
+    TEXT = "outside calls"
+    CALL = "within one"
+    BARE = "within one that may be a call without its marks"
+    END = "after a call's object, before its end mark"
+    PLAIN = "no call can come any more"
+
+
 class ToolCallParser:
     """Feeds on a reply's text and hands out its content and its calls, each as soon as it is certain.
 
@@ -87,8 +98,8 @@ class ToolCallParser:
         self._form = form
         self._prompt = prompt if prompt is not None else ChatPrompt(())
         self._offered = {tool.name for tool in self._prompt.tool_use.callable}
-        self._said = _Messages(self._prompt.messages)
-        self._state: _State = _Start()
+        self._state = _State.START
+        self._scanner = _CallScanner()  # of the call that is being read
         self._rest = ""  # not yet certain
         self._space = ""  # content if more content follows
         self._raw = ""  # of the call that is being read, until its name is known
@@ -109,32 +120,30 @@ class ToolCallParser:
 
     def finish(self) -> list[Delta]:
         """What is left once the reply has ended. A call that has not ended is malformed."""
-        state, deltas = self._state, list[Delta]()
-        if isinstance(state, _Bare):
+        deltas = list[Delta]()
+        if self._state is _State.CALL:
+            self.malformed |= self._scanner.named or bool(self._form.begin)
+        if self._state is _State.BARE or (self._state is _State.CALL and not self._scanner.named):
             deltas += self._content(self._raw)
-        if isinstance(state, _Call):
-            self.malformed |= state.scanner.named or bool(self._form.begin)
-            if not state.scanner.named:
-                deltas += self._content(self._raw)
         deltas += self._content(self._rest)
         if self._space and not self.calls:
             deltas.append(ContentDelta(self._space))
-        self._state, self._rest, self._raw, self._space = _Plain(), "", "", ""
+        self._state, self._rest, self._raw, self._space = _State.PLAIN, "", "", ""
         return deltas
 
     def _step(self) -> list[Delta]:
         match self._state:
-            case _Start():
+            case _State.START:
                 self._begin_bare()
-            case _Text():
+            case _State.TEXT:
                 return [*self._read_text()]
-            case _Call() as call:
-                return [*self._read_call(call)]
-            case _Bare() as call:
-                return [*self._read_bare(call)]
-            case _End():
+            case _State.CALL:
+                return [*self._read_call()]
+            case _State.BARE:
+                return [*self._read_bare()]
+            case _State.END:
                 self._read_end()
-            case _Plain():
+            case _State.PLAIN:
                 rest, self._rest = self._rest, ""
                 return [*self._content(rest)]
         return []
@@ -148,10 +157,10 @@ class ToolCallParser:
         if not text:
             return
         if text[0] == "{":
-            self._rest, self._raw, self._state = text, "", _Call(_CallScanner())
+            self._rest, self._raw, self._state, self._scanner = text, "", _State.CALL, _CallScanner()
         else:
             self.malformed |= self.calls > 0
-            self._state = _Plain()
+            self._state = _State.PLAIN
 
     def _begin_unmarked(self) -> None:
         """Where calls have marks: does an object begin here, possibly in a block of code?"""
@@ -160,28 +169,29 @@ class ToolCallParser:
         begin = _UNMARKED.match(self._rest) if self._offered else None
         if begin is not None:
             self._raw, self._rest = self._rest[: begin.end()], self._rest[begin.end() :]
-            self._in_block, self._state = self._in_block or "`" in self._raw, _Bare(_CallScanner())
+            self._in_block, self._state = self._in_block or "`" in self._raw, _State.BARE
+            self._scanner = _CallScanner()
         elif not _MAY_BE_UNMARKED.fullmatch(self._rest):
-            self._state = _Text()
+            self._state = _State.TEXT
 
-    def _read_bare(self, call: "_Bare") -> Iterator[Delta]:
+    def _read_bare(self) -> Iterator[Delta]:
         """An object without the marks of the format."""
-        scanner, text = call.scanner, self._rest
+        scanner, text = self._scanner, self._rest
         used = scanner.push(text)
         self._rest, self._raw = text[used:], self._raw + text[:used]
         known = scanner.name in self._offered
         if scanner.done and scanner.sound and known and not scanner.has_other_keys:
             arguments = scanner.take_arguments()
             may_decline = self._prompt.tool_use.choice.mode is ToolMode.AUTO
-            if may_decline and not self._said.has_part_of(arguments_object(arguments)):
+            if may_decline and not self._are_of_messages(arguments_object(arguments)):
                 self.malformed = True
                 yield from self._content(self._raw)
-                self._raw, self._state = "", _Plain()
+                self._raw, self._state = "", _State.PLAIN
                 return
             yield CallDelta(self.calls, scanner.name, arguments)
-            self.calls, self._raw, self._state, self._after_call = self.calls + 1, "", _Start(), True
+            self.calls, self._raw, self._state, self._after_call = self.calls + 1, "", _State.START, True
         elif scanner.done or scanner.failed or scanner.has_other_keys or (scanner.named and not known):
-            raw, self._raw, self._state = self._raw, "", _Text()
+            raw, self._raw, self._state = self._raw, "", _State.TEXT
             yield from self._content(raw)
 
     def _read_text(self) -> Iterator[Delta]:
@@ -190,14 +200,14 @@ class ToolCallParser:
         if at >= 0:
             yield from self._content(self._rest[:at])
             self._rest, self._space, self._raw = self._rest[at + len(begin) :], "", begin
-            self._state = _Call(_CallScanner())
+            self._state, self._scanner = _State.CALL, _CallScanner()
             return
         held = _overlap(self._rest, begin)
         certain, self._rest = self._rest[: len(self._rest) - held], self._rest[len(self._rest) - held :]
         yield from self._content(certain)
 
-    def _read_call(self, call: "_Call") -> Iterator[Delta]:
-        scanner, text = call.scanner, self._rest
+    def _read_call(self) -> Iterator[Delta]:
+        scanner, text = self._scanner, self._rest
         if not text:
             return
         was_named = scanner.named
@@ -215,17 +225,17 @@ class ToolCallParser:
             self.malformed |= scanner.named or bool(self._form.begin)
             if not scanner.named:
                 yield from self._content(self._raw)
-            self._raw, self._state = "", _Plain()
+            self._raw, self._state = "", _State.PLAIN
         elif scanner.done:
             self.calls += 1
-            self._raw, self._state = "", _End() if self._form.end else _Start()
+            self._raw, self._state = "", _State.END if self._form.end else _State.START
 
     def _read_end(self) -> None:
         text, end = self._rest.lstrip(_SPACE), self._form.end
         if text.startswith(end):
-            self._rest, self._state, self._after_call = text[len(end) :], _Text(), True
+            self._rest, self._state, self._after_call = text[len(end) :], _State.TEXT, True
         elif not end.startswith(text):
-            self.malformed, self._state = True, _Plain()
+            self.malformed, self._state = True, _State.PLAIN
         elif text == "":
             self._rest = ""
 
@@ -240,25 +250,23 @@ class ToolCallParser:
         if bare:
             yield ContentDelta(bare)
 
-
-class _Messages:
-    """What messages say."""
-
-    def __init__(self, messages: Iterable[ChatMessage]) -> None:
-        self._messages, self._text = messages, ""
-
-    def has_part_of(self, arguments: object) -> bool:
-        """Whether a word of their values occurs in the messages, or they have none."""
+    def _are_of_messages(self, arguments: object) -> bool:
+        """Whether a word of the arguments' values occurs in the prompt's messages, or they have none."""
         parts = [
             part
             for value in _values(arguments)
             for part in _WORD.findall(_folded(value))
             if len(part) >= _LEAST_LETTERS or not part.isascii() or not part.isalpha()
         ]
-        if parts and not self._text:
-            texts = (text for m in self._messages for text in (m.content, *(call.arguments for call in m.tool_calls)))
-            self._text = _folded("\n".join(texts))
-        return not parts or any(part in self._text for part in parts)
+        return not parts or any(part in self._messages for part in parts)
+
+    @functools.cached_property
+    def _messages(self) -> str:
+        """What the prompt's messages say, once a call without marks is held against them."""
+        every = self._prompt.messages
+        return _folded(
+            "\n".join(text for m in every for text in (m.content, *(call.arguments for call in m.tool_calls)))
+        )
 
 
 def _values(value: object) -> Iterator[str]:
@@ -279,43 +287,6 @@ def _values(value: object) -> Iterator[str]:
 def _folded(text: str) -> str:
     """Without case and accents."""
     return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)).casefold()
-
-
-@dataclass(slots=True)
-class _Start:
-    """Before a call without a mark."""
-
-
-@dataclass(slots=True)
-class _Text:
-    """Outside calls."""
-
-
-@dataclass(slots=True)
-class _Call:
-    """Within one."""
-
-    scanner: "_CallScanner"
-
-
-@dataclass(slots=True)
-class _Bare:
-    """Within one that may be a call without its marks."""
-
-    scanner: "_CallScanner"
-
-
-@dataclass(slots=True)
-class _End:
-    """Behind a call's object, before its end mark."""
-
-
-@dataclass(slots=True)
-class _Plain:
-    """No call can come any more."""
-
-
-_State = _Start | _Text | _Call | _Bare | _End | _Plain
 
 
 @dataclass(slots=True)
