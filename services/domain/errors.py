@@ -33,7 +33,6 @@ class InvalidRequest(PenstockError):
     """The request is invalid; every problem names its field.
 
     problems: at most MAX_NAMED_PROBLEMS, each bounded in length.
-    unnamed: number of further problems.
     """
 
     reason = "INVALID_REQUEST"
@@ -43,9 +42,9 @@ class InvalidRequest(PenstockError):
             FieldProblem(shortened(p.field, MAX_FIELD_CHARS), shortened(p.problem, MAX_PROBLEM_CHARS))
             for p in problems[:MAX_NAMED_PROBLEMS]
         )
-        self.unnamed = max(0, len(problems) - MAX_NAMED_PROBLEMS)
+        unnamed = max(0, len(problems) - MAX_NAMED_PROBLEMS)
         message = "; ".join(f"{p.field}: {p.problem}" for p in self.problems)
-        super().__init__(f"{message}; and {self.unnamed} more" if self.unnamed else message)
+        super().__init__(f"{message}; and {unnamed} more" if unnamed else message)
 
 
 class PromptTooLong(InvalidRequest):
@@ -69,7 +68,7 @@ class NotFound(PenstockError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str] = ()) -> None:
         """known: the names that there are, as far as the caller may know them."""
-        self.kind, self.name = kind, name
+        self.kind = kind
         listed = ", ".join(itertools.islice(known, MAX_LISTED))
         super().__init__(f"no {kind} '{shortened(name)}'" + (f": there are {listed}" if listed else ""))
 
@@ -78,7 +77,6 @@ class AlreadyRunning(PenstockError):
     reason = "ALREADY_RUNNING"
 
     def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
         super().__init__(f"request '{shortened(request_id)}' is already running")
 
 
@@ -86,7 +84,6 @@ class RevisionConflict(PenstockError):
     reason = "REVISION_CONFLICT"
 
     def __init__(self, expected: int, current: int) -> None:
-        self.expected, self.current = expected, current
         super().__init__(f"expected revision {expected}, but the current one is {current}")
 
 
@@ -167,7 +164,6 @@ class PoisonRequest(PenstockError):
     reason = "POISON_REQUEST"
 
     def __init__(self, deaths: int) -> None:
-        self.deaths = deaths
         super().__init__(f"{deaths} instances died while running this request; it is not retried")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.compiled.layout import CONTEXT, TPOT_S, StepModel
 from penstock.services.domain.slo.compiled.table import Snapshot
-from penstock.services.domain.slo.draft_windows import DraftPace, PacedDecode, longest_windows
+from penstock.services.domain.slo.draft_windows import DraftPace, longest_windows, tightened_pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def allowed_windows(
     if not able:
         return {}
     windows = longest_windows(
-        [PacedDecode(float(after.times[TPOT_S, columns[name]]), step.ends_s - step.due_s[name]) for name in able],
+        [tightened_pace(float(after.times[TPOT_S, columns[name]]), step.ends_s - step.due_s[name]) for name in able],
         pace,
         latency.scaled(correction),
         context_tokens=int(after.counts[CONTEXT][[columns[name] for name in able]].sum()),

@@ -1,13 +1,12 @@
 """Corrects predicted step times by measured ones, at a high quantile. No I/O.
 
-A promise is never made on a mean: steps are predicted by the latency model times `factor`, the quantile (p95 by default) of
-actual over predicted time among the latest steps.
+A promise is never made on a mean: steps are predicted by the latency model times `factor`, the p95 of actual
+over predicted time among the latest steps.
 """
 
-from penstock.services.domain.errors import invalid
-from penstock.services.domain.slo.sliding_sample import SlidingSample, check_quantile
+from penstock.services.domain.slo.sliding_sample import SlidingSample
 
-DEFAULT_QUANTILE = 0.95
+QUANTILE = 0.95
 DEFAULT_WINDOW_STEPS = 256
 """At 20 steps per second a quarter of a minute: short enough to follow a machine that slows down, and a dozen samples lie
 above the p95."""
@@ -20,11 +19,8 @@ MIN_SAMPLES = 20
 class LatencyCorrection:
     """The quantile of actual over predicted step times, over the latest steps."""
 
-    def __init__(self, quantile: float = DEFAULT_QUANTILE, window_steps: int = DEFAULT_WINDOW_STEPS) -> None:
-        check_quantile(quantile, "latency_quantile")
-        if window_steps < MIN_SAMPLES:
-            raise invalid("latency_window_steps", f"must be at least {MIN_SAMPLES}, not {window_steps}")
-        self._quantile, self._ratios, self._spent_s = quantile, SlidingSample(window_steps, MAX_AGE_S), 0.0
+    def __init__(self, window_steps: int = DEFAULT_WINDOW_STEPS) -> None:
+        self._ratios, self._spent_s = SlidingSample(window_steps, MAX_AGE_S), 0.0
 
     def add(self, predicted_s: float, actual_s: float) -> None:
         """Add a step. predicted_s: by the latency model, without correction."""
@@ -40,5 +36,5 @@ class LatencyCorrection:
     def factor(self) -> float:
         """The factor for predicted step times; 1 before the first sample."""
         few = len(self._ratios) < MIN_SAMPLES
-        ratio = self._ratios.largest if few else self._ratios.quantile(self._quantile)
+        ratio = self._ratios.largest if few else self._ratios.quantile(QUANTILE)
         return 1.0 if ratio is None else ratio

@@ -30,22 +30,14 @@ FIRST_PACE = DraftPace(0.8, 0.0)
 """Of drafts that come with requests, of which nothing is to be computed: about what they are worth in the shipped family."""
 
 
-@dataclass(frozen=True, slots=True)
-class PacedDecode:
-    """A decoding request. tpot_s: its pace. late_s: how long after its deadline its next token will come; at most 0 if in
-    time."""
-
-    tpot_s: float
-    late_s: float
-
-
 def tightened_pace(tpot_s: float, late_s: float) -> float:
-    """The pace of a request that is `late_s` late: it makes up for it within the tokens over which a pace is judged."""
+    """The pace of a request whose next token will come `late_s` after its deadline, at most 0 if in time: it makes up for it
+    within the tokens over which a pace is judged."""
     return max(TIGHTEST_SHARE * tpot_s, tpot_s - max(0.0, late_s) / PACE_WINDOW_TOKENS)
 
 
 def longest_windows(
-    decodes: Sequence[PacedDecode],
+    paces: Sequence[float],
     pace: DraftPace,
     latency: StepLatencyModel,
     *,
@@ -56,12 +48,12 @@ def longest_windows(
 ) -> list[int]:
     """The most tokens that may be drafted for each request in the next step.
 
-    latency: without drafts, as far as it is corrected. context_tokens: of all decodes. prompts_wait: whether the step or the
-    next ones have prompts to compute; where they have none, nothing but the promises limits a window.
+    paces: of the requests that decode, see `tightened_pace`. latency: without drafts, as far as it is corrected.
+    context_tokens: of all decodes. prompts_wait: whether the step or the next ones have prompts to compute; where they have
+    none, nothing but the promises limits a window.
     """
-    if not decodes or not prompts_wait:
-        return [max_window] * len(decodes)
-    paces = [tightened_pace(decode.tpot_s, decode.late_s) for decode in decodes]
+    if not paces or not prompts_wait:
+        return [max_window] * len(paces)
     tiers = sorted(set(paces))
     requested = [SpeculationTier(paces.count(tpot_s), tpot_s, pace.acceptance) for tpot_s in tiers]
     with_drafts = replace(latency, draft_step_s=pace.step_s)
@@ -73,6 +65,6 @@ def longest_windows(
         max_length=min(MAX_LENGTH, max_window + 1),
     )
     if plan is None:  # no lengths keep the paces: prompts get what can be had
-        return [0] * len(decodes)
+        return [0] * len(paces)
     lengths = dict(zip(tiers, plan.lengths, strict=True))
     return [lengths[tpot_s] - 1 for tpot_s in paces]

@@ -1,6 +1,6 @@
 """Predicts the length of a reply at a high quantile, from the replies that have ended recently. No I/O."""
 
-from penstock.services.domain.slo.sliding_sample import SlidingSample, check_quantile
+from penstock.services.domain.slo.sliding_sample import SlidingSample
 
 DEFAULT_QUANTILE = 0.9
 """One admitted request in ten may need more KV than was reserved for it: best effort gives way first, and most of what is
@@ -13,7 +13,6 @@ class ReplyLengths:
     """The quantile of the lengths of the latest replies, in tokens."""
 
     def __init__(self, quantile: float = DEFAULT_QUANTILE) -> None:
-        check_quantile(quantile, "reply_quantile")
         self._quantile, self._lengths = quantile, SlidingSample(WINDOW_REPLIES)
 
     def add(self, tokens: int) -> None:

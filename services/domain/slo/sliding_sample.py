@@ -4,8 +4,6 @@ import bisect
 import math
 from collections import deque
 
-from penstock.services.domain.errors import invalid
-
 _PARTS = 10**9  # quantiles are ranks in whole numbers, so that 0.95 of 20 is 19
 
 
@@ -52,11 +50,3 @@ class SlidingSample:
     def _remove_oldest(self) -> None:
         _, value = self._latest.popleft()
         del self._sorted[bisect.bisect_left(self._sorted, value)]
-
-
-def check_quantile(quantile: float, field: str) -> None:
-    """Raises:
-    InvalidRequest: The quantile is not over 0 and at most 1; names `field`.
-    """
-    if not 0 < quantile <= 1:
-        raise invalid(field, f"must be over 0 and at most 1, not {quantile}")

@@ -17,7 +17,6 @@ optimum over all max_length^L combinations, as a test shows by trying them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.services.domain.errors import invalid
 from penstock.services.domain.latency import SUM_TOLERANCE_S, StepLatencyModel, StepLoad
 
 MAX_LENGTH = 10
@@ -57,16 +56,8 @@ def speculation_lengths(
 ) -> SpeculationPlan | None:
     """The lengths of greatest prefill throughput; of equals the shortest. None where no lengths keep every pace.
 
-    context_tokens: of all decoding requests together.
-
-    Raises:
-        InvalidRequest: no tier, a tier without requests, a pace or acceptance out of range.
+    tiers: at least one. context_tokens: of all decoding requests together.
     """
-    if not tiers:
-        raise invalid("tiers", "at least one")
-    for i, tier in enumerate(tiers):
-        if tier.requests < 1 or not tier.tpot_s > 0 or not 0 <= tier.acceptance <= 1:
-            raise invalid(f"tiers[{i}]", f"requests over 0, a pace over 0, acceptance from 0 to 1, not {tier}")
     choices = [[tier.tpot_s * expected_tokens(k, tier.acceptance) for k in range(1, max_length + 1)] for tier in tiers]
     best: SpeculationPlan | None = None
     for step_s in sorted({seconds for row in choices for seconds in row}):
