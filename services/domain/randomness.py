@@ -3,6 +3,7 @@
 So a sampled reply does not depend on the batch, on chunking, on preemption or on the instance.
 """
 
+DRAW = 0  # for drawing a token; the position is that of the token in the output
 _MASK = (1 << 64) - 1
 
 
@@ -14,6 +15,6 @@ def _mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, offset: int) -> float:
+def uniform(seed: int, offset: int, purpose: int = DRAW) -> float:
     """A number in [0, 1) with 53 random bits for position `offset` of a request with this seed."""
-    return (_mixed(_mixed(_mixed(seed) ^ offset)) >> 11) / (1 << 53)
+    return (_mixed(_mixed(_mixed(seed) ^ offset) ^ purpose) >> 11) / (1 << 53)
