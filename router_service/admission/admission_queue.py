@@ -35,9 +35,7 @@ class AdmissionQueue:
 
         It costs next to nothing, so it can be called before the request is read.
         """
-        if not self._admission.is_full:
-            return None
-        return self._refused(asyncio.get_running_loop().time())
+        return self._refused(asyncio.get_running_loop().time()) if self._admission.is_full else None
 
     @asynccontextmanager
     async def entered(

@@ -130,9 +130,8 @@ class OpenAiGateway:
             except Exception as error:
                 _log.exception("%s %s failed", request.method, _path(request))
                 span.record_exception(error)
-                response = web.json_response(
-                    plain_error("internal error; see the log", "server_error", "internal"), status=500
-                )
+                body = plain_error("internal error; see the log", "server_error", "internal")
+                response = web.json_response(body, status=500)
             span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 span.set_status(StatusCode.ERROR)
@@ -165,11 +164,10 @@ class OpenAiGateway:
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        served = self._intake.models()
-        for model in served:
-            if model.id == name:
-                return web.json_response(_model_body(model))
-        raise NotFound("model", name, (model.id for model in served))
+        served = {model.id: model for model in self._intake.models()}
+        if name not in served:
+            raise NotFound("model", name, served)
+        return web.json_response(_model_body(served[name]))
 
 
 async def _refresh(certificates: HttpCertificates) -> NoReturn:

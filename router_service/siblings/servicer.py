@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from grpc import aio
 
-from penstock.mapper import to_message, write
+from penstock.mapper import to_message
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.services import grpc_server
@@ -26,9 +26,7 @@ class RouterProcessServicer(router_pb2_grpc.RouterProcessServiceServicer):
         self._counters, self._move = counters, move
 
     async def GetCounters(self, request: pb.GetCountersRequest, context: Context) -> pb.GetCountersResponse:
-        response = pb.GetCountersResponse()
-        write(self._counters(), response.counters)
-        return response
+        return pb.GetCountersResponse(counters=to_message(self._counters(), pb.ProcessCounters))
 
     async def MoveOwnReply(self, request: pb.MoveOwnReplyRequest, context: Context) -> pb.MoveOwnReplyResponse:
         try:
